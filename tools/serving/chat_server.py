@@ -48,6 +48,7 @@ from .endpoints import ChatApi, error_response, json_response
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .replies import REQUEST_ID, ClientDisconnected, as_api_error
+from .responses_wire import ResponseBody
 from .service_wire import (
     AcceptedJob,
     AdapterBody,
@@ -73,7 +74,7 @@ HEADER_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 75
 """Time that an idle connection stays open. Clients keep theirs for 5 to 60 s (httpx, aiohttp, nginx, cloud balancers). The side that
 closes first must be the client: otherwise it may send a request on a connection that is being closed, and the request is lost."""
-BODIES = (ChatBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
+BODIES = (ChatBody, ResponseBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
 """Request bodies that the endpoints parse themselves, for the OpenAPI document."""
 
 
@@ -200,7 +201,7 @@ class ApiRoute:
             found["content"] = {self.content: {"schema": {"type": "string"}}}
         else:
             found["model"] = self.answer
-        if self.body in (ChatBody, TextBody):
+        if self.body in (ChatBody, ResponseBody, TextBody):
             found["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
         return found
 
@@ -217,6 +218,7 @@ def tenant_routes(api: ChatApi) -> list[ApiRoute]:
     adapter = "/v1/adapters/{adapter}"
     return [
         ApiRoute("POST", "/v1/chat/completions", api.chat, Completion, ChatBody),
+        ApiRoute("POST", "/v1/responses", api.response, body=ResponseBody),
         ApiRoute("POST", "/v1/completions", api.text, Completion, TextBody),
         ApiRoute("GET", "/v1/models", api.models, ModelList),
         ApiRoute("GET", "/v1/models/{model:path}", api.model, ModelCard),

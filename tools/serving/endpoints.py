@@ -25,7 +25,8 @@ from ...memory.records import Feedback
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import ClientDisconnected, FullResponse, StreamedResponse, respond
+from .replies import AnswerKind, ClientDisconnected, FullResponse, StreamedResponse, respond
+from .responses_wire import parse_response
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -135,12 +136,17 @@ class ChatApi:
         asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
         return await self.reply(request, asked, data["model"], "chat")
 
+    async def response(self, request: Request) -> Response:
+        data = await self.read_json(request)
+        asked = parse_response(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
+        return await self.reply(request, asked, data["model"], "response")
+
     async def text(self, request: Request) -> Response:
         data = await self.read_json(request)
         asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
         return await self.reply(request, asked, data["model"], "text")
 
-    async def reply(self, request: Request, parsed: ParsedRequest, model: str, kind: Literal["chat", "text"]) -> Response:
+    async def reply(self, request: Request, parsed: ParsedRequest, model: str, kind: AnswerKind) -> Response:
         tenant: Tenant = request.state.tenant
         found = await respond(
             self.backend,

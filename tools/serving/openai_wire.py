@@ -43,6 +43,8 @@ __all__ = [
     "parse_chat",
     "parse_json",
     "parse_text",
+    "refuse_fields",
+    "reply_calls",
     "text_choice",
     "text_logprobs",
     "usage",
@@ -368,6 +370,8 @@ class ParsedRequest:
     store: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`family`, `scenario`, `turn`, `user`."""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request that the answer repeats (`/v1/responses`)."""
 
 
 def parse_body(kind: type[T], data: Any) -> T:
@@ -421,7 +425,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
     Raises:
         ApiError: names the field that is not supported, and the reason.
     """
-    body = parse_body(ChatBody, _drop_null_fields(data))
+    body = parse_body(ChatBody, refuse_fields(data, UNSUPPORTED))
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError("max_tokens and max_completion_tokens mean the same and differ; give one", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
@@ -464,7 +468,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
 
 def parse_text(data: Any, model: str, features: Collection[str], window: int) -> ParsedRequest:
     """The request in a body of `/v1/completions`; see `parse_chat`."""
-    body = parse_body(TextBody, _drop_null_fields(data))
+    body = parse_body(TextBody, refuse_fields(data, UNSUPPORTED))
     if "raw" not in features:
         raise ApiError("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
     sampling, more = _sampling(body, body.max_tokens or 16, window), _extra_options(body, features)
@@ -483,14 +487,14 @@ def parse_text(data: Any, model: str, features: Collection[str], window: int) ->
     )
 
 
-def _drop_null_fields(data: Any) -> Any:
-    """The body without the fields of `UNSUPPORTED`. Raises an `ApiError` if one of them is not null."""
+def refuse_fields(data: Any, unsupported: Mapping[str, str]) -> Any:
+    """The body without these fields. Raises an `ApiError` with the field's reason if one of them is not null."""
     if not isinstance(data, dict):
         return data
-    for name in UNSUPPORTED.keys() & data.keys():
+    for name in unsupported.keys() & data.keys():
         if data[name] is not None:
-            raise ApiError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
-    return {name: value for name, value in data.items() if name not in UNSUPPORTED}
+            raise ApiError(f"{name} is not supported: {unsupported[name]}", param=name, code="unsupported_parameter")
+    return {name: value for name, value in data.items() if name not in unsupported}
 
 
 def _adapter_name(model_name: str, model: str) -> str:

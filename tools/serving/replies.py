@@ -32,9 +32,11 @@ from .openai_wire import (
     usage,
     user_error_as_api_error,
 )
+from .responses_wire import ResponseEvents, response_object
 from .tenants import RateLimitExceeded, Tenant, Tenants
 
 __all__ = [
+    "AnswerKind",
     "ClientDisconnected",
     "ConcurrentReplies",
     "FullResponse",
@@ -47,6 +49,10 @@ __all__ = [
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
 """Id of the request that is being answered."""
+AnswerKind = Literal["chat", "text", "response"]
+"""`/v1/chat/completions`, `/v1/completions` or `/v1/responses`."""
+ID_PREFIXES: dict[AnswerKind, str] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
+OBJECTS: dict[AnswerKind, str] = {"chat": "chat.completion", "text": "text_completion", "response": "response"}
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """ASGI's `receive`, after the body was read: reports that the client hung up."""
 
@@ -165,7 +171,7 @@ async def respond(
     tenant: Tenant,
     parsed: ParsedRequest,
     model: str,
-    kind: Literal["chat", "text"],
+    kind: AnswerKind,
     receive: Receive,
 ) -> FullResponse | StreamedResponse:
     """Make the replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status.
@@ -192,7 +198,8 @@ async def respond(
         items = await answer.replies.next_items()
         metrics.first_token_seconds.observe(time.monotonic() - began)
         if parsed.stream:
-            return StreamedResponse(_StreamedAnswer(answer).events(items), answer.close, answer.headers)
+            streamed = _StreamedResponseObject(answer) if kind == "response" else _StreamedAnswer(answer)
+            return StreamedResponse(streamed.events(items), answer.close, answer.headers)
         logprobs = await answer.collect(items)
     except BaseException:
         await answer.close()
@@ -209,7 +216,7 @@ class _Answer:
     metrics: ServerMetrics
     tenant: Tenant
     parsed: ParsedRequest
-    kind: Literal["chat", "text"]
+    kind: AnswerKind
     replies: ConcurrentReplies = field(init=False)
     _reserved: ExitStack = field(init=False)
     exchanges: dict[int, Exchange] = field(default_factory=dict)
@@ -220,7 +227,7 @@ class _Answer:
 
     def start(self, backend: ChatBackend, model: str, receive: Receive) -> None:
         """Reserve the tenant's streams and begin to make the replies."""
-        id = f"{'chatcmpl' if self.kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
+        id = f"{ID_PREFIXES[self.kind]}{secrets.token_hex(12)}"
         ids = [f"{id}-{i}" if i else id for i in range(len(self.parsed.requests))]
         adapter = self.parsed.adapter or "default"
         with ExitStack() as stack:
@@ -245,10 +252,11 @@ class _Answer:
         self.metrics.replies_in_progress.inc(len(ids))
         self.frame = {
             "id": id,
-            "object": "chat.completion" if self.kind == "chat" else "text_completion",
-            "created": int(time.time()),
+            "object": OBJECTS[self.kind],
+            "created_at" if self.kind == "response" else "created": int(time.time()),
             "model": model,
             "system_fingerprint": _fingerprint(labels),
+            **self.parsed.echo,
         }
         self.headers = {"x-policy-version": self.frame["system_fingerprint"]}
         if self.parsed.store:
@@ -287,18 +295,21 @@ class _Answer:
     def full_response(self, logprobs: Mapping[int, Sequence[Any]]) -> FullResponse:
         """The body with all choices."""
         replies = [self.exchanges[i].reply for i in range(self.count)]
-        choices = []
-        for i, reply in enumerate(replies):
-            shown = logprobs[i] if self.parsed.with_logprobs else None
-            if self.kind == "text":
-                choices.append(text_choice(i, reply, shown))
-            else:
-                choices.append(chat_choice(i, reply, shown, self.parsed.one_call))
         # The versions that did answer: another one may have gone live between the question and the answer.
         fingerprint = _fingerprint([reply.version for reply in replies])
-        numbers = usage(replies, self.parsed.num_prompts)
-        body = self.frame | {"system_fingerprint": fingerprint, "choices": choices, "usage": numbers}
-        return FullResponse(body, self.headers | {"x-policy-version": fingerprint})
+        headers = self.headers | {"x-policy-version": fingerprint}
+        frame = self.frame | {"system_fingerprint": fingerprint}
+        if self.kind == "response":
+            shown = logprobs[0] if self.parsed.with_logprobs else ()
+            return FullResponse(response_object(frame, replies[0], shown, self.parsed.one_call), headers)
+        choices = []
+        for i, reply in enumerate(replies):
+            tokens = logprobs[i] if self.parsed.with_logprobs else None
+            if self.kind == "text":
+                choices.append(text_choice(i, reply, tokens))
+            else:
+                choices.append(chat_choice(i, reply, tokens, self.parsed.one_call))
+        return FullResponse(frame | {"choices": choices, "usage": usage(replies, self.parsed.num_prompts)}, headers)
 
 
 def _fingerprint(labels: Sequence[str]) -> str:
@@ -315,15 +326,11 @@ class _StreamedAnswer:
     """Choice -> its text so far."""
 
     async def events(self, items: list[tuple[int, Piece | Exchange]]) -> AsyncIterator[bytes]:
-        """OpenAI's chunks. Several are sent together if they come faster than the client reads; an error is an event, too."""
-        answer, count = self.answer, self.answer.count
-        if answer.kind == "chat":
-            answer.frame["object"] = "chat.completion.chunk"
-        if answer.parsed.with_usage:
-            answer.frame["usage"] = None
+        """OpenAI's events. Several are sent together if they come faster than the client reads; an error is an event, too."""
+        answer = self.answer
         try:
-            if answer.kind == "chat":
-                yield b"".join(self.chunk(i, {"role": "assistant", "content": "", "refusal": None}) for i in range(count))
+            if begin := self.first_chunks():
+                yield begin
             while items:
                 out = b""
                 for index, item in items:
@@ -335,16 +342,36 @@ class _StreamedAnswer:
                 if out:
                     yield out
                 items = await answer.replies.next_items()
-            if answer.parsed.with_usage:
-                numbers = usage([answer.exchanges[i].reply for i in range(count)], answer.parsed.num_prompts)
-                yield sse_event(answer.frame | {"choices": [], "usage": numbers})
-            yield sse_event("[DONE]")
+            if end := self.last_chunks():
+                yield end
         except ClientDisconnected:
             answer.metrics.disconnects.inc()
         except Exception as error:
             if not isinstance(error, UserError | ApiError):
                 LOG.exception("the stream %s failed", answer.frame["id"])
-            yield sse_event(as_api_error(error).body, "error")
+            yield self.error_event(as_api_error(error))
+
+    def first_chunks(self) -> bytes:
+        """The events before the first text."""
+        answer = self.answer
+        if answer.parsed.with_usage:
+            answer.frame["usage"] = None
+        if answer.kind != "chat":
+            return b""
+        answer.frame["object"] = "chat.completion.chunk"
+        return b"".join(self.chunk(i, {"role": "assistant", "content": "", "refusal": None}) for i in range(answer.count))
+
+    def last_chunks(self) -> bytes:
+        """The events after all choices have ended."""
+        answer, usage_event = self.answer, b""
+        if answer.parsed.with_usage:
+            numbers = usage([answer.exchanges[i].reply for i in range(answer.count)], answer.parsed.num_prompts)
+            usage_event = sse_event(answer.frame | {"choices": [], "usage": numbers})
+        return usage_event + sse_event("[DONE]")
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The event for an error in the middle."""
+        return sse_event(error.body, "error")
 
     def chunk(self, index: int, delta: Any, logprobs: Any = None, finish: str | None = None) -> bytes:
         """The event for a part of a choice."""
@@ -373,3 +400,30 @@ class _StreamedAnswer:
         for at, call in enumerate(reply_calls(reply, self.answer.parsed.one_call)):
             out += self.chunk(index, {"tool_calls": [{"index": at, **call}]})
         return out + self.chunk(index, {}, None, reply.finish)
+
+
+class _StreamedResponseObject(_StreamedAnswer):
+    """An answer of `/v1/responses` as server-sent events."""
+
+    def __init__(self, answer: _Answer) -> None:
+        super().__init__(answer)
+        self._events = ResponseEvents(answer.frame, answer.parsed.with_logprobs, answer.parsed.one_call)
+
+    def first_chunks(self) -> bytes:
+        return _named_events(self._events.begin())
+
+    def text_chunk(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        return _named_events(self._events.text(more, tokens))
+
+    def final_chunks(self, index: int, exchange: Exchange) -> bytes:
+        return _named_events(self._events.end(exchange.reply, _fingerprint([exchange.reply.version])))
+
+    def last_chunks(self) -> bytes:
+        return b""
+
+    def error_event(self, error: ApiError) -> bytes:
+        return _named_events([self._events.failure(error)])
+
+
+def _named_events(events: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(sse_event(event, event["type"]) for event in events)
