@@ -51,6 +51,8 @@ MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "con
 """Mean latency of a call by stage, in units of a rollout's."""
 SIGMA = 0.6
 """Of the logarithm of a latency."""
+REASONS = " and that is all there is to say about the number of this problem, or so it seems to this agent"
+"""The end of an answer: a short attempt would be compared without a summary."""
 
 
 # The world and what is said in it
@@ -69,7 +71,7 @@ class Marked:
         """Over after one answer. One that belongs to another problem is nobody's."""
         if not actions:
             return Observation("Answer.")
-        found = re.fullmatch(rf"#{task.seed}# =(\w+)=", actions[0])
+        found = re.fullmatch(rf"#{task.seed}# =(\w+)={REASONS}", actions[0])
         if not found:
             raise ValueError(f"{task.id} was answered {actions[0]!r}")
         return Observation("over", (), float(int(found.group(1), 16) % 2), True)
@@ -117,7 +119,7 @@ def say(stage: str, told: str, seed: int | None) -> str:
         return f"MIXED {stage} {gist}"
     number = min(gist.problems, default="")
     if stage == "rollout":
-        return f"The number is easy to see.\nAnswer: #{number}# ={drawn(gist, seed)}="
+        return f"The number is easy to see.\nAnswer: #{number}# ={drawn(gist, seed)}={REASONS}"
     if stage == "summarise":
         return f"At #{number}# the agent said ={gist.words[0]}=." if len(gist.words) == 1 else f"MIXED {stage} {gist}"
     if stage == "contrast":

@@ -31,9 +31,11 @@ bench = _bench()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("salt", ["a", "b"])
-def test_groups_do_not_wait_for_each_other(salt: str) -> None:
+def test_groups_do_not_wait_for_each_other(salt: str, tmp_path: Path) -> None:
     """32 problems x 8 rollouts, log-normal latencies; the same calls with a barrier after each stage take longer."""
-    ours, theirs, calls = bench.ratios(bench.Plan(), salt)
+    library = tmp_path / "library.yaml"  # an empty one would need no edits to be proposed
+    library.write_text("- Read the problem twice.\n")
+    ours, theirs, calls = bench.ratios(bench.Plan(settings={"library": str(library)}), salt)
     stages = [call.stage for call in calls]
     assert stages.count("rollout") == 256
     assert stages.count("summarise") == 8 * stages.count("contrast") == 8 * stages.count("propose") > 200

@@ -15,13 +15,13 @@ def test_a_warning_is_shown_three_times(caplog: pytest.LogCaptureFixture) -> Non
     logger.addFilter(repeats)
     try:
         for n in range(10):
-            logger.warning("no reply in %d tries", n)
+            logger.warning("no usable reply in %d tries", n)
         logger.warning("another one")
     finally:
         logger.removeFilter(repeats)
     assert caplog.messages == [
-        "no reply in 0 tries",
-        "no reply in 1 tries",
-        "no reply in 2 tries (more of these are only counted)",
+        "no usable reply in 0 tries",
+        "no usable reply in 1 tries",
+        "no usable reply in 2 tries (more of these are only counted)",
         "another one",
     ]

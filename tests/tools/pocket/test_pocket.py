@@ -710,7 +710,7 @@ def surprise(folder: Path) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_runs_from_nothing_goes_on_from_there_and_learns(tmp_path: Path) -> None:
     first = train(PocketTraining(tmp_path / "first", max_steps=2, tasks_per_map=0))
     longer = train(PocketTraining(tmp_path / "longer", max_steps=120, tasks_per_map=0))
