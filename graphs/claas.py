@@ -29,12 +29,13 @@ The loss L is a mean over the tokens of the minibatch; p is the learner, q the t
     sdpo (default)  w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
     ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
-    reinforce       the same with A = (r - mean r) / max(std r, s), mean and std over the tokens
+    reinforce       the same with A = (G - mean G) / max(std G, s), mean and std over the tokens, G_t = r - beta sum_{s >= t} kl_s,
+                    kl = log pi_old - log base
     truncated       a correction for ppo and reinforce: -w A log pi,  w = min(pi / mu, C)
     all             + b KL(pi || base) - c H(pi)
 
 By default a = .5 over the learner's 100 likeliest tokens and one bucket for all others, q is a moving average of the learner, C = 2,
-b = c = 0. sdpo learns from text, or from another exchange's rewarded reply to the same prompt; ppo and reinforce learn from numbers.
+b = c = beta = 0. sdpo learns from text, or from another exchange's rewarded reply to the same prompt; ppo and reinforce learn from numbers.
 eta is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
 
 Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Both graphs run under
@@ -135,7 +136,12 @@ class CLaaS:
         """SDPO as published, as far as known: uniform samples, reuse until A_max = 50, no correction, no gate."""
         return cls(
             replay=ReplaySettings(
-                min_exchanges=32, max_age=50, max_samplings=1_000_000, positive_share=None, held_out_share=0.0
+                min_exchanges=32,
+                positive_share=None,
+                max_age=50,
+                max_samplings=1_000_000,
+                held_out_share=0.0,
+                max_user_share=1.0,
             ),
             loss=Objective(warmup_steps=0, correction=StalenessCorrection(kind="none", ess_target=0.0)),
             gate=GateSettings(enabled=False, every_steps=8),

@@ -16,6 +16,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from ..memory.thoughts import split_thoughts
 from .lenient_json import json_values
 
 __all__ = [
@@ -65,19 +66,10 @@ class DoubtfulReply(Unreadable):
 
 # The text of a reply
 
-_THOUGHT_TAG = re.compile(r"<(/?)(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>")
-_END_TOKEN = re.compile(
-    r"<\|(?:im_end|eot_id|eom_id|end|return|endoftext|end_of_text)\|>|<end_of_turn>|<eos>|</s>\s*\Z|<｜end▁of▁sentence｜>"
-)
-_SPECIAL_TOKEN = re.compile(
-    r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:bos|eos|pad|start_of_turn|end_of_turn)>|</?s>\s*\Z|\A\s*<s>"
-)
-
 
 def visible_text(reply: BaseMessage | str) -> str:
     """The text of a reply without thoughts, special tokens, and what follows the end of the turn; it may be empty."""
-    return _split_thoughts(_text(reply))[0]
+    return split_thoughts(_text(reply))[0]
 
 
 def answer_text(reply: BaseMessage) -> str:
@@ -92,7 +84,7 @@ def answer_text(reply: BaseMessage) -> str:
         raise Refusal(f"the model refused to answer: {shorten(refusal)}")
     if _finish_reason(reply) == "content_filter":
         raise Refusal("a content filter of the server stopped the reply; change the task or the prompt, or use another model")
-    answer, in_thought = _split_thoughts(_text(reply))
+    answer, in_thought = split_thoughts(_text(reply))
     if answer.strip():
         return answer
     if in_thought or is_cut_off(reply):
@@ -132,37 +124,6 @@ def _finish_reason(reply: BaseMessage) -> str:
 def _after_tokens(reply: BaseMessage) -> str:
     tokens = (getattr(reply, "usage_metadata", None) or {}).get("output_tokens")
     return f" after {tokens} tokens" if tokens else ""
-
-
-def _split_thoughts(text: str) -> tuple[str, bool]:
-    """The text without thoughts and special tokens, and True if it ends within a thought.
-
-    A closing tag without an opening one ends a thought that began in the prompt.
-    """
-    if channels := list(_CHANNEL.finditer(text)):  # the format of gpt-oss: only the channel `final` is the answer
-        if channels[-1][1] != "final":
-            return "", True
-        text = text[channels[-1].end() :]
-    pieces: list[str] = []
-    start, in_thought, any_thought = 0, False, False
-    for tag in _THOUGHT_TAG.finditer(text):
-        if not in_thought:
-            pieces.append(text[start : tag.start()])
-            if tag[1] and not any_thought:
-                pieces.clear()
-        in_thought, any_thought, start = not tag[1], True, tag.end()
-    if not in_thought:
-        pieces.append(text[start:])
-    answer = _SPECIAL_TOKEN.sub("", first) if (first := _first_turn("".join(pieces))) else ""
-    return answer, in_thought
-
-
-def _first_turn(text: str) -> str:
-    """The text up to the first token that ends a turn and has something before it."""
-    for token in _END_TOKEN.finditer(text):
-        if _SPECIAL_TOKEN.sub("", text[: token.start()]).strip():
-            return text[: token.start()]
-    return text
 
 
 # Actions

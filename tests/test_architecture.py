@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors"},
-    "tools/training/": {"tools", "memory.records", "memory.errors", "memory.claas.settings"},
+    "tools/training/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.claas.settings"},
     "tools/notebook/": {"tools", "memory.records", "memory.errors", "memory.what_if"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},

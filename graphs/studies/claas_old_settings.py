@@ -31,11 +31,13 @@ OLD_NAMES = {
 
 
 def current_settings(stored: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Settings as JSON has them today, from those of a trial's file in either form. Groups that were no settings then are the
-    defaults. None: the arm does not learn."""
-    if stored is None or "replay" in stored:
-        return None if stored is None else dict(stored)
+    """Settings as JSON has them today, from those of a trial's file in either form. What was no setting then is the default. None:
+    the arm does not learn."""
+    if stored is None:
+        return None
     settings: dict[str, Any] = json.loads(json.dumps(asdict(CLaaS())))
+    if "replay" in stored:
+        return _with_defaults(stored, settings)
     for path, names in OLD_NAMES.items():
         group = settings
         for part in filter(None, path.split(".")):
@@ -45,3 +47,9 @@ def current_settings(stored: Mapping[str, Any] | None) -> dict[str, Any] | None:
             if old in stored:
                 group[new or old] = stored[old]
     return settings
+
+
+def _with_defaults(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored`, with what it lacks from `defaults`, group by group."""
+    groups = {name: _with_defaults(value, defaults[name]) for name, value in stored.items() if isinstance(value, Mapping)}
+    return {**defaults, **stored, **groups}

@@ -51,7 +51,8 @@ class ReplaySettings:
     min_exchanges: int = 8
     """B_min, ready exchanges before the first step; the learning rate's warm-up takes the place of a long wait. Paper: 32."""
     positive_share: float | None = 0.5
-    """Share of a minibatch with a reward above 0, where the buffer has enough of both; None: uniform draws. Paper: uniform."""
+    """Share of a minibatch with a reward above 0, where the buffer has enough of both; of each side, families take turns. None: uniform
+    draws from all records, families included. Paper: uniform."""
     max_age: int = 100
     """A_max, in gradient steps; older exchanges are rejected. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50
     without a correction."""
@@ -115,23 +116,30 @@ class ReplayRow:
 
 
 def stratified_sample(
-    ready: Sequence[tuple[str, bool]], size: int, random: Random, positive_share: float | None = 0.5, by_family: bool = True
+    ready: Sequence[tuple[str, bool]], size: int, random: Random, positive_share: float | None = 0.5
 ) -> list[int]:
-    """Draw `size` records without replacement, stratified; all of them if there are no more.
+    """Draw `size` records without replacement, by reward and by family; all of them if there are no more.
+
+    Draws are not weighted back to uniform ones by M / (N P(i)). That a rare family counts as much as a common one is what the strata
+    are for, and weights would undo it. The share of rewards above 0 leaves the direction of a gradient as it is where rewards have
+    two values and are compared with their minibatch: at a share s its expectation is the uniform draw's times
+    sqrt(s (1 - s) / (p (1 - p))), p the share in the buffer (tests/equations/test_claas.py). The optimum of `sdpo`, the teacher, is
+    the same under any shares. Graded rewards do get a bias; uniform draws have none.
 
     Args:
         ready: (family, reward > 0) of each record.
         size: number of records.
         random: the only source of randomness.
-        positive_share: share with a reward above 0; if one side has too few, the other fills up. None: rewards do not matter.
-        by_family: each side takes from its families in turn; False: families do not matter.
+        positive_share: share with a reward above 0; if one side has too few, the other fills up. Each side takes from its families
+            in turn. None: a uniform draw, in which neither rewards nor families matter.
 
     Returns:
         Indices into `ready`, in the order drawn.
     """
     strata: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, (family, good) in enumerate(ready):
-        strata[good and positive_share is not None].setdefault(family if by_family else "", []).append(i)
+        side, name = (False, "") if positive_share is None else (good, family)
+        strata[side].setdefault(name, []).append(i)
     have = {side: sum(map(len, groups.values())) for side, groups in strata.items()}
     wanted = math.floor(size * (positive_share or 0.0) + 0.5)
     bad = min(size - min(wanted, have[True]), have[False])
@@ -420,7 +428,6 @@ class Replay(ReplayFile):
         min_exchanges: int = 8,
         seed: int = 0,
         positive_share: float | None = 0.5,
-        by_family: bool = True,
         base_model: str | None = None,
     ) -> Minibatch | None:
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
@@ -462,8 +469,7 @@ class Replay(ReplayFile):
                 return None
             random = Random(f"{seed}/{id}")
             drawn = [
-                ready[i][0]
-                for i in stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share, by_family)
+                ready[i][0] for i in stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share)
             ]
             base.executemany("UPDATE records SET state = 'leased', batch = ? WHERE n = ?", [(id, n) for n in drawn])
             ids = [base.execute("SELECT id FROM records WHERE n = ?", (n,)).fetchone()[0] for n in drawn]

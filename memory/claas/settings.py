@@ -117,6 +117,9 @@ class PolicyGradient:
     minibatch included. Not given."""
     min_advantage_std: float = 0.1
     """Smallest standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
+    reward_kl_weight: float = 0.0
+    """beta: every token's reward is less by beta (log pi_old(y_t) - log base(y_t)), before advantages are whitened (REINFORCE++'s KL
+    term). `kl_weight` of the loss adds KL(pi || base) to the loss instead, with an exact gradient. Not given."""
     clip_low: float = 0.2
     """epsilon below a ratio of 1. Not given; PPO: 0.2."""
     clip_high: float = 0.28
@@ -135,7 +138,7 @@ class PolicyGradient:
     def __post_init__(self) -> None:
         _check(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
         _check_positive(self, "loss.policy", "min_advantage_std", "critic_learning_rate")
-        _check_finite(self, "loss.policy", "clip_high")
+        _check_finite(self, "loss.policy", "clip_high", "reward_kl_weight")
         if not 0 <= self.clip_low < 1:
             raise UserError(f"loss.policy: clip_low is from 0 to below 1, got {self.clip_low}")
 
@@ -185,6 +188,11 @@ class Objective:
     def needs_base(self) -> bool:
         """True if an update needs passes of the base model: for the teacher, or for KL(pi || base)."""
         return self.kl_weight > 0 or (self.needs_hindsight and self.teacher.kind in ("base", "trust"))
+
+    @property
+    def needs_reward_kl(self) -> bool:
+        """True if rewards need log-probabilities of the base model."""
+        return self.kind != "sdpo" and self.policy.reward_kl_weight > 0
 
     @property
     def needs_critic(self) -> bool:

@@ -118,6 +118,23 @@ def test_reinforce_whitens_over_all_tokens_of_the_minibatch() -> None:
     assert white[1].tolist() == pytest.approx([-0.5 / math.sqrt(0.75)] * 3)
 
 
+def test_a_share_of_rewards_changes_the_length_of_the_gradient_and_not_its_direction() -> None:
+    """pi = (5, 3, 2) / 10, and the third token is right: p = 1/5. With a share of s = 1/2 the gradient of REINFORCE++ is that of
+    uniform draws times sqrt(s (1 - s) / (p (1 - p))) = 5/4, so that minibatches of a set share need no weights."""
+
+    def gradient(drawn: list[int]) -> torch.Tensor:
+        logits = logs(0.5, 0.3, 0.2).requires_grad_()  # (3,)
+        white = losses.whiten([float(token == 2) for token in drawn], [1] * len(drawn), 1e-3)
+        assert white is not None
+        replies = [LossInputs(logits[None], torch.tensor([token]), advantage=a) for token, a in zip(drawn, white, strict=True)]
+        value, _ = losses.objective_loss(replies, make_objective("reinforce"))
+        return torch.autograd.grad(value, logits)[0]  # (3,)
+
+    uniform, half = gradient([0] * 5 + [1] * 3 + [2] * 2), gradient([0] * 5 + [1] * 3 + [2] * 8)
+    assert uniform.tolist() == pytest.approx([0.25, 0.15, -0.4], abs=1e-6)
+    assert half.tolist() == pytest.approx((1.25 * uniform).tolist(), abs=1e-6)
+
+
 def test_equal_rewards_are_not_blown_up() -> None:
     """0.50 and 0.52: the standard deviation of 0.01 is below 0.1, so that A = 0.01 / 0.1."""
     white = losses.whiten([0.50, 0.52], [1, 1], 0.1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
+from scipy.stats import chisquare
 from typing_extensions import TypedDict
 
 from learngraph.graphs import claas
@@ -198,6 +200,30 @@ async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: 
             graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, OPEN_GATE)
             await filled(replay, 8, f"tenant-{seed}")
             assert (await graph.ainvoke({"tenant": f"tenant-{seed}"}))["outcome"] == "live"
+
+
+def test_minibatches_of_the_paper_are_uniform(tmp_path: Path, versions: Any) -> None:
+    """A family, and an end user, with a tenth of the buffer has a tenth of the draws; no record is drawn more often than others."""
+    settings, draws = replace(CLaaS.paper().replay, batch_size=4), 1500
+    drawn: Counter[str] = Counter()
+    with Replay(tmp_path / "replay.sqlite", settings) as replay:
+        for i in range(40):
+            rare = i % 10 == 0
+            family, user = ("rare", "ann") if rare else ("common", "bob")
+            given = Feedback(1.0 if i % 4 == 0 else -1.0, "no")
+            reply = Reply("red", (7,), (0,), (-1.0,))
+            request = ChatRequest(({"role": "user", "content": "go"},))
+            replay.append(Exchange(f"e{i}", "acme", request, reply, urn.BASE, family=family, user=user, feedback=given))
+        for seed in range(draws):
+            batch = SampleMinibatch(replay, versions, settings, urn.BASE, seed=seed)({"tenant": "acme", "adapter": "default"})[
+                "batch"
+            ]
+            drawn.update(one.id for one in replay.minibatch(batch).exchanges)
+            replay.release(batch, "only counted")
+    assert drawn.total() == 4 * draws
+    assert chisquare([drawn[f"e{i}"] for i in range(40)]).pvalue > 1e-3
+    rare_share = sum(drawn[f"e{i}"] for i in range(0, 40, 10)) / drawn.total()
+    assert abs(rare_share - 0.1) < 4 * (0.1 * 0.9 / drawn.total()) ** 0.5  # half of the draws if families took turns
 
 
 async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(replay: Replay, versions: Any) -> None:

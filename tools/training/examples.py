@@ -18,6 +18,7 @@ from torch import Tensor
 from ...memory.claas.settings import Objective
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest, Exchange, Minibatch
+from ...memory.thoughts import split_thoughts
 from ..local.model import LocalChatModel
 from .lora import Example
 
@@ -28,6 +29,13 @@ def hindsight_block(template: str, feedback: str = "", solution: str = "", reply
     """The text that the teacher reads after the conversation: the template with its values.
 
     Paragraphs (separated by an empty line) that name an empty value are left out.
+
+    Args:
+        template: text with `$feedback`, and perhaps the other names.
+        feedback: what was said of the reply.
+        solution: a rewarded reply to the same prompt, without thoughts.
+        reply: the reply itself, without thoughts.
+        verdict: `right` or `wrong`, where the teacher reads no text.
 
     Raises:
         UserError: the template names an unknown value, or has no `$feedback`.
@@ -168,7 +176,7 @@ class ExampleReader:
             return None
         if _prompt_ids(self.model, exchange.request) != example.prompt:
             raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
-        block = hindsight_block(self.template, text, solution, exchange.reply.text, verdict)
+        block = hindsight_block(self.template, text, solution, _visible_reply(exchange), verdict)
         prompt = _prompt_ids(self.model, _append_hindsight(exchange.request, block))
         size = len(prompt) + len(example.reply)
         if size > self.model.window:
@@ -212,6 +220,13 @@ def _find_solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
             exchange.scenario != "" and (other.scenario, other.turn) == (exchange.scenario, exchange.turn)
         )
         good = other.feedback is not None and (other.feedback.reward or 0.0) > 0
-        if same and good and other.id != exchange.id and other.reply.text.strip() != exchange.reply.text.strip():
-            return other.reply.text
+        if same and good and other.id != exchange.id:
+            shown = _visible_reply(other)
+            if shown and shown != _visible_reply(exchange):
+                return shown
     return ""
+
+
+def _visible_reply(exchange: Exchange) -> str:
+    """The reply as its user saw it, without thoughts; may be empty."""
+    return split_thoughts(exchange.reply.text)[0].strip()

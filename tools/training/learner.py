@@ -39,6 +39,7 @@ from .examples import ExampleReader, TrainingExample, hindsight_block
 from .lora import (
     OptimizerStepResult,
     ReplyLogprobs,
+    Switch,
     TrainingSample,
     attach_lora,
     learn,
@@ -259,8 +260,8 @@ class LoRATrainer:
         """The examples with their advantages; None if the rewards give no direction."""
         objective, moments = self._objective, state.moments
         readings = None
-        if critic is not None or objective.updates_per_batch > 1:
-            readings = self._reply_logprobs(examples, critic)
+        if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
+            readings = self._reply_logprobs(examples, critic, self._as_base if objective.needs_reward_kl else None)
         old: list[Tensor | None] = [None] * len(examples) if readings is None else [one.logprobs for one in readings]
         advantages: Sequence[Tensor | None] = [None] * len(examples)
         returns: Sequence[Tensor | None] = [None] * len(examples)
@@ -271,6 +272,7 @@ class LoRATrainer:
                 objective,
                 families=[example.exchange.family for example in examples],
                 moments=moments if objective.policy.baseline == "family" else None,
+                kls=[one.logprobs - one.base_logprobs for one in readings or () if one.base_logprobs is not None],
                 values=[reading.values for reading in readings or () if reading.values is not None],
                 log_ratios=_log_ratios(examples, readings or ()),
             )
@@ -369,11 +371,11 @@ class LoRATrainer:
         return ema(state.teacher, student, teacher.ema_rate)
 
     def _reply_logprobs(
-        self, examples: Sequence[TrainingExample], critic: torch.nn.Module | None = None
+        self, examples: Sequence[TrainingExample], critic: torch.nn.Module | None = None, base: Switch | None = None
     ) -> list[ReplyLogprobs]:
         temperatures = [example.temperature for example in examples]
         return reply_logprobs(
-            self._network, [example.example for example in examples], critic=critic, temperatures=temperatures
+            self._network, [example.example for example in examples], base=base, critic=critic, temperatures=temperatures
         )
 
     def _drift(self, examples: Sequence[TrainingExample]) -> _Drift:

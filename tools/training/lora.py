@@ -324,6 +324,8 @@ class ReplyLogprobs:
     """(T,), the critic's values; None: no critic."""
     base_entropy: Tensor | None = None
     """(T,), of the base model in nats; None: not asked for."""
+    base_logprobs: Tensor | None = None
+    """(T,), log base(y_t) in nats; None: not asked for."""
 
 
 def reply_logprobs(
@@ -340,7 +342,8 @@ def reply_logprobs(
     Args:
         network: the network, with the weights to evaluate.
         examples: each has at least one token of reply.
-        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base) and the base's entropy.
+        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base), and the base's entropy and
+            log-probabilities.
         critic: gives values from the hidden states.
         temperatures: sampling temperature of each reply; log-probabilities are of softmax(logits / temperature), all else at 1.
         max_tokens: tokens that share a pass, padding included.
@@ -356,12 +359,13 @@ def reply_logprobs(
                     plain = _forward_pass(network, part)[0]
             for n, example, own, other in zip(pack, part, logits, plain, strict=True):
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
-                warm = own / temperatures[n] if temperatures else own  # (T, V)
-                logprobs = token_logprobs(warm, targets).cpu()  # (T,)
+                temperature = temperatures[n] if temperatures else 1.0
+                logprobs = token_logprobs(own / temperature, targets).cpu()  # (T,)
+                base_logprobs = token_logprobs(other / temperature, targets).cpu() if other is not None else None  # (T,)
                 kl = kl_to(other, own).cpu() if other is not None else None  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
                 base_entropy = entropy(other).cpu() if other is not None else None  # (T,)
-                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values, base_entropy)
+                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values, base_entropy, base_logprobs)
     return [found[n] for n in range(len(examples))]
 
 

@@ -404,10 +404,18 @@ def compute_advantages(
         objective: the loss and its settings.
         families: of each reply; with `moments`, rewards are compared with the family's running statistics, this minibatch included.
         moments: the statistics so far; None: the minibatch is compared with itself.
-        kls: log pi_old - log base of the tokens, (T_i,): KL in the reward, weighted by `objective.kl_weight`.
+        kls: log pi_old - log base of the tokens, (T_i,): needed where `objective.policy.reward_kl_weight` is above 0.
         values: of the critic, (T_i,): for `ppo`.
         log_ratios: log(pi_old / mu), (T_i,): for `ppo` with V-trace.
+
+    Raises:
+        UserError: `kls` are needed, and are not one for each reply.
     """
+    beta = objective.policy.reward_kl_weight
+    if beta and len(kls) != len(rewards):
+        raise UserError(
+            f"a weight of {beta:g} on KL in the reward needs log pi_old - log base of {len(rewards)} replies, got {len(kls)}"
+        )
     updated: dict[str, RewardMoments] = {}
     family_moments: list[RewardMoments] = []
     if moments is not None:
@@ -419,7 +427,6 @@ def compute_advantages(
         updated = {**moments, **updated}
     if objective.kind == "ppo":
         return _critic_advantages(rewards, lengths, objective, kls=kls, values=values, log_ratios=log_ratios, moments=updated)
-    beta = objective.kl_weight if kls else 0.0
     min_std = objective.policy.min_advantage_std
     white = whiten(rewards, lengths, min_std, kls=kls, beta=beta, family_moments=family_moments)
     return None if white is None else BatchAdvantages(tuple(white), (), updated)
@@ -441,8 +448,8 @@ def _critic_advantages(
     for n, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         given = torch.zeros(length)  # (T,)
         given[-1:] = reward
-        if kls:
-            given = given - objective.kl_weight * kls[n].detach().float().cpu()  # (T,)
+        if policy.reward_kl_weight:
+            given = given - policy.reward_kl_weight * kls[n].detach().float().cpu()  # (T,)
         now = values[n].cpu()  # (T,)
         if policy.traces == "v-trace":
             advantages, targets = v_trace(given, now, log_ratios[n].cpu(), policy.discount, policy.gae_lambda)  # (T,), (T,)

@@ -153,6 +153,10 @@ def test_a_trial_of_older_settings_is_not_played_again(tmp_path: Path, monkeypat
     monkeypatch.setattr(claas_study, "run_workers", lambda *args: pytest.fail("it is played again"))
     (found,) = claas_study._play_all([job], study)
     assert found.updates == 3
+    recent = json.loads(json.dumps(asdict(job)))
+    del recent["settings"]["loss"]["policy"]["reward_kl_weight"]  # came later than the groups
+    path.write_text(json.dumps({"job": recent, "trial": asdict(trial)}))
+    assert claas_study._play_all([job], study) == [found]
     path.write_text(json.dumps({"job": {**old, "settings": {**OLD_SETTINGS, "trust": 0.4}}, "trial": asdict(trial)}))
     with pytest.raises(UserError, match="other settings"):
         claas_study._play_all([job], study)

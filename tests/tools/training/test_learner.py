@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
+from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import POCKET, open_model
@@ -250,6 +250,56 @@ def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatMod
         update = teaching.step(mixed, teaching.correct(mixed))
         found.append(teaching.measure(update.version, liked).sums[0])
     assert found[1] > found[0] + 0.1
+
+
+def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+    """G_t = r - beta sum_{s >= t} (log pi_old(y_s) - log base(y_s)), whitened over all tokens: log-probabilities as PEFT gives them."""
+    beta, temperature = 0.3, 0.7
+    lot = minibatch(
+        [replace(one, request=replace(one.request, sampling=Sampling(temperature=temperature))) for one in served(pocket)]
+    )
+    parent = learner(kind="reinforce").step(lot, Correction(tuple(one.id for one in lot.exchanges))).version
+    teaching = learner(kind="reinforce", reward_kl_weight=beta)
+    trainer, next_lot = teaching._trainer, replace(lot, id="acme/default/2", step=2, parent=parent)
+    state = trainer._parent_state(next_lot, shelf.folder(parent))
+    trainer._copy_tensors(state.tensors)
+    made = trainer._make_batch(trainer._reader.training_examples(next_lot)[0], state, None)
+    assert made is not None
+    returns, plain = [], []
+    talkers = Talker(pocket, shelf.folder(parent)), Talker(pocket, None)
+    for one in next_lot.exchanges:
+        prompt, tokens = one.reply.prompt_ids, one.reply.token_ids
+        now, base = ([float((talker.logps(prompt + tokens[:n]) / temperature).log_softmax(-1)[t]) for n, t in enumerate(tokens)]
+                     for talker in talkers)  # fmt: skip
+        kls = [a - b for a, b in zip(now, base, strict=True)]
+        assert one.feedback is not None
+        assert one.feedback.reward is not None
+        returns.append([one.feedback.reward - beta * math.fsum(kls[t:]) for t in range(len(kls))])
+        plain += kls
+    flat = [g for each in returns for g in each]
+    mean = math.fsum(flat) / len(flat)
+    std = math.sqrt(math.fsum((g - mean) ** 2 for g in flat) / len(flat))
+    assert max(map(abs, plain)) > 0.1
+    for each, sample in zip(returns, made.samples, strict=True):
+        assert sample.advantage is not None
+        assert sample.advantage.tolist() == pytest.approx([(g - mean) / std for g in each], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["reinforce", "ppo"])
+def test_kl_in_the_reward_leads_back_to_the_base_model(learner: Make, pocket: LocalChatModel, kind: str) -> None:
+    """Replies with the same reward teach nothing by themselves; with beta the less a version differs from the base, the better."""
+    words = [exchange(pocket, said(pocket, word), Feedback(1.0), n) for n, word in enumerate(("take", "read", "put", "open"))]
+    first = minibatch([replace(one, feedback=Feedback(1.0 if n == 0 else -1.0)) for n, one in enumerate(words)])
+    teaching, settings = learner(kind=kind, baseline="batch"), {"kind": kind, "reward_kl_weight": 1.0, "correction": "none"}
+    parent = teaching.step(first, teaching.correct(first)).version
+    again = replace(minibatch(words, 2, parent))
+    if kind == "reinforce":
+        assert "alike" in teaching.step(again, teaching.correct(again)).skipped
+    heeding, far = learner(**settings), teaching.measure(parent, words).kl
+    for step in range(2, 8):
+        again = minibatch(words, step, parent)
+        parent = heeding.step(again, heeding.correct(again)).version
+    assert heeding.measure(parent, words).kl < 0.8 * far
 
 
 def said(model: LocalChatModel, word: str) -> Reply:
@@ -526,6 +576,41 @@ def test_a_solution_is_somebody_elses_at_the_same_place(learner: Make, pocket: L
         reader.training_example(failed, [failed, elsewhere])
     same_turn = [replace(e, scenario="s", turn=1) for e in (failed, elsewhere)]
     assert reader.training_example(same_turn[0], same_turn).hindsight is not None
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("<think>secret plan</think>take lamp", "take lamp"),
+        ("secret plan</think>\n\ntake lamp", "take lamp"),  # the template had opened the thought
+        ("take lamp", "take lamp"),
+        ("<think>secret plan", ""),
+    ],
+)
+def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
+    learner: Make, pocket: LocalChatModel, written: str, shown: str
+) -> None:
+    """The paper's reprompt: the student's visible answer stands before what was said of it. Thoughts stay out of it; the tokens
+    that are learned from are whole."""
+    reader = learner(kind="sdpo")._trainer._reader
+    own = replace(said(pocket, "take lamp"), text=written)
+    found = reader.training_example(exchange(pocket, own, Feedback(-1.0, "too short")), [])
+    assert found.hindsight is not None
+    text = pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
+    assert ("An earlier answer to this was:\ntake lamp\n\nWhat somebody said" in text) == bool(shown)
+    assert "secret" not in text
+    assert "too short" in text
+    assert found.hindsight.reply == own.token_ids
+    failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
+    won = exchange(pocket, own, Feedback(1.0), 1)
+    if shown:
+        hinted = reader.training_example(failed, [failed, won]).hindsight
+        assert hinted is not None
+        assert "right:\ntake lamp" in pocket.tokenizer.decode(hinted.prompt)
+        assert "secret" not in pocket.tokenizer.decode(hinted.prompt)
+    else:
+        with pytest.raises(UserError, match="neither a text nor a solution"):
+            reader.training_example(failed, [failed, won])
 
 
 def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
