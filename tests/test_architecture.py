@@ -144,6 +144,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {
         "learngraph/tools/serving/dashboard_pages/page.html",
+        "learngraph/tools/serving/dashboard_pages/page.js",
         "learngraph/tools/pocket/guard_weights/model.safetensors",
     } <= ours
     assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)

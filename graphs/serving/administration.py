@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay, ReplayRow
 from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_paths
-from ...nodes.learn.chat_turn import Engine
+from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
@@ -78,6 +78,7 @@ class Administration:
         state: str | None = None,
         limit: int = 50,
         before: str | None = None,
+        learned_by: str | None = None,
     ) -> list[dict[str, Any]]:
         """A tenant's exchanges, newest first.
 
@@ -85,8 +86,14 @@ class Administration:
             adapter: only this adapter's.
             state: only those in this state of the replay buffer.
             before: id of the exchange after which the list goes on.
+            learned_by: only those that this version of the adapter (without one: of `default`) learned from in its own step.
+
+        Raises:
+            UnknownAdapter, UnknownVersion: there is none.
         """
-        return [_exchange_row(row) for row in await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before)]
+        label = None if learned_by is None else self._live.find_label(tenant, adapter or DEFAULT_SCOPE, learned_by)
+        rows = await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before, label)
+        return [_exchange_row(row) for row in rows]
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """An exchange with its tokens and the versions that learned from it; None: the tenant has none of this id."""
@@ -173,7 +180,7 @@ class Administration:
     def _adapter_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         state = self._live.state(tenant, adapter)
         reasons = {line["label"]: hide_paths(line["why"]) for line in state.versions.log() if line.get("why")}
-        rewards = state.rewards_by_version()
+        rewards, sizes = state.rewards_by_version(), self.replay.minibatch_sizes(tenant, adapter)
         rows = []
         for version in state.versions.versions():
             mine = rewards.get(version.label, [])
@@ -190,6 +197,7 @@ class Administration:
                     "gate": version.about.get("gate", []),
                     "reward": sum(mine) / len(mine) if mine else None,
                     "feedbacks": len(mine),
+                    "learned_from": sizes.get(version.label),
                 }
             )
         return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows}

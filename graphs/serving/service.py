@@ -153,9 +153,16 @@ class Service(Administration):
             rows.append({"id": name, "created": int(created), "version": label})
         return sorted(rows, key=lambda row: row["id"] != self.model)
 
-    def version(self, tenant: str, adapter: str, id: str) -> str:
-        """The label of the version that will answer request `id`; empty: the base model."""
-        return self._live.pin(tenant, adapter, id)
+    def version(self, tenant: str, adapter: str, id: str, wanted: str = "") -> str:
+        """The label of the version that will answer request `id`; empty: the base model.
+
+        Args:
+            wanted: a version's name, label or number of steps, or `base`; empty: the one that is live.
+
+        Raises:
+            UnknownAdapter, UnknownVersion: there is none.
+        """
+        return self._live.pin(tenant, adapter, id, wanted)
 
     async def chat(self, call: ChatCall) -> AsyncIterator[Piece | Exchange]:
         """Pieces of the reply, and last the exchange, which is on disk by then. Closing the iterator cancels the generation.

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import shutil
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -33,6 +33,8 @@ LOG = logging.getLogger("learngraph.service")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 MAX_PINS = 10_000
 """Most requests whose version is pinned before they begin; beyond that the oldest pin is dropped."""
+MAX_NAMED = 4
+"""Most versions of an adapter that stay loaded because requests named them."""
 MAX_RETRY_WAIT = 60.0
 """Seconds between two tries to load a version that cannot be loaded at present; the first tries are closer together."""
 
@@ -69,6 +71,8 @@ class AdapterState:
     """Exchange id -> (label, reward, Unix time of the reply), oldest first."""
     has_new_rewards: bool = False
     """True if there are rewards that the watch has not seen."""
+    named: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NAMED))
+    """Labels of the versions that requests named last. They stay loaded."""
     switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def refresh(self) -> None:
@@ -229,14 +233,34 @@ class LiveVersions:
 
     # -- routing ----------------------------------------------------------------------------------------------------------
 
-    def pin(self, tenant: str, adapter: str, id: str) -> str:
+    def pin(self, tenant: str, adapter: str, id: str, wanted: str = "") -> str:
         """The label of the version that will answer request `id`, also if another version goes live before the request
-        begins."""
-        label = self._label_for(tenant, adapter, id)
+        begins.
+
+        Args:
+            wanted: a version's name, label or number of steps, or `base`; empty: the one that is live.
+        """
+        if not wanted:
+            label = self._label_for(tenant, adapter, id)
+        elif wanted == "base":
+            self.require_adapter(tenant, adapter)
+            label = ""
+        else:
+            label = self.find_label(tenant, adapter, wanted)
+            self._keep_named(self.state(tenant, adapter), label)
         self._pins[f"{tenant}/{id}"] = label
         if len(self._pins) > MAX_PINS:
             self._pins.popitem(last=False)
         return label
+
+    def _keep_named(self, state: AdapterState, label: str) -> None:
+        """Note that a request named a version; what was named longer ago is unloaded."""
+        if label in state.named:
+            state.named.remove(label)
+        is_full = len(state.named) == MAX_NAMED
+        state.named.append(label)
+        if is_full:
+            self.spawn(self._unload_idle(state))
 
     def _label_for(self, tenant: str, adapter: str, id: str) -> str:
         state = self.state(tenant, adapter)
@@ -248,7 +272,10 @@ class LiveVersions:
         if label is None:
             label = self._label_for(tenant, adapter, id)
         if label and label not in self._engine.loaded_versions():
-            label = await self.require_version(tenant, adapter, label)
+            if label in self.state(tenant, adapter).named:
+                await self.load(label)  # another one is no answer to who asked for this one
+            else:
+                label = await self.require_version(tenant, adapter, label)
         return label, gradient_steps_of(label)
 
     # -- loading ----------------------------------------------------------------------------------------------------------
@@ -326,7 +353,7 @@ class LiveVersions:
             self.spawn(self._unload_idle(state))
 
     async def _unload_idle(self, state: AdapterState) -> None:
-        needed = {state.live, state.canary, state.previous_live, *self._pins.values()}
+        needed = {state.live, state.canary, state.previous_live, *state.named, *self._pins.values()}
         for label in self._engine.loaded_versions():
             if label.startswith(f"{state.versions.scope}@") and label not in needed:
                 await self._engine.unload(label)

@@ -333,15 +333,27 @@ class Replay(ReplayFile):
         return found[0] if found else None
 
     def rows(
-        self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
+        self,
+        tenant: str,
+        adapter: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+        learned_by: str | None = None,
     ) -> list[ReplayRow]:
-        """A tenant's records, newest first: of an adapter, in a state, and older than the record of id `before`, where given."""
+        """A tenant's records, newest first: of an adapter, in a state, older than the record of id `before`, and in the minibatch of the
+        step that made the version with label `learned_by`, where given."""
         where, values = "r.tenant = ?", [tenant]
         for name, value in (("adapter", adapter), ("state", state)):
             if value is not None:
                 where, values = f"{where} AND r.{name} = ?", [*values, value]
         if before is not None:
             where, values = f"{where} AND r.n < (SELECT n FROM records WHERE tenant = ? AND id = ?)", [*values, tenant, before]
+        if learned_by is not None:
+            scope = learned_by.rpartition("@")[0].partition("/")[2]
+            batch = "SELECT batch FROM updates WHERE tenant = ? AND adapter = ? AND version = ?"
+            where = f"{where} AND r.id IN (SELECT j.value FROM batches b, json_each(b.ids) j WHERE b.id IN ({batch}))"
+            values = [*values, tenant, scope, learned_by]
         with self._reading() as base:
             return self._rows(base, where, values, limit)
 
@@ -378,6 +390,16 @@ class Replay(ReplayFile):
                     (tenant, id),
                 ).fetchall()
             )
+
+    def minibatch_sizes(self, tenant: str, adapter: str) -> dict[str, int]:
+        """Label of each version -> number of exchanges in the minibatch of the step that made it, deleted ones too."""
+        with self._reading() as base:
+            found = base.execute(
+                "SELECT u.version, json_array_length(b.ids) FROM updates u JOIN batches b ON b.id = u.batch"
+                " WHERE u.tenant = ? AND u.adapter = ?",
+                (tenant, adapter),
+            )
+            return dict(found.fetchall())
 
     def counts(self, tenant: str | None = None, adapter: str | None = None) -> dict[str, int]:
         """Number of records by state; states without records are left out."""

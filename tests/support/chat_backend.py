@@ -56,6 +56,8 @@ class FakeBackend:
     names: dict[str, list[str]] = field(default_factory=dict)
     """Tenant -> adapters besides `default`."""
     live: dict[tuple[str, str], str] = field(default_factory=dict)
+    routes: dict[str, str] = field(default_factory=dict)
+    """Request id -> label of the version that answers it."""
     state: str = "ok"
     more: dict[str, Any] = field(default_factory=dict)
     """Put into what `status` says, or (under `adapters`, `exchanges`) given in place of what would be."""
@@ -64,8 +66,12 @@ class FakeBackend:
         names = ["", *self.names.get(tenant, [])]
         return [{"id": f"{self.model}:{name}" if name else self.model, "created": 1} for name in names]
 
-    def version(self, tenant: str, adapter: str, id: str) -> str:
-        return self.live.get((tenant, adapter), "")
+    def version(self, tenant: str, adapter: str, id: str, wanted: str = "") -> str:
+        if wanted and wanted != "base" and not wanted.startswith("0000"):
+            raise UnknownVersion(f"no version {wanted!r}")
+        label = f"{tenant}/{adapter}@{wanted}" if wanted else self.live.get((tenant, adapter), "")
+        self.routes[id] = "" if wanted == "base" else label
+        return self.routes[id]
 
     async def chat(self, call: ChatCall) -> AsyncIterator[Piece | Exchange]:
         request = call.request
@@ -104,7 +110,7 @@ class FakeBackend:
                 logprobs=(-0.5,) * len(pieces),
                 finish=finish,
                 tool_calls=parts.get("tool_calls", ()),
-                version=self.version(call.tenant, call.adapter, call.id),
+                version=self.routes.get(call.id, ""),
                 cached=2,
             )
             exchange = Exchange(call.id, call.tenant, request, reply, "base", call.adapter, created=time.time())
@@ -150,8 +156,17 @@ class FakeBackend:
         }
 
     async def experiences(
-        self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
+        self,
+        tenant: str,
+        adapter: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+        learned_by: str | None = None,
     ) -> list[dict[str, Any]]:
+        if learned_by is not None:
+            learned: list[dict[str, Any]] = self.more.get("learned", {}).get(learned_by, [])
+            return learned[:limit]
         if "exchanges" in self.more:
             found: list[dict[str, Any]] = self.more["exchanges"]
             return found

@@ -32,8 +32,9 @@ class ChatBackend(Protocol):
     async def models(self, tenant: str) -> list[dict[str, Any]]:
         """`id` (`<model>` is the adapter `default`, `<model>:<adapter>` another one), `created` (Unix seconds), `version`."""
 
-    def version(self, tenant: str, adapter: str, id: str) -> str:
-        """The label of the version that will answer request `id`; empty: the base model."""
+    def version(self, tenant: str, adapter: str, id: str, wanted: str = "") -> str:
+        """The label of the version that will answer request `id`; empty: the base model. `wanted`: a version's name, label or number of
+        steps, or `base`; empty: the one that is live."""
 
     def chat(self, call: ChatCall) -> AsyncIterator[Piece | Exchange]:
         """Pieces, whose texts together begin the reply's text, and last the `Exchange`, on disk by then. Closing it cancels."""
@@ -45,10 +46,16 @@ class ChatBackend(Protocol):
         """A hint at feedback that would teach more; mostly empty."""
 
     async def experiences(
-        self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
+        self,
+        tenant: str,
+        adapter: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+        learned_by: str | None = None,
     ) -> list[dict[str, Any]]:
         """Exchanges, newest first, each with `id`, `adapter`, `version`, `state`, `reason`, `created`, `messages`, `reply`,
-        `feedback`, `age`."""
+        `feedback`, `age`. `learned_by`: a version; only those that its own step learned from."""
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """One exchange; None: the tenant has none of this id."""

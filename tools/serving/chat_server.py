@@ -282,7 +282,7 @@ def make_app(
         for route in routes:
             route.add_to(router)
         application.include_router(router)
-    application.include_router(dashboard.dashboard_router(backend, tenants))
+    application.include_router(dashboard.dashboard_router(api))
     application.add_api_route("/", _redirect_to_dashboard, methods=["GET"], include_in_schema=False)
     for kind, handler in ERROR_HANDLERS.items():
         application.add_exception_handler(kind, handler)

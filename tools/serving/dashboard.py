@@ -1,7 +1,8 @@
 """The dashboard of a chat server: /dashboard, rendered on the server, without assets from elsewhere.
 
-It shows a tenant the learner's curves, its versions with their gates and the buttons that promote and roll back, the replay
-buffer, and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and
+It has a chat with feedback, where another version can answer the same prompt beside the live one. It shows a tenant what holds
+learning up, the learner's curves, its versions with their gates, what each learned from and the buttons that promote and roll back,
+the replay buffer, and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and
 feedback are texts of strangers: the templates (tools/serving/dashboard_pages/*.html) escape everything, and the page allows no script
 but its own.
 """
@@ -14,7 +15,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from ...memory.errors import UserError
-from .backend import ChatBackend
 from .dashboard_rows import (
     BOTTOM,
     HEIGHT,
@@ -44,9 +44,10 @@ from .dashboard_rows import (
     format_number,
     version_row,
 )
+from .endpoints import ChatApi
 from .openai_wire import ApiError
 from .replies import as_api_error
-from .tenants import RateLimitExceeded, Tenant, Tenants, client_address
+from .tenants import RateLimitExceeded, Tenant, client_address
 
 __all__ = ["Sessions", "dashboard_router"]
 
@@ -117,13 +118,15 @@ class _NotLoggedIn(Exception):
     """The request has no valid key or cookie."""
 
 
-def dashboard_router(backend: ChatBackend, tenants: Tenants, clock: Callable[[], float] = time.time) -> APIRouter:
-    """The routes of the dashboard. `clock`: Unix seconds."""
-    pages = _Dashboard(backend, tenants, clock)
+def dashboard_router(api: ChatApi, clock: Callable[[], float] = time.time) -> APIRouter:
+    """The routes of the dashboard of an API. `clock`: Unix seconds."""
+    pages = _Dashboard(api, clock)
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/dashboard", pages.look, methods=["GET"])
     router.add_api_route("/dashboard/login", pages.log_in, methods=["POST"])
     router.add_api_route("/dashboard/logout", pages.log_out, methods=["POST"])
+    router.add_api_route("/dashboard/chat", pages.chat, methods=["POST"])
+    router.add_api_route("/dashboard/feedback", pages.give_feedback, methods=["POST"])
     router.add_api_route("/dashboard/promote", pages.promote, methods=["POST"])
     router.add_api_route("/dashboard/rollback", pages.roll_back, methods=["POST"])
     return router
@@ -132,9 +135,10 @@ def dashboard_router(backend: ChatBackend, tenants: Tenants, clock: Callable[[],
 class _Dashboard:
     """The pages and the buttons."""
 
-    def __init__(self, backend: ChatBackend, tenants: Tenants, clock: Callable[[], float]) -> None:
-        self._backend = backend
-        self._tenants = tenants
+    def __init__(self, api: ChatApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._backend = api.backend
+        self._tenants = api.tenants
         self._clock = clock
         self._sessions = Sessions(secrets.token_bytes(32), clock)
         self._templates = jinja2.Environment(
@@ -178,6 +182,27 @@ class _Dashboard:
         answer = RedirectResponse("/dashboard", 303)
         answer.delete_cookie(COOKIE, path="/dashboard", httponly=True, samesite="strict")
         return answer
+
+    async def chat(self, request: Request) -> Response:
+        """A reply for the page's chat: as /v1/chat/completions, for a session instead of a key."""
+        self._admit_to_api(request)
+        return await self._api.chat(request)
+
+    async def give_feedback(self, request: Request) -> Response:
+        """Feedback from the page's chat, as /v1/feedback."""
+        self._admit_to_api(request)
+        return await self._api.feedback(request)
+
+    def _admit_to_api(self, request: Request) -> None:
+        """Admit a request of the page's script. Raises an `ApiError` if it has no session, or was not sent from its page."""
+        try:
+            tenant, cookie = self._authenticate(request)
+        except _NotLoggedIn:
+            raise ApiError("your session has ended: load the page again and log in", 401, code="invalid_api_key") from None
+        token = request.headers.get("x-form-token", "")
+        if not _is_same_origin(request) or (cookie and not self._sessions.is_valid_token(cookie, token)):
+            raise ApiError("this page is too old: load it again", 403, code="invalid_token")
+        request.state.tenant = tenant
 
     async def promote(self, request: Request) -> Response:
         return await self._act(request, "promote")
@@ -235,6 +260,9 @@ class _Dashboard:
         rows = await self._backend.experiences(tenant.name, limit=MAX_EXCHANGES)
         now = self._clock()
         exchanges, odd_exchanges = convert_rows(rows, lambda item: exchange_card(item, now))
+        about_versions = _describe_versions(row, now)
+        asked = request.query_params.get("learned", "")[:200]
+        learned = await self._learned_from(tenant, chosen, asked, about_versions["versions"], now)
         return self._render(
             "page.html",
             status,
@@ -249,9 +277,30 @@ class _Dashboard:
             token=self._sessions.token(cookie) if cookie else "",
             size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "bottom": BOTTOM},
             **_describe_service(state),
-            **_describe_versions(row, now),
+            model_name=self._backend.model if chosen == "default" else f"{self._backend.model}:{chosen}",
+            **about_versions,
+            **learned,
             **_describe_learning(scope, row),
         )
+
+    async def _learned_from(
+        self, tenant: Tenant, adapter: str, asked: str, versions: Sequence[dict[str, Any]], now: float
+    ) -> dict[str, Any]:
+        """The template's values on the exchanges that a version's own step learned from. `asked`: its name; empty: the live one's, or
+        the newest's."""
+        for version in versions:
+            version["learned_query"] = urlencode({"adapter": adapter, "learned": version["name"]}) if version["name"] else ""
+        live = [version["name"] for version in versions if version["state"] == "live"]
+        name = asked or next(iter([*live, *(version["name"] for version in versions)]), "")
+        rows: list[dict[str, Any]] = []
+        problem = ""
+        if name:
+            try:
+                rows = await self._backend.experiences(tenant.name, adapter, limit=MAX_EXCHANGES, learned_by=name)
+            except UserError as error:
+                problem = as_api_error(error).message
+        cards, _ = convert_rows(rows, lambda item: exchange_card(item, now))
+        return {"learned_name": name, "learned": cards, "learned_problem": problem}
 
     def _render(self, name: str, status: int = 200, **values: Any) -> Response:
         nonce = secrets.token_urlsafe(16)

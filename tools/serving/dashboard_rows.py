@@ -89,11 +89,12 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def chart(points: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+def chart(points: Sequence[tuple[float, float]], axis: str = "step") -> dict[str, Any] | None:
     """The places of a curve's points in an SVG of `WIDTH` x `HEIGHT`; None: there are no points.
 
     Args:
         points: (step, value), in order. More than `MAX_POINTS` are averaged in groups.
+        axis: what a step is: `step`, or `version`, which is named by the steps behind it.
     """
     if not points:
         return None
@@ -110,7 +111,7 @@ def chart(points: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
         x = LEFT + wide * ((step - first) / (last - first) if last > first else 0.5)
         return f"{x:.1f}", f"{BOTTOM - tall * (value - low) / (high - low):.1f}"
 
-    dots = [(*place(step, value), f"step {format_number(step)}: {format_number(value)}") for step, value in thinned]
+    dots = [(*place(step, value), f"{axis} {format_number(step)}: {format_number(value)}") for step, value in thinned]
     return {
         "line": " ".join(f"{x},{y}" for x, y, _ in dots),
         "dots": dots,
@@ -132,8 +133,8 @@ def curves(updates: Iterable[Mapping[str, Any]], versions: Iterable[Mapping[str,
     found = []
     for name, title, unit in CURVES:
         points = [(step, value) for step, update in seen if (value := finite_number(update.get(name))) is not None]
-        points = rewards if name == "reward" else points
-        found.append({"title": title, "unit": unit, "chart": chart(points)})
+        points, axis = (rewards, "version") if name == "reward" else (points, "step")
+        found.append({"title": title, "unit": unit, "axis": axis, "chart": chart(points, axis)})
     return found
 
 
@@ -178,6 +179,7 @@ def version_row(row: Mapping[str, Any], live: str, canary: str, now: float) -> d
             "value": format_number(check.get("value")),
             "limit": format_number(check.get("limit")),
             "passed": check.get("passed") is True,
+            "is_measured": finite_number(check.get("value")) is not None,
             "note": clip_text(check.get("note"), 300),
         }
         for check in as_rows(row.get("gate"))
@@ -194,6 +196,7 @@ def version_row(row: Mapping[str, Any], live: str, canary: str, now: float) -> d
         "gate": checks,
         "reward": format_number(row.get("reward")),
         "feedbacks": format_number(row.get("feedbacks")),
+        "learned_from": format_number(row.get("learned_from")),
         "promotes": bool(label) and state in ("candidate", "canary", "retired"),
     }
 

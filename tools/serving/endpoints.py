@@ -206,8 +206,9 @@ class ChatApi:
         state: Annotated[Literal["pending", "ready", "leased", "consumed", "rejected", "held"] | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+        learned_by: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> Response:
-        rows = await self.backend.experiences(request.state.tenant.name, adapter, state, limit + 1, before)
+        rows = await self.backend.experiences(request.state.tenant.name, adapter, state, limit + 1, before, learned_by)
         return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
 
     async def experience(self, request: Request, id: str) -> Response:

@@ -295,7 +295,7 @@ class RequestBody(StrictBody):
     """The fields of both kinds of request."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
-    """`NAME`, or `NAME:ADAPTER`."""
+    """`NAME`, or `NAME:ADAPTER`; with `@VERSION` or `@base` behind it, an older version or the base model."""
     max_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -357,6 +357,8 @@ class ParsedRequest:
 
     adapter: str
     """The part of `model` after the colon; empty: there is none."""
+    version: str
+    """The part of `model` after the `@`: a version, or `base`; empty: the one that is live."""
     requests: tuple[ChatRequest, ...]
     """One request for each choice, prompt after prompt."""
     num_prompts: int = 1
@@ -454,8 +456,10 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         more=_extra_options(body, features),
     )
+    adapter, version = _split_model_name(body.model, model)
     return ParsedRequest(
-        adapter=_adapter_name(body.model, model),
+        adapter=adapter,
+        version=version,
         requests=_repeat_requests([request], body.n or 1),
         stream=bool(body.stream),
         with_usage=_wants_usage(body),
@@ -476,8 +480,10 @@ def parse_text(data: Any, model: str, features: Collection[str], window: int) ->
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise ApiError(f"{len(prompts)} prompts, n {body.n}: more than {MAX_CHOICES} choices", param="n")
     requests = [ChatRequest(sampling=sampling, raw=prompt, top_logprobs=body.logprobs, more=more) for prompt in prompts]
+    adapter, version = _split_model_name(body.model, model)
     return ParsedRequest(
-        adapter=_adapter_name(body.model, model),
+        adapter=adapter,
+        version=version,
         requests=_repeat_requests(requests, body.n or 1),
         num_prompts=len(prompts),
         stream=bool(body.stream),
@@ -497,13 +503,12 @@ def refuse_fields(data: Any, unsupported: Mapping[str, str]) -> Any:
     return {name: value for name, value in data.items() if name not in unsupported}
 
 
-def _adapter_name(model_name: str, model: str) -> str:
-    """The adapter that a model's name contains; empty: none."""
-    if model_name == model:
-        return ""
-    if model_name.startswith(f"{model}:") and len(model_name) > len(model) + 1:
-        return model_name[len(model) + 1 :]
-    raise unknown_model(model_name)
+def _split_model_name(name: str, model: str) -> tuple[str, str]:
+    """The adapter and the version that a model's name contains (`MODEL:ADAPTER@VERSION`); empty: none."""
+    rest, at, version = name.removeprefix(model).partition("@")
+    if not name.startswith(model) or rest == ":" or rest[:1] not in ("", ":") or bool(at) != bool(version):
+        raise unknown_model(name)
+    return rest[1:], version
 
 
 def unknown_model(name: str) -> ApiError:

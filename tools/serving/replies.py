@@ -186,7 +186,7 @@ async def respond(
         ClientDisconnected: the client hung up.
         UserError: the backend's.
     """
-    if parsed.adapter and all(row["id"] != model for row in await backend.models(tenant.name)):
+    if parsed.adapter and all(row["id"] != f"{backend.model}:{parsed.adapter}" for row in await backend.models(tenant.name)):
         raise unknown_model(model)
     if len(parsed.requests) > tenant.limits.streams:
         count, most = len(parsed.requests), tenant.limits.streams
@@ -233,7 +233,7 @@ class _Answer:
         with ExitStack() as stack:
             stack.enter_context(self.tenants.reserve_streams(self.tenant, len(ids)))
             # After the quotas, since the service pins a version for each id that it is asked about.
-            labels = [backend.version(self.tenant.name, adapter, each) for each in ids]
+            labels = [backend.version(self.tenant.name, adapter, each, self.parsed.version) for each in ids]
             streams = [
                 backend.chat(
                     ChatCall(

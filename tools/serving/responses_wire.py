@@ -148,7 +148,7 @@ class ResponseBody(StrictBody):
     """`POST /v1/responses`."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
-    """`NAME`, or `NAME:ADAPTER`."""
+    """As in a chat request."""
     input: Annotated[str, Field(min_length=1)] | Annotated[list[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     """Stands before the input, as a system message."""

@@ -611,6 +611,56 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         assert await service.experiences("acme") == []
 
 
+async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        await turns(service, 20)
+        await urn.until(lambda: idle(service))
+        rows = (await service.adapters("acme"))[0]["versions"]
+        live, old = rows[0]["label"], rows[-1]
+        assert live == service.versions("acme").current != old["label"]
+
+        async def answers(id: str, wanted: str) -> str:
+            label = service.version("acme", "default", id, wanted)
+            assert (await urn.say(service, "x", id)).reply.version == label
+            return label
+
+        assert await answers("now", "") == live
+        assert await answers("before", "base") == ""
+        for wanted in (old["label"], old["name"], str(old["step"])):
+            assert await answers(f"old-{wanted}", wanted) == old["label"]
+        for version in rows:  # however many are named, only a few stay loaded
+            assert await answers(f"each-{version['name']}", version["name"]) == version["label"]
+        await urn.until(lambda: len(service.engine.loaded_versions()) <= 6)
+        assert live in service.engine.loaded_versions()
+        for unknown in ("x", "999"):
+            with pytest.raises(UnknownVersion):
+                service.version("acme", "default", "none", unknown)
+        with pytest.raises(UnknownAdapter):
+            service.version("acme", "none", "none", "base")
+
+        for version in rows:
+            learned = await service.experiences("acme", learned_by=version["name"])
+            assert len(learned) == version["learned_from"] > 0
+            for row in learned:
+                assert version["label"] in [label for _, label in service.replay.uses("acme", row["id"])]
+        with pytest.raises(UnknownVersion):
+            await service.experiences("acme", learned_by="x")
+        assert await service.experiences("rival", "default") == []
+
+
+async def test_a_version_that_was_named_and_cannot_be_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        await turns(service, 20)
+        await urn.until(lambda: idle(service))
+        old = service.versions("acme").versions()[-1].label
+        await service.engine.unload(old)
+        (service.versions("acme").folder(old) / "policy.json").write_text("spoiled")
+        assert service.version("acme", "default", "x", old) == old
+        with pytest.raises(AdapterError):
+            await urn.say(service, "x", "x")
+        assert service.versions("acme").current != old
+
+
 async def test_adapters_are_made_listed_exported_and_deleted(tmp_path: Path) -> None:
     import zipfile
 

@@ -206,6 +206,83 @@ def test_buttons_work_from_the_page_and_from_nowhere_else() -> None:
         assert client.post("/dashboard/promote", data=form | {"token": token(page)}).status_code == 401
 
 
+def test_the_chat_of_the_page_answers_for_a_session_and_for_no_one_else() -> None:
+    backend = FakeBackend(more={})
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "hi there"}]}
+    with looking(backend) as client:
+        sent = {"x-form-token": token(client.get("/dashboard").text)}
+        answer = client.post("/dashboard/chat", json=body, headers=sent)
+        assert answer.json()["choices"][0]["message"]["content"] == "you said hi there (None)"
+        told = client.post("/dashboard/feedback", json={"response_id": answer.json()["id"], "reward": 1}, headers=sent)
+        assert (told.status_code, backend.kept["acme", answer.json()["id"]].feedback.reward) == (202, 1)
+        for bad in ({}, {"x-form-token": "0" * 64}, sent | {"origin": "http://evil.example"}):
+            refused = client.post("/dashboard/chat", json=body, headers=bad)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "invalid_token")
+        assert client.post("/dashboard/chat", json=body | {"suffix": "x"}, headers=sent).status_code == 400
+        client.post("/dashboard/logout")
+        assert client.post("/dashboard/chat", json=body, headers=sent).status_code == 401
+
+
+def test_a_version_answers_by_its_name_and_beside_the_live_one() -> None:
+    backend = FakeBackend(live={("acme", "default"): "acme/default@000003-c"})
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi there"}]}
+    with serving(backend) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {chat_backend.KEY}"}) as client:
+        found = {}
+        for name in (
+            "pocket",
+            "pocket@base",
+            "pocket@000001-a",
+            "pocket@x",
+            "pocket@",
+            "pocket:@base",
+            "pocketed",
+            "pocket:none@base",
+        ):
+            answer = client.post("/v1/chat/completions", json=body | {"model": name})
+            found[name] = answer.headers.get("x-policy-version", answer.json().get("error", {}).get("code"))
+    missing = dict.fromkeys(("pocket@", "pocket:@base", "pocketed", "pocket:none@base"), "model_not_found")
+    assert found == missing | {
+        "pocket": "acme/default@000003-c",
+        "pocket@base": "base",
+        "pocket@000001-a": "acme/default@000001-a",
+        "pocket@x": "version_not_found",
+    }
+
+
+def test_what_was_not_measured_is_not_ticked_and_axes_say_what_they_count() -> None:
+    more = told()
+    checks = more["adapters"][0]["versions"][0]["gate"]
+    checks[0] |= {"value": None, "note": "too few: 2 of 8 rewards"}
+    with looking(FakeBackend(more=more)) as client:
+        page = client.get("/dashboard").text
+    row = page[page.index('data-version="') : page.index("</tr>", page.index('data-version="'))]
+    assert "held-out feedback not measured" in row
+    assert "✓ held-out" not in row
+    assert row.count("✓") == 3
+    assert 'aria-label="Reward by version"' in page
+    assert "version 37" in page
+    assert 'aria-label="Loss by step"' in page
+
+
+def test_what_a_version_learned_from() -> None:
+    more = told()
+    versions = more["adapters"][0]["versions"]
+    for version in versions:
+        version["learned_from"] = 2
+    more["learned"] = {
+        versions[0]["name"]: [more["exchanges"][0]],
+        versions[2]["name"]: [more["exchanges"][1] | {"reply": "an old lesson"}],
+    }
+    with looking(FakeBackend(more=more)) as client:
+        live = client.get("/dashboard").text
+        assert f"What version {versions[0]['name']} learned from" in live
+        assert "an old lesson" not in live
+        link = next(found for found in re.findall(r'href="([^"]*#learned)"', live) if versions[2]["name"] in found)
+        old = client.get(link.replace("&amp;", "&")).text
+        assert "an old lesson" in old
+        assert client.get("/dashboard?learned=%3Cscript%3E").text.count("<script") == 1
+
+
 def test_hostile_words_stay_words() -> None:
     more = told()
     more["exchanges"][0] |= {"reply": HOSTILE, "messages": [{"role": "user", "content": HOSTILE}], "family": HOSTILE}
@@ -335,3 +412,79 @@ async def test_a_real_browser_logs_in_sees_it_presses_a_button_and_runs_nobody_e
                     await asyncio.sleep(0.1)
             assert backend.live == {("acme", "default"): more["adapters"][0]["versions"][2]["label"]}
             assert [said for said in page.complaints if "401" not in said] == []  # 401: the page that asks for the key
+
+
+async def typed(page: browser.Browser, text: str, *keys: tuple[str, int]) -> None:
+    """Type as a person does: into what has the focus, then these keys (name, code)."""
+    await page.ask("Input.insertText", text=text)
+    for key, code in keys:
+        for kind in ("keyDown", "keyUp"):
+            more = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            await page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
+
+
+async def until(page: browser.Browser, script: str) -> None:
+    """Wait until an expression in the page is true."""
+    async with asyncio.timeout(30):
+        while not await page.run(script):
+            await asyncio.sleep(0.1)
+
+
+ENTER, TAB, SPACE = ("Enter", 13), ("Tab", 9), (" ", 32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium (apt-get install chromium)")
+async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboard_alone(tmp_path: Path) -> None:
+    more = told()
+    more.pop("exchanges")
+    live = more["adapters"][0]["versions"][0]["label"]
+
+    def say(request: Any) -> str:
+        return f"{HOSTILE} {len(request.messages)} {request.sampling.temperature:g}".replace("\x00\ud800", "")
+
+    backend = FakeBackend(say=say, more=more, live={("acme", "default"): live})
+    with serving(backend) as url:
+        async with browser.Browser.open(tmp_path / "profile") as page:
+            await page.go(f"{url}/dashboard")
+            await page.run(f"document.getElementById('key').value = {chat_backend.KEY!r}")
+            await page.run("document.querySelector('form').submit()")
+            await until(page, "document.getElementById('beside')?.options.length > 2")
+            await page.run("document.getElementById('prompt').focus()")
+            await typed(page, "hi there", ENTER)
+            await until(page, "document.querySelector('.turn .teach:not([hidden])')")
+            said = await page.run("document.querySelector('.turn .side:not([hidden]) .said').textContent")
+            assert said.startswith("</p><script>")
+            assert said.endswith("1 1")
+            assert await page.run("document.title") == "acme/default · learngraph"  # its script was words
+            assert await page.run("document.querySelector('.turn .badge.live').textContent") == live.rpartition("@")[2]
+            # From the message by Tab to the thumb: before it in the page, so backwards.
+            await page.run("document.querySelector('.turn [data-reward=\"-1\"]').focus()")
+            await typed(page, "", SPACE)
+            assert await page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
+            await typed(page, "", TAB)
+            await typed(page, "too long", ENTER)
+            await until(page, "document.querySelector('.turn output').textContent.startsWith('Stored')")
+            (exchange,) = backend.kept.values()
+            assert exchange.feedback is not None
+            assert (exchange.feedback.reward, exchange.feedback.text) == (-1, "too long")
+
+            await page.run("document.getElementById('beside').value = 'base'")
+            await page.run("document.getElementById('prompt').focus()")
+            await typed(page, "and now", ENTER)
+            await until(page, "document.querySelectorAll('.teach:not([hidden])').length == 2")
+            sides = await page.run("[...document.querySelectorAll('.turn:last-child .badge')].map(each => each.textContent)")
+            assert sides == ["base", live.rpartition("@")[2]]
+            asked = [(len(request.messages), request.sampling.temperature) for request in backend.requests]
+            assert asked == [(1, 1.0), (3, 0.0), (3, 0.0)]
+            assert len(backend.kept) == 2  # the reply beside it is not kept
+            await page.run("refresh()")
+            assert await page.run("document.querySelectorAll('.turn').length") == 2  # the chat stays
+            assert await page.run("document.getElementById('beside').value") == "base"
+
+            await page.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=True)
+            assert await page.run("document.documentElement.scrollWidth") <= 360
+            await page.picture(tmp_path / "phone.png", width=360, height=1600)
+            unnamed = "[...document.querySelectorAll('button, input:not([type=hidden]), textarea, select')].filter(e => !e.textContent.trim()"
+            assert await page.run(f"{unnamed} && !e.labels?.length && !e.ariaLabel).length") == 0
+            assert [problem for problem in page.complaints if "401" not in problem] == []
