@@ -1,0 +1,243 @@
+"""JitRL in an agent of LangChain: what a decision earned in conversations like this one is added to the model's own preference.
+
+    agent = create_agent(model, tools, middleware=[learner := JitRLMiddleware("memory", decide=["resolve"])])
+
+Where the model calls a tool that is a decision, it is asked `samples` times. Its calls are the candidates, and their logits the logs
+of how often it made them (or what it says of itself, see `candidates`). Then come the nodes of JitRL's graph (graphs/jitrl.py): recall,
+augment, advise, modulate, choose. The call that was drawn is made. All other calls and replies are the model's own, at no cost.
+
+A decision is remembered without the values that belong to one conversation (graphs/agents/tool_decisions.py). What a decision
+earned is the reward of the feedback, discounted by gamma for each decision after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware.types import ModelResponse
+from langchain_core.messages import AIMessage, ToolCall
+
+from ...memory.errors import UserError
+from ...memory.experiences import Experiences
+from ...memory.records import Candidate, Neighbour, Observation, Trajectory
+from ..jitrl import VARIANT_NODES, JitRL
+from .learner import Advice, Ask, Consultation, LearningMiddleware, Place
+from .tool_decisions import DecisionForm, ToolDecisions
+
+__all__ = ["JitRLMiddleware"]
+
+NO_STREAM = "nostream"
+"""LangGraph's tag for models whose tokens are not streamed to the client."""
+
+
+class JitRLMiddleware(LearningMiddleware[Experiences]):
+    """Adds what decisions earned in similar conversations to the model's own preference among its tool calls.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        decide: names of the tools that are decisions, or tool -> names of the arguments that say what is done.
+        samples: times that the model is asked at a decision, at the temperature that it has.
+        candidates: the logits of what it proposed: `samples`, the log of its share of the samples; `logprobs`, the log-probability
+            that the server gives for the reply (the model has to ask for them: `logprobs=True`).
+        settings: JitRL's. The default compares states by the words of `state_key`, which in prose are never the same: a
+            `state_key` that names the kind of issue, or a smaller `min_similarity`, is what makes states alike.
+        options: those of `LearningMiddleware`.
+    """
+
+    method: ClassVar[str] = "jitrl"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        decide: Sequence[str] | Mapping[str, Sequence[str]],
+        samples: int = 4,
+        candidates: Literal["samples", "logprobs"] = "samples",
+        settings: JitRL | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, **options)
+        if samples < 1:
+            raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")
+        if candidates not in ("samples", "logprobs"):
+            raise UserError(f"candidates is samples or logprobs, got {candidates!r}")
+        self.settings = settings or JitRL(min_similarity=0.5)
+        if self.settings.advantage_estimator not in ("guarded", "shrunk"):
+            raise UserError("the middleware has our own estimators, guarded and shrunk; the paper's are in graphs/jitrl.py")
+        self.decisions, self.samples, self.candidates = ToolDecisions(decide), samples, candidates
+
+    def make_index(self) -> Experiences:
+        """A memory of returns that compares states as the settings say."""
+        return self.settings.memory()
+
+    def read_tools(self, tools: Sequence[Any]) -> bool:
+        """Take note of which arguments of the tools say what is done; returns True if that has changed."""
+        return self.decisions.read_tools(tools)
+
+    def adapt(self, trajectory: Trajectory) -> Trajectory | None:
+        """The decisions alone, the last of them with the reward; None without a decision."""
+        made = [
+            replace(step, action=str(form), reward=0.0)
+            for step in trajectory.transitions
+            if (form := self.decisions.form_of_text(step.action)) is not None
+        ]
+        if not made:
+            return None
+        made[-1] = replace(made[-1], reward=trajectory.transitions[-1].reward)
+        return replace(trajectory, transitions=tuple(made), lost=False)
+
+    def consult(self, request: ModelRequest[Any], place: Place, memory: Experiences) -> Consultation:
+        """Ask the model; at a decision ask it again, and draw from its candidates with the advantages of memory."""
+        (first,) = yield Ask([request])
+        if self._decision(first) is None or self.mode == "observe":
+            return Advice(first, {"decision": self._decision(first) is not None})
+        more = []
+        if self.samples > 1:
+            more = yield Ask([_not_streamed(request)] * (self.samples - 1))
+        proposed = [one for one in (first, *more) if self._decision(one) is not None]
+        logits = self._logits(proposed)
+        state = self._decide(place, request, proposed, logits, memory)
+        action = state["action"]
+        response = next((one for one in proposed if str(self._decision(one)) == action), None)
+        response = response or self._call_from_memory(state["forms"][action], state["arguments"], first)
+        return Advice(response, _entry(state, logits, changed=action != str(self._decision(first))))
+
+    def _decision(self, response: ModelResponse[Any]) -> DecisionForm | None:
+        """The decision of a reply; None if it takes none, or several at once."""
+        message = response.result[0]
+        forms = [self.decisions.form(call) for call in message.tool_calls] if isinstance(message, AIMessage) else []
+        taken = [form for form in forms if form is not None]
+        return taken[0] if len(taken) == 1 else None
+
+    def _logits(self, proposed: Sequence[ModelResponse[Any]]) -> dict[str, float]:
+        """The logit in nats of each decision that the model proposed."""
+        actions = [str(self._decision(one)) for one in proposed]
+        if self.candidates == "samples":
+            return {action: math.log(count / len(actions)) for action, count in Counter(actions).items()}
+        found: dict[str, float] = {}
+        for action, response in zip(actions, proposed, strict=True):
+            found[action] = max(_log_probability(response.result[0]), found.get(action, -math.inf))
+        return found
+
+    def _decide(
+        self,
+        place: Place,
+        request: ModelRequest[Any],
+        proposed: Sequence[ModelResponse[Any]],
+        logits: Mapping[str, float],
+        memory: Experiences,
+    ) -> dict[str, Any]:
+        """The channels of JitRL's graph after `choose`, and the forms of all decisions that could be taken here."""
+        key = self.state_key(request.messages)
+        world = _ChatWorld(self.agent_name)
+        nodes = VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory, world, None)  # type: ignore[arg-type]
+        state: dict[str, Any] = {
+            "task": place.task,
+            "run": place.thread,
+            "episode": place.number,
+            "step": place.step,
+            "head": "",
+            "observation": Observation(key),
+            "candidates": [Candidate(action, logit) for action, logit in logits.items()],
+        }
+        state |= nodes["recall"](state)  # type: ignore[operator]
+        forms = {str(form): form for one in proposed if (form := self._decision(one)) is not None}
+        arguments = {call["name"]: call["args"] for one in reversed(proposed) for call in one.result[0].tool_calls}
+        forms |= self._open_forms(state["neighbours"], arguments)
+        state["neighbours"] = [one for one in state["neighbours"] if one.action in forms]
+        state["observation"] = Observation(key, tuple(sorted(forms)))
+        for name in ("augment", "advise", "modulate", "choose"):
+            state |= nodes[name](state)  # type: ignore[operator]
+        return {**state, "forms": forms, "arguments": arguments}
+
+    def _open_forms(
+        self, neighbours: Sequence[Neighbour], arguments: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, DecisionForm]:
+        """The remembered decisions that can be taken in this conversation: a proposed call of the tool gives the values."""
+        found = {}
+        for neighbour in neighbours:
+            form = self.decisions.form_of_memory(neighbour.action)
+            if form is not None and self.decisions.complete(form, arguments.get(form.tool, {})) is not None:
+                found[neighbour.action] = form
+        return found
+
+    def _call_from_memory(
+        self, form: DecisionForm, arguments: Mapping[str, Mapping[str, Any]], first: ModelResponse[Any]
+    ) -> ModelResponse[Any]:
+        """The model's first reply with another decision in the place of its own."""
+        message = first.result[0]
+        assert isinstance(message, AIMessage)
+        complete = self.decisions.complete(form, arguments.get(form.tool, {})) or {}
+        calls = [
+            ToolCall(name=form.tool, args=complete, id=call["id"], type="tool_call") if self.decisions.form(call) else call
+            for call in message.tool_calls
+        ]
+        return ModelResponse([AIMessage("", tool_calls=calls, id=f"{message.id}-learned")], first.structured_response)
+
+
+class _ChatWorld:
+    """What the nodes ask of an environment: a name, and the text by which states are compared."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def abstract(self, observation: Observation) -> str:
+        """The text of the state, which is the key already."""
+        return observation.text
+
+
+def _not_streamed(request: ModelRequest[Any]) -> ModelRequest[Any]:
+    """The same request by a model whose tokens reach no client: they are a sample, and perhaps not what the agent says."""
+    model = request.model
+    return request.override(model=model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]}))
+
+
+def _log_probability(message: Any) -> float:
+    """The log-probability of a reply in nats, as the server gives it.
+
+    Raises:
+        UserError: it gives none.
+    """
+    tokens = (message.response_metadata.get("logprobs") or {}).get("content")
+    if not tokens:
+        raise UserError(
+            "candidates='logprobs' asked for log-probabilities, and the reply has none; make the model with logprobs=True, or take 'samples'"
+        )
+    return float(sum(token["logprob"] for token in tokens))
+
+
+def _entry(state: Mapping[str, Any], logits: Mapping[str, float], changed: bool) -> dict[str, Any]:
+    """What was recalled, added and chosen, as plain data."""
+    rows = []
+    for candidate, prior, estimate in zip(state["candidates"], state["prior"], state["estimates"], strict=True):
+        rows.append(
+            {
+                "action": candidate.action,
+                "prior": round(prior, 4),
+                "advantage": round(estimate.shift, 4),
+                "visits": estimate.count,
+                "value": round(estimate.value, 4),
+                "logit": round(candidate.logit, 4),
+                "source": candidate.source,
+            }
+        )
+    return {
+        "decision": True,
+        "recalled": sorted({one.id.rpartition("/")[0] for one in state["neighbours"]}),
+        "candidates": rows,
+        "chosen": state["action"],
+        "changed": changed,
+        "said": [f"{row['action']}: {_words(row)}" for row in rows]
+        + [f"took {state['action']}{', which is not what the model said first' if changed else ''}"],
+    }
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    share = "from memory alone" if row["source"] == "memory" else f"the model's share {math.exp(row['prior']):.2f}"
+    seen = f"tried {row['visits']:.3g} times here, value {row['value']:.3g}" if row["visits"] else "never tried here"
+    return f"{share}, {seen}, advantage {row['advantage']:+.2f}"

@@ -1,0 +1,287 @@
+"""Conversations of one scope in any LangGraph store: their turns, the feedback on them, and the trajectories that follow.
+
+    (…scope, "turns")          thread -> its turns, as the agent's process recorded them
+    (…scope, "feedback")       thread -> the feedback on it, as whoever gave it wrote it
+    (…scope, "trajectories")   thread/turn -> a rated stretch of the conversation; memories are made of these
+    (…scope, "changes")        writer -> the trajectories that this process changed last
+
+Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
+trajectories, of turns 0 to 1 and 2 to 4. Feedback on the same turn again takes the place of the former one. All ids are derived
+from those of the thread and of its messages, so that work that is done twice is stored once.
+
+Several processes may share a store. Each writes an item of its own under `changes`, and reads the others': nobody has to read all
+trajectories again to learn what is new.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langgraph.store.base import BaseStore
+
+from .errors import UserError
+from .records import Task, Trajectory, Transition
+from .storage.shelf import RecordStore, read_jsonl
+
+__all__ = ["Conversation", "ConversationStore", "Rating", "Ratings", "Turn", "rated_trajectories"]
+
+CHANGES_KEPT = 256
+"""Changes that a writer names. A reader that missed more reads all trajectories again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an agent did between two messages of the user."""
+
+    id: str
+    """Id of the user's message that it answers."""
+    steps: tuple[Transition, ...]
+    run_id: str = ""
+    """Id of the agent's run, as tracers know it; empty where it has none."""
+    advice: tuple[dict[str, Any], ...] = ()
+    """What a learning method recalled, added and chose, one entry per model call; plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The recorded turns of a thread."""
+
+    id: str
+    """The thread's id."""
+    task: Task
+    turns: tuple[Turn, ...]
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """Feedback on the turns since the rating before it."""
+
+    turn: str
+    """Id of the last turn that it is about."""
+    reward: float | None
+    """In the app's units; None: only words, or taken back. Missing is not 0."""
+    text: str = ""
+    source: str = "user"
+    """Who decided: `user`, or the name of a function or signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratings:
+    """All feedback on a thread."""
+
+    id: str
+    ratings: tuple[Rating, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """The trajectories that a writer changed last."""
+
+    id: str
+    count: int
+    """Number of all changes that it ever made."""
+    newest: tuple[str, ...]
+    """Ids of the last ones, newest last. An empty id stands for a deletion: read everything again."""
+
+
+def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
+    """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none."""
+    by_turn = {rating.turn: rating for rating in ratings}
+    found, open_steps, used = [], list[Transition](), list[str]()
+    for number, turn in enumerate(conversation.turns):
+        open_steps += turn.steps
+        used += [id for entry in turn.advice for id in entry.get("recalled", ())]
+        rating = by_turn.get(turn.id)
+        if rating is None or not open_steps:
+            continue
+        last = replace(open_steps[-1], reward=rating.reward)
+        found.append(
+            Trajectory(
+                id=f"{conversation.id}/{number}",
+                task=conversation.task,
+                transitions=(*open_steps[:-1], last),
+                run=conversation.id,
+                episode=number,
+                score=rating.reward or 0.0,
+                domain=conversation.domain,
+                note=rating.text,
+                used=tuple(dict.fromkeys(used)),
+            )
+        )
+        open_steps, used = [], []
+    return found
+
+
+class ConversationStore:
+    """The conversations of one scope: a tenant's, a user's, or all. It is safe to use from several threads and processes.
+
+    Args:
+        store: any LangGraph store.
+        scope: labels that the namespace begins with. Nothing is read or written outside of it.
+    """
+
+    def __init__(self, store: BaseStore, scope: Sequence[str]) -> None:
+        self.store, self.scope = store, tuple(scope)
+        self.turns = RecordStore(store, (*scope, "turns"), Conversation)
+        self.feedback = RecordStore(store, (*scope, "feedback"), Ratings)
+        self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory)
+        self._changes = RecordStore(store, (*scope, "changes"), _Changes)
+        self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._count, self._newest = 0, list[str]()
+        self._lock = threading.Lock()
+        self.has_news = False
+        """True if this object has changed trajectories; its reader sets it back."""
+
+    def __repr__(self) -> str:
+        return f"ConversationStore({'/'.join(self.scope)})"
+
+    def conversation(self, thread: str) -> Conversation:
+        """The recorded turns of a thread.
+
+        Raises:
+            UserError: nothing of it was recorded in this scope.
+        """
+        found = self.turns.get(thread)
+        if found is None:
+            raise UserError(
+                f"asked for conversation {thread!r}, and none is recorded in {'/'.join(self.scope)}: give the thread_id that the "
+                "agent ran with, and the scope's names and values as in its config; a turn is recorded when it ends"
+            )
+        return found
+
+    def ratings(self, thread: str) -> tuple[Rating, ...]:
+        """The feedback on a thread, oldest first."""
+        found = self.feedback.get(thread)
+        return found.ratings if found else ()
+
+    def record(self, thread: str, turn: Turn, task: Task, domain: str = "") -> Conversation:
+        """Record a turn that has ended. It takes the place of one with its id, as after a run that was repeated, and keeps what
+        other methods have recorded of their advice."""
+        with self._lock:
+            known = self.turns.get(thread) or Conversation(thread, task, (), domain)
+            methods = {entry.get("method") for entry in turn.advice}
+            others = [
+                entry for one in known.turns if one.id == turn.id for entry in one.advice if entry.get("method") not in methods
+            ]
+            turn = replace(turn, advice=(*others, *turn.advice))
+            turns = [turn if one.id == turn.id else one for one in known.turns]
+            conversation = replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
+            if conversation != known:
+                self.turns.put([conversation])
+                self._derive(conversation, self.ratings(thread))
+            return conversation
+
+    def rate(
+        self,
+        thread: str,
+        reward: float | None,
+        text: str = "",
+        *,
+        turn: str | None = None,
+        run_id: str | None = None,
+        source: str = "user",
+    ) -> Rating:
+        """Keep the feedback on a thread, and the trajectories that follow from it. The last feedback on a turn holds.
+
+        Args:
+            thread: the thread's id.
+            reward: a finite number; None: only words.
+            text: words.
+            turn: id of the turn; the last recorded one if not given.
+            run_id: id of the agent's run that ended that turn.
+            source: who decided.
+
+        Raises:
+            UserError: the conversation or the turn is unknown.
+        """
+        with self._lock:
+            conversation = self.conversation(thread)
+            rating = Rating(_find_turn(conversation, turn, run_id).id, reward, text, source)
+            places = {one.id: n for n, one in enumerate(conversation.turns)}
+            others = [one for one in self.ratings(thread) if one.turn != rating.turn]
+            ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
+            self.feedback.put([Ratings(thread, ratings)])
+            self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"})  # told again: a crash may have come before
+            return rating
+
+    def _derive(self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = ()) -> None:
+        """Write the trajectories that are new or changed, and those with one of these ids, and then say so."""
+        found = rated_trajectories(conversation, ratings)
+        made = [one for one in found if one.id in always or self.trajectories.get(one.id) != one]
+        if made:
+            self.trajectories.put(made)
+            self._announce([one.id for one in made])
+
+    def _announce(self, ids: Sequence[str]) -> None:
+        self._count += len(ids)
+        self.has_news = True
+        self._newest = [*self._newest, *ids][-CHANGES_KEPT:]
+        self._changes.put([_Changes(self._writer, self._count, tuple(self._newest))])
+
+    def changes(self, seen: Mapping[str, int] | None) -> tuple[list[Trajectory] | None, dict[str, int]]:
+        """The trajectories that were added or changed since a look before.
+
+        Args:
+            seen: what the look before returned; None: there was none.
+
+        Returns:
+            The trajectories, or None where all have to be read again (`trajectories.all`), and the mark for the next look.
+        """
+        writers = self._changes.all()
+        now = {writer.id: writer.count for writer in writers}
+        if seen is None:
+            return None, now
+        ids: list[str] = []
+        for writer in writers:
+            if missed := writer.count - seen.get(writer.id, 0):
+                if missed > len(writer.newest) or "" in writer.newest[-missed:]:
+                    return None, now
+                ids += writer.newest[-missed:]
+        found = [self.trajectories.get(id) for id in dict.fromkeys(ids)]
+        return [one for one in found if one is not None], now
+
+    def forget(self, threads: Sequence[str] | None = None) -> int:
+        """Delete conversations with their feedback and trajectories; returns the number of trajectories deleted.
+
+        Args:
+            threads: ids of the threads; None: all of the scope.
+        """
+        with self._lock:
+            gone = set(threads) if threads is not None else None
+            doomed = [one.id for one in self.trajectories.all() if gone is None or one.run in gone]
+            for records in (self.turns, self.feedback):
+                records.delete([one.id for one in records.all() if gone is None or one.id in gone])
+            self.trajectories.delete(doomed)
+            self._announce([""])
+            return len(doomed)
+
+    def export(self) -> Iterator[dict[str, Any]]:
+        """All that is kept of this scope, one plain object per conversation."""
+        from .storage.shelf import to_json
+
+        ratings = {one.id: one.ratings for one in self.feedback.all()}
+        for conversation in self.turns.all():
+            yield {**to_json(conversation), "ratings": to_json(ratings.get(conversation.id, ()))}
+
+    def import_trajectories(self, path: str | os.PathLike[str]) -> int:
+        """Add rated trajectories from a JSONL file, such as one of `learngraph import`; returns their number."""
+        found = [one for _, one in read_jsonl(Trajectory, path)]
+        with self._lock:
+            self.trajectories.put(found)
+            self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])
+        return len(found)
+
+
+def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None) -> Turn:
+    for one in reversed(conversation.turns):
+        if turn in (None, one.id) and run_id in (None, one.run_id):
+            return one
+    wanted = f"turn {turn!r}" if turn is not None else f"run {run_id!r}"
+    known = ", ".join(repr(one.id if turn is not None else one.run_id) for one in conversation.turns[-3:])
+    raise UserError(f"conversation {conversation.id!r} has no {wanted}; its last ones are {known or 'none'}")

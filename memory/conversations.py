@@ -1,0 +1,220 @@
+"""Conversations as trajectories: what an agent read is the state, its tool calls and replies are the actions.
+
+    trajectory(messages, reward)      the messages of an agent -> a trajectory that every memory takes
+    messages(trajectory)              and back
+    last_turn, goal_and_last_turn     the state of a chat as text: what memories compare
+
+A tool call is written as `name(argument='value')`, with its arguments in the order of their names and their values as Python
+literals; `read_call` reads it without evaluating anything. A reply in words is written as it is, after `reply: `. Parallel calls
+of one message are steps of their own, one after the other, in the same state.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+
+from .errors import UserError
+from .records import Task, Trajectory, Transition
+
+__all__ = [
+    "REPLY",
+    "StateKey",
+    "call_text",
+    "goal_and_last_turn",
+    "last_turn",
+    "messages",
+    "read_call",
+    "steps",
+    "text_read",
+    "trajectory",
+]
+
+StateKey = Callable[[Sequence[BaseMessage]], str]
+"""The messages that an agent has read -> the text of its state, by which memories compare."""
+REPLY = "reply: "
+"""The beginning of an action that is a reply in words."""
+ActionText = Callable[[Mapping[str, Any]], str]
+"""A tool call (`name`, `args`) -> the text of the action."""
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """A tool call (`name`, `args`) as text: `refund(amount=20, order='A7')`."""
+    arguments = ", ".join(f"{name}={call['args'][name]!r}" for name in sorted(call["args"]))
+    return f"{call['name']}({arguments})"
+
+
+def read_call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a call that `call_text` wrote. Nothing is evaluated: values are literals.
+
+    Raises:
+        UserError: the text is no such call.
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
+            raise ValueError("it is not name(argument=value, ...)")
+        arguments = {}
+        for given in tree.keywords:
+            if given.arg is None:
+                raise ValueError("**arguments have no names")
+            arguments[given.arg] = ast.literal_eval(given.value)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 80 else f"{text[:79]}…"
+        raise UserError(f"asked for a call such as refund(order='A7'), got {shown!r} ({error})") from error
+    return tree.func.id, arguments
+
+
+def last_turn(read: Sequence[BaseMessage]) -> str:
+    """The user's last message, and the last result of each tool called since."""
+    start = _last_user_message(read)
+    results = {m.name or "tool": _text(m) for m in read[start:] if isinstance(m, ToolMessage)}
+    asked = [_text(read[start])] if read and isinstance(read[start], HumanMessage) else []
+    return "\n".join([*asked, *(f"{name}: {result}" for name, result in results.items())])
+
+
+def goal_and_last_turn(read: Sequence[BaseMessage]) -> str:
+    """The user's first message, and `last_turn` if it says something else."""
+    goal = next((_text(m) for m in read if isinstance(m, HumanMessage)), "")
+    last = last_turn(read)
+    return last if last.startswith(goal) else f"{goal}\n{last}"
+
+
+def text_read(read: Sequence[BaseMessage]) -> str:
+    """The messages since the agent's last one, as it read them: tool results under the name of the tool."""
+    start = next((n for n in range(len(read), 0, -1) if isinstance(read[n - 1], AIMessage)), 0)
+    return "\n".join(f"{m.name or 'tool'}: {_text(m)}" if isinstance(m, ToolMessage) else _text(m) for m in read[start:])
+
+
+def steps(
+    messages: Sequence[AnyMessage | BaseMessage],
+    state_key: StateKey = goal_and_last_turn,
+    action_text: ActionText = call_text,
+) -> tuple[Transition, ...]:
+    """The steps of a conversation, each with a reward of 0: what was done after what was read.
+
+    Args:
+        messages: of the user, the agent and its tools. System messages are left out: they are not what happened.
+        state_key: the text of the state, from all messages before the action.
+        action_text: the text of a tool call.
+    """
+    return tuple(Transition(*step) for step in _steps(messages, state_key, action_text))
+
+
+def _steps(
+    messages: Sequence[BaseMessage], state_key: StateKey, action_text: ActionText
+) -> Iterator[tuple[str, str, float, str]]:
+    talk = [m for m in messages if isinstance(m, HumanMessage | AIMessage | ToolMessage)]
+    for n, message in enumerate(talk):
+        if not isinstance(message, AIMessage):
+            continue
+        state, read = state_key(talk[:n]), text_read(talk[:n])
+        for action in [action_text({"name": c["name"], "args": c["args"]}) for c in message.tool_calls] or [
+            REPLY + _text(message)
+        ]:
+            yield state, action, 0.0, read
+
+
+def trajectory(
+    messages: Sequence[AnyMessage | BaseMessage],
+    reward: float | None,
+    *,
+    run: str = "conversation",
+    episode: int = 0,
+    task: Task | None = None,
+    domain: str = "",
+    state_key: StateKey = goal_and_last_turn,
+    action_text: ActionText = call_text,
+    note: str = "",
+) -> Trajectory:
+    """A conversation as a finished attempt, which every memory takes.
+
+    Args:
+        messages: of the user, the agent and its tools.
+        reward: of the whole conversation, in any unit; it is that of the last step, and all others have 0. None: not known, which
+            is not 0; memories of returns learn nothing from it.
+        run: name of what it belongs to, such as the thread's id.
+        episode: its number within the run.
+        task: what it was about; the user's first message if not given.
+        domain: scope of cross-task memory.
+        state_key: the text of a state.
+        action_text: the text of a tool call.
+        note: what was said about it in words.
+
+    Raises:
+        UserError: the agent did nothing in it, or the reward is not finite.
+    """
+    if reward is not None and not math.isfinite(reward):
+        raise UserError(f"a reward is a finite number or None, got {reward}")
+    done = steps(messages, state_key, action_text)
+    if not done:
+        raise UserError(f"asked for a conversation with an answer of the agent, got {len(messages)} messages without one")
+    goal = next((_text(m) for m in messages if isinstance(m, HumanMessage)), "")
+    last = messages[-1]
+    return Trajectory(
+        id=f"{run}/{episode}",
+        task=task or Task(domain or "conversation", goal),
+        transitions=(*done[:-1], Transition(done[-1].state, done[-1].action, reward, done[-1].observation)),
+        run=run,
+        episode=episode,
+        score=reward or 0.0,
+        domain=domain,
+        note=note,
+        last_observation=_text(last) if isinstance(last, ToolMessage) else "",
+    )
+
+
+def messages(trajectory: Trajectory) -> list[AnyMessage]:
+    """The messages of a conversation that was kept as a trajectory, without its rewards.
+
+    What was read comes back as one message of the user, or as the results of the calls before it; ids are derived from the
+    trajectory's.
+    """
+    found: list[AnyMessage] = []
+    before: Transition | None = None
+    calls: list[str] = []
+    for number, step in enumerate(trajectory.transitions):
+        if before is None or step.observation_text != before.observation_text or before.action.startswith(REPLY):
+            found += _messages_read(step.observation_text, calls)
+            calls = []
+        before = step
+        if step.action.startswith(REPLY):
+            found.append(AIMessage(step.action.removeprefix(REPLY)))
+            continue
+        name, arguments = read_call(step.action)
+        call = {"name": name, "args": arguments, "id": f"{trajectory.id}/{number}"}
+        last = found[-1] if calls else None
+        if isinstance(last, AIMessage):  # a parallel call of the same message
+            found[-1] = AIMessage(last.content, tool_calls=[*last.tool_calls, call])
+        else:
+            found.append(AIMessage("", tool_calls=[call]))
+        calls.append(call["id"])
+    if calls and trajectory.last_observation:
+        found += _messages_read(trajectory.last_observation, calls)
+    return found
+
+
+def _messages_read(text: str, calls: Sequence[str]) -> list[AnyMessage]:
+    """What was read: the results of these calls, a line each where there are as many; else the words of the user."""
+    if not calls:
+        return [HumanMessage(text)]
+    lines = text.split("\n") if len(calls) > 1 and text.count("\n") == len(calls) - 1 else [text] + [""] * (len(calls) - 1)
+    found: list[AnyMessage] = []
+    for call, line in zip(calls, lines, strict=True):
+        name, colon, result = line.partition(": ")
+        found.append(ToolMessage(result if colon else line, tool_call_id=call, name=name if colon else None))
+    return found
+
+
+def _text(message: BaseMessage) -> str:
+    """A message's text as a plain string, which stores keep as it is."""
+    return str(message.text)
+
+
+def _last_user_message(read: Sequence[BaseMessage]) -> int:
+    """The place of the user's last message; 0 if there is none."""
+    return next((n for n in range(len(read) - 1, -1, -1) if isinstance(read[n], HumanMessage)), 0)

@@ -1,0 +1,241 @@
+"""What learning middlewares share: conversations are recorded, feedback comes when it comes, and nothing stops the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support_desk as desk
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessageChunk
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.memory.errors import UserError
+
+
+def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
+    learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, **options)
+    tools = [desk.lookup_order, desk.resolve]
+    agent = create_agent(model or desk.SupportModel(), tools, middleware=[learner], checkpointer=InMemorySaver())
+    return agent, learner
+
+
+def config(thread: str, tenant: str = "acme") -> Any:
+    return {"configurable": {"thread_id": thread, "tenant": tenant}}
+
+
+def ask(agent: Any, thread: str, number: int = 0, tenant: str = "acme") -> list[Any]:
+    return list(agent.invoke({"messages": desk.ticket(number)[0]}, config(thread, tenant))["messages"])
+
+
+def rated(learner: JitRLMiddleware, tenant: str = "acme") -> dict[str, float | None]:
+    store = learner._memory(learner._labels({"tenant": tenant})).conversations
+    return {one.id: one.transitions[-1].reward for one in store.trajectories.all()}
+
+
+# Feedback
+
+
+def test_feedback_may_come_late_twice_or_never() -> None:
+    agent, learner = make(InMemoryStore())
+    ask(agent, "a")
+    ask(agent, "b")
+    ask(agent, "a", 1)  # a second turn before any feedback
+    assert rated(learner) == {}
+    learner.feedback("a", reward=0.5, tenant="acme")
+    assert rated(learner) == {"a/1": 0.5}
+    assert len(learner._memory(learner._labels({"tenant": "acme"})).conversations.trajectories.all()[0].transitions) == 6
+    learner.feedback("a", reward=0.5, tenant="acme")
+    learner.feedback("a", reward=1.0, text="wonderful", tenant="acme")
+    assert rated(learner) == {"a/1": 1.0}
+    ask(agent, "a", 2)
+    learner.feedback("a", text="no reward, only words", tenant="acme")
+    assert rated(learner) == {"a/1": 1.0, "a/2": None}
+    (first, second) = learner._memory(learner._labels({"tenant": "acme"})).conversations.trajectories.all()
+    assert (first.note, second.note, len(second.transitions)) == ("wonderful", "no reward, only words", 3)
+
+
+def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
+    from uuid import uuid4
+
+    agent, learner = make(InMemoryStore())
+    runs = [uuid4() for _ in range(3)]
+    for n, run in enumerate(runs):
+        agent.invoke({"messages": desk.ticket(n)[0]}, {**config("a"), "run_id": run})
+    learner.feedback("a", reward=0.0, tenant="acme")
+    assert rated(learner) == {"a/2": 0.0}
+    learner.feedback("a", reward=1.0, run_id=str(runs[0]), tenant="acme")
+    assert rated(learner) == {"a/0": 1.0, "a/2": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"reward": math.nan}, "finite number, got nan"),
+        ({"reward": math.inf}, "finite number, got inf"),
+        ({}, "give a reward, a text, or both"),
+        ({"reward": 1.0, "user": "x"}, "the scope of this agent has tenant; got user"),
+        ({"reward": 1.0, "run_id": "nowhere"}, "conversation 'a' has no run 'nowhere'"),
+    ],
+)
+def test_feedback_that_means_nothing_is_refused(arguments: dict[str, Any], says: str) -> None:
+    agent, learner = make(InMemoryStore())
+    ask(agent, "a")
+    with pytest.raises(UserError, match=says):
+        learner.feedback("a", **{"tenant": "acme", **arguments})
+    with pytest.raises(UserError, match="none is recorded in agents/agent/tenant=acme"):
+        learner.feedback("unknown", reward=1.0, tenant="acme")
+    assert rated(learner) == {}
+
+
+def test_feedback_reaches_a_learner_of_another_process(tmp_path: Path) -> None:
+    """Two learners share a store: neither reads what it knows again."""
+    store = InMemoryStore()
+    (agent, first), (_, second) = make(store), make(store, refresh_seconds=0.0)
+    ask(agent, "a")
+    second.read_tools([desk.resolve])
+    scope = second._labels({"tenant": "acme"})
+    assert len(second._refreshed(scope).index) == 0
+    first.feedback("a", reward=1.0, tenant="acme")
+    assert len(second._refreshed(scope).index) == 1
+    read = second._memory(scope).conversations
+    read.trajectories.all = None  # type: ignore[method-assign, assignment]  # further changes are read one by one
+    ask(agent, "b", 1)
+    first.feedback("b", reward=0.0, tenant="acme")
+    first.feedback("a", reward=0.0, tenant="acme")
+    assert sorted(e.value for e in second._refreshed(scope).index) == [0.0, 0.0]
+
+
+# Ways to run an agent
+
+
+def test_awaited_streamed_and_in_batches_it_records_the_same() -> None:
+    async def awaited(agent: Any) -> Any:
+        return await agent.ainvoke({"messages": desk.ticket(0)[0]}, config("awaited"))
+
+    async def events(agent: Any) -> list[Any]:
+        return [e async for e in agent.astream_events({"messages": desk.ticket(0)[0]}, config("events"), version="v2")]
+
+    agent, learner = make(InMemoryStore())
+    said = desk.ticket(0)[0]
+    asyncio.run(awaited(agent))
+    asyncio.run(events(agent))
+    assert list(agent.stream({"messages": said}, config("stream"), stream_mode="updates"))
+    agent.batch([{"messages": said}] * 3, [config(f"batch{n}") for n in range(3)])
+    (RunnableLambda(lambda text: {"messages": text}) | agent).invoke(said, config("pipe"))
+    RunnableParallel(one=agent).invoke({"messages": said}, config("parallel"))
+    agent.with_fallbacks([agent]).invoke({"messages": said}, config("fallbacks"))
+    for thread in ("awaited", "events", "stream", "batch0", "batch2", "pipe", "parallel", "fallbacks"):
+        (turn,) = learner.conversation(thread, tenant="acme").turns
+        assert [step.action.partition("(")[0] for step in turn.steps] == ["lookup_order", "resolve", "reply: It is done."]
+        assert [entry["decision"] for entry in turn.advice] == [False, True, False]
+
+
+def test_samples_are_not_streamed_and_entries_are() -> None:
+    agent, _ = make(InMemoryStore())
+    said, _ = desk.ticket(0)
+    chunks = list(agent.stream({"messages": said}, config("a"), stream_mode=["messages", "custom"]))
+    calls = [
+        c.tool_calls
+        for mode, (c, _) in ((m, p) for m, p in chunks if m == "messages")
+        if not isinstance(c, AIMessageChunk) and getattr(c, "tool_calls", None)
+    ]
+    made = [call for found in calls for call in found if call["name"] == "resolve"]
+    assert len({call["id"] for call in made}) <= 2, "the first reply, and perhaps the one in its place"
+    entries = [payload["learning"] for mode, payload in chunks if mode == "custom"]
+    assert [entry["decision"] for entry in entries] == [False, True, False]
+
+
+def test_a_hundred_conversations_at_once_lose_and_double_nothing() -> None:
+    agent, learner = make(InMemoryStore())
+
+    def converse(n: int) -> None:
+        ask(agent, f"t{n}", n)
+        learner.feedback(f"t{n}", reward=float(n % 2), tenant="acme")
+        ask(agent, f"t{n}", n + 1)
+        learner.feedback(f"t{n}", reward=1.0, tenant="acme")
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(converse, range(100)))
+    found = rated(learner)
+    assert len(found) == 200
+    assert all(found[f"t{n}/0"] == n % 2 for n in range(100))
+    assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index) == 200
+
+
+# Tenants
+
+
+def test_tenants_never_see_each_others_conversations() -> None:
+    agent, learner = make(InMemoryStore())
+    for tenant in ("acme", "bob"):
+        ask(agent, "same", 0, tenant)
+    learner.feedback("same", reward=1.0, tenant="acme")
+    assert rated(learner, "bob") == {}
+    ask(agent, "next", 0, "bob")
+    (turn,) = learner.conversation("next", tenant="bob").turns
+    assert all(not entry["recalled"] for entry in turn.advice)
+    ask(agent, "next", 0, "acme")
+    (turn,) = learner.conversation("next", tenant="acme").turns
+    assert any(entry["recalled"] == ["same/0"] for entry in turn.advice)
+    assert [one["id"] for one in learner.export(tenant="bob")] == ["same", "next"]
+    assert learner.forget(tenant="acme") == 1
+    assert rated(learner) == {}
+    assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index) == 0
+    assert learner.conversation("next", tenant="bob").turns
+
+
+# What goes wrong
+
+
+class BrokenStore(InMemoryStore):
+    down = False
+
+    def batch(self, ops: Any) -> Any:
+        if self.down:
+            raise ConnectionError("the store is away")
+        return super().batch(ops)
+
+
+def test_a_store_that_is_down_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
+    store = BrokenStore()
+    agent, learner = make(store, refresh_seconds=0.0)
+    ask(agent, "a")
+    learner.feedback("a", reward=1.0, tenant="acme")
+    store.down = True
+    with caplog.at_level(logging.WARNING):
+        messages = ask(agent, "b")
+    assert messages[-1].text == "It is done."
+    assert any("answers without advice: the store is away" in said for said in caplog.messages)
+    assert any("a turn was not recorded" in said for said in caplog.messages)
+    store.down = False
+    ask(agent, "c")
+    assert learner.conversation("c", tenant="acme").turns[0].advice[1]["recalled"] == ["a/0"]
+
+
+def test_an_error_of_the_model_is_the_agents() -> None:
+    class Broken(desk.SupportModel):
+        def say(self, messages: Any) -> Any:
+            raise ConnectionError("no model")
+
+    agent, _ = make(InMemoryStore(), Broken())
+    with pytest.raises(ConnectionError, match="no model"):
+        ask(agent, "a")
+
+
+def test_wrong_arguments_are_said_in_words() -> None:
+    for options, says in (
+        ({"mode": "guided"}, "guide, observe or off"),
+        ({"samples": 0}, "at least 1; got 0"),
+        ({"decide": []}, "decide names"),
+    ):
+        with pytest.raises(UserError, match=says):
+            JitRLMiddleware(InMemoryStore(), **{"decide": ["resolve"], **options})  # type: ignore[arg-type]
