@@ -54,7 +54,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.claas.replay import Replay, ReplaySettings
-from ..memory.claas.settings import LoRA, Objective, StalenessCorrection
+from ..memory.claas.settings import LoRA, Objective, PolicyGradient, StalenessCorrection, TeacherSettings
 from ..memory.errors import UserError
 from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
@@ -79,6 +79,23 @@ from ..nodes.learn.gradient_step import (
 )
 from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepState
 from .wiring.flow import Node, compile_graph, wire
+
+__all__ = [
+    "LEARNING_FLOW",
+    "SERVING_FLOW",
+    "CLaaS",
+    "GateSettings",
+    "LoRA",
+    "Objective",
+    "PolicyGradient",
+    "ReleaseSettings",
+    "ReplaySettings",
+    "StalenessCorrection",
+    "TeacherSettings",
+    "blueprint",
+    "build_learning",
+    "build_serving",
+]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 

@@ -14,10 +14,9 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
     from ..serving.service import Service
 
-__all__ = ["serve"]
+__all__ = ["ServeOptions", "build_service", "find_tenants", "run_server", "serve"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
@@ -122,8 +121,10 @@ def serve(args: Sequence[str]) -> int:
     options, settings = parse_options_and_settings(
         ServeOptions, chosen, _merge_repeated_flags(args), "learngraph serve", about, "CLaaS: settings of the method"
     )
-    tenants = _tenants(options)
-    _check_port(options.host, options.port)
+    tenants = find_tenants(options)
+    from ...tools.serving.chat_server import check_address
+
+    check_address(options.host, options.port)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("learngraph").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -159,7 +160,7 @@ def _merge_repeated_flags(args: Sequence[str]) -> list[str]:
     return rest
 
 
-def _tenants(options: ServeOptions) -> Any:
+def find_tenants(options: ServeOptions) -> Any:
     """The tenants of the options' keys.
 
     Raises:
@@ -182,26 +183,27 @@ def _tenants(options: ServeOptions) -> Any:
     return tenants.read_tenants(keys, options.keys, options.metrics_key)
 
 
-def _check_port(host: str, port: int) -> None:
-    """Check that the port is free, before a model is loaded.
-
-    Raises:
-        UserError: it is not.
-    """
-    if not port:
-        return
-    with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"serve: cannot listen on {host}:{port}: {why}; choose another --port, or 0 for a free one"
-            ) from error
-
-
 async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
+    def ready(service: Service, url: str) -> None:
+        learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss.kind}"
+        _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
+
+    await run_server(options, settings, tenants, ready)
+    _say("closed")
+    sys.stdout.flush()
+    # Everything is on disk. A normal exit would wait for a thread in the middle of a step, and free torch's objects one by one.
+    os._exit(0)
+
+
+async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_ready: Callable[[Service, str], None]) -> None:
+    """Serve until SIGINT, SIGTERM or cancellation; then close everything.
+
+    Args:
+        options: of the service.
+        settings: of the method.
+        tenants: of `find_tenants`.
+        on_ready: called with the service and its URL once requests are accepted.
+    """
     from ...tools.serving import chat_server
 
     service = build_service(options, settings)
@@ -214,19 +216,14 @@ async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
             open_metrics=options.open_metrics,
             allowed_hosts=LOCAL_NAMES if options.no_auth else ("*",),
         )
-
-        def ready(url: str) -> None:
-            learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss.kind}"
-            _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
-
-        await chat_server.serve(
-            application, options.host, options.port, on_ready=ready, max_connections=options.max_connections
-        )
-    tenants.save_counts()
-    _say("closed")
-    sys.stdout.flush()
-    # Everything is on disk. A normal exit would wait for a thread in the middle of a step, and free torch's objects one by one.
-    os._exit(0)
+        try:
+            await chat_server.serve(
+                *(application, options.host, options.port),
+                on_ready=lambda url: on_ready(service, url),
+                max_connections=options.max_connections,
+            )
+        finally:
+            tenants.save_counts()
 
 
 def build_service(options: ServeOptions, settings: CLaaS) -> Service:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .graphs import icrl as icrl
     from .graphs import jitrl as jitrl
     from .graphs import training_free_grpo as training_free_grpo
+    from .graphs.cli.background_server import start_server as serve
     from .graphs.cli.explain import explain_step as explain
     from .graphs.wiring.flow import wire as wire
     from .graphs.wiring.parts import MethodInputs as MethodInputs
@@ -45,6 +46,7 @@ __all__ = [
     "icrl",
     "jitrl",
     "picture",
+    "serve",
     "step",
     "training_free_grpo",
     "wire",
@@ -61,6 +63,7 @@ _LOADED_ON_USE = {
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),
     "picture": (".graphs.wiring.picture", "picture"),
+    "serve": (".graphs.cli.background_server", "start_server"),
     "step": (".tools.notebook.stepper", "start"),
     "training_free_grpo": (".graphs.training_free_grpo", ""),
     "wire": (".graphs.wiring.flow", "wire"),

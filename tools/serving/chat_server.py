@@ -66,7 +66,7 @@ from .service_wire import (
 )
 from .tenants import Tenant, Tenants, client_address
 
-__all__ = ["make_app", "serve"]
+__all__ = ["check_address", "make_app", "serve"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 HEADER_SECONDS = 20.0
@@ -358,6 +358,15 @@ class _Server(uvicorn.Server):
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+
+def check_address(host: str, port: int) -> None:
+    """Check that a server can listen on an address, before a model is loaded.
+
+    Raises:
+        UserError: it cannot.
+    """
+    _listen(host, port).close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
