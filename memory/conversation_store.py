@@ -36,7 +36,7 @@ CHANGES_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an agent did between two messages of the user."""
+    """The steps of an agent between two messages of the user."""
 
     id: str
     """Id of the user's message that it answers."""
@@ -44,7 +44,7 @@ class Turn:
     run_id: str = ""
     """Id of the agent's run, as tracers know it; empty where it has none."""
     advice: tuple[dict[str, Any], ...] = ()
-    """What a learning method recalled, added and chose, one entry per model call; plain data."""
+    """Records of learning methods, one entry per model call: recalled trajectories, what was added, what was chosen."""
 
 
 @dataclass(frozen=True, slots=True)

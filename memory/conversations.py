@@ -199,7 +199,7 @@ def messages(trajectory: Trajectory) -> list[AnyMessage]:
 
 
 def _messages_read(text: str, calls: Sequence[str]) -> list[AnyMessage]:
-    """What was read: the results of these calls, a line each where there are as many; else the words of the user."""
+    """Messages with this text: the results of these calls, a line each where there are as many; else the words of the user."""
     if not calls:
         return [HumanMessage(text)]
     lines = text.split("\n") if len(calls) > 1 and text.count("\n") == len(calls) - 1 else [text] + [""] * (len(calls) - 1)

@@ -26,7 +26,7 @@ from ...memory.errors import UserError
 from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory
 from ..jitrl import VARIANT_NODES, JitRL
-from .learner import Advice, Ask, Consultation, LearningMiddleware, Place
+from .learner import Advice, PendingCall, Consultation, LearningMiddleware, Place
 from .tool_decisions import DecisionForm, ToolDecisions
 
 __all__ = ["JitRLMiddleware"]
@@ -92,13 +92,13 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         return replace(trajectory, transitions=tuple(made), lost=False)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Experiences) -> Consultation:
-        """Ask the model; at a decision ask it again, and draw from its candidates with the advantages of memory."""
-        (first,) = yield Ask([request])
+        """PendingCall the model; at a decision ask it again, and draw from its candidates with the advantages of memory."""
+        (first,) = yield PendingCall([request])
         if self._decision(first) is None or self.mode == "observe":
             return Advice(first, {"decision": self._decision(first) is not None})
         more = []
         if self.samples > 1:
-            more = yield Ask([_not_streamed(request)] * (self.samples - 1))
+            more = yield PendingCall([_not_streamed(request)] * (self.samples - 1))
         proposed = [one for one in (first, *more) if self._decision(one) is not None]
         logits = self._logits(proposed)
         state = self._decide(place, request, proposed, logits, memory)
@@ -181,7 +181,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
 
 
 class _ChatWorld:
-    """What the nodes ask of an environment: a name, and the text by which states are compared."""
+    """A stand-in for an environment, with the two things that the nodes ask of it: its name, and the text of a state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -212,7 +212,7 @@ def _log_probability(message: Any) -> float:
 
 
 def _entry(state: Mapping[str, Any], logits: Mapping[str, float], changed: bool) -> dict[str, Any]:
-    """What was recalled, added and chosen, as plain data."""
+    """The record of a decision as plain data: recalled trajectories, candidates, choice."""
     rows = []
     for candidate, prior, estimate in zip(state["candidates"], state["prior"], state["estimates"], strict=True):
         rows.append(

@@ -1,4 +1,4 @@
-"""What all learning middlewares share: an agent of LangChain that records its conversations, takes feedback, and is advised.
+"""The base of all learning middlewares: an agent of LangChain that records its conversations, takes feedback, and is advised.
 
     agent = create_agent(model, tools, middleware=[learner := JitRLMiddleware("memory", decide=["resolve"])], checkpointer=saver)
     agent.invoke({"messages": "..."}, {"configurable": {"thread_id": "t1", "tenant": "acme"}})
@@ -43,7 +43,7 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "Ask", "LearningMiddleware", "LearningState", "Mode", "Place"]
+__all__ = ["Advice", "PendingCall", "LearningMiddleware", "LearningState", "Mode", "Place"]
 
 LOG = logging.getLogger(__name__)
 Mode = Literal["guide", "observe", "off"]
@@ -75,7 +75,7 @@ class Place:
 
 
 @dataclass
-class Ask:
+class PendingCall:
     """Something that a method waits for: model requests, or a runnable with its input."""
 
     requests: Sequence[ModelRequest[Any]] = ()
@@ -90,10 +90,10 @@ class Advice:
 
     response: ModelResponse[Any]
     entry: dict[str, Any]
-    """What was recalled, added and chosen; plain data."""
+    """The record of it as plain data: recalled trajectories, what was added, what was chosen."""
 
 
-Consultation = Generator[Ask, Any, Advice]
+Consultation = Generator[PendingCall, Any, Advice]
 """Yields what it waits for and receives the answers: a list of model responses, or the runnable's output."""
 
 
@@ -226,7 +226,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
         return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
 
     def explain(self, thread_id: str, **scope: str) -> str:
-        """What was recalled, added and chosen in a thread, in words."""
+        """An account of a thread in words: what was recalled, added and chosen in each turn."""
         lines = []
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
@@ -249,7 +249,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
     # -- hooks of the agent -----------------------------------------------------------------------------------------------
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
-        """Ask the model with the method's advice."""
+        """PendingCall the model with the method's advice."""
         gen = self._begin(request)
         if gen is None:
             return handler(request)
@@ -257,7 +257,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
         answer: Any = None
         while True:
             asked = self._advance(gen, answer)
-            if not isinstance(asked, Ask):
+            if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or handler(request)
             if asked.runnable is not None:
                 answer = asked.runnable.invoke(asked.input)
@@ -266,7 +266,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
                 first = first or answer[:1]
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
-        """Ask the model with the method's advice, in an agent that is awaited."""
+        """PendingCall the model with the method's advice, in an agent that is awaited."""
         gen = await asyncio.to_thread(self._begin, request)
         if gen is None:
             return await handler(request)
@@ -274,7 +274,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
         answer: Any = None
         while True:
             asked = await asyncio.to_thread(self._advance, gen, answer)
-            if not isinstance(asked, Ask):
+            if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or await handler(request)
             if asked.runnable is not None:
                 answer = await asked.runnable.ainvoke(asked.input)
@@ -312,7 +312,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
             LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
             return None
 
-    def _advance(self, gen: Consultation, answer: Any) -> Ask | Advice | None:
+    def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
         """The next thing that a consultation asks for, or its outcome; None if it failed."""
         try:
             return gen.send(answer)

@@ -1,4 +1,4 @@
-"""Which tool calls are decisions that can be learned, and how they read without the values that belong to one conversation.
+"""Tool calls as decisions that can be learned, without the values that belong to one conversation.
 
     resolve(how='refund', order='A7')   ->   resolve(how='refund', order=...)
 
