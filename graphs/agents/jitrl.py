@@ -26,7 +26,7 @@ from ...memory.errors import UserError
 from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory
 from ..jitrl import VARIANT_NODES, JitRL
-from .learner import Advice, PendingCall, Consultation, LearningMiddleware, Place
+from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place
 from .tool_decisions import DecisionForm, ToolDecisions
 
 __all__ = ["JitRLMiddleware"]

@@ -43,7 +43,7 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "PendingCall", "LearningMiddleware", "LearningState", "Mode", "Place"]
+__all__ = ["Advice", "LearningMiddleware", "LearningState", "Mode", "PendingCall", "Place"]
 
 LOG = logging.getLogger(__name__)
 Mode = Literal["guide", "observe", "off"]
