@@ -48,6 +48,8 @@ __all__ = ["Advice", "LearningMiddleware", "LearningState", "Mode", "PendingCall
 LOG = logging.getLogger(__name__)
 Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
+MAX_SAMPLING_THREADS = 64
+"""Model calls that wait side by side in agents that are not awaited."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -403,13 +405,13 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], Generic[Index
         return memory
 
 
+_THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")
+
+
 def _answer_all(requests: Sequence[ModelRequest[Any]], handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]]:
     """Answers of the agent's model, asked side by side in threads; the first request is asked in this one."""
-    if len(requests) == 1:
-        return [_response(handler(requests[0]))]
-    with ThreadPoolExecutor(len(requests) - 1) as pool:
-        rest = [pool.submit(copy_context().run, handler, one) for one in requests[1:]]
-        return [_response(handler(requests[0])), *(_response(one.result()) for one in rest)]
+    rest = [_THREADS.submit(copy_context().run, handler, one) for one in requests[1:]]
+    return [_response(handler(requests[0])), *(_response(one.result()) for one in rest)]
 
 
 def _response(answer: Any) -> ModelResponse[Any]:

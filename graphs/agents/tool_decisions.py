@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -110,11 +111,8 @@ class ToolDecisions:
 
     def form_of_memory(self, text: str) -> DecisionForm | None:
         """The decision that `str(form)` wrote; None if the agent has no such tool any more."""
-        name, arguments = read_call(text)
-        if name not in self._schemas:
-            return None
-        chosen = tuple((one, value) for one, value in arguments.items() if value is not ...)
-        return DecisionForm(name, chosen, tuple(one for one, value in arguments.items() if value is ...))
+        form = _read_form(text)
+        return form if form.tool in self._schemas else None
 
     def complete(self, form: DecisionForm, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that takes a decision in this conversation.
@@ -139,6 +137,13 @@ class ToolDecisions:
         if isinstance(self.decide, Mapping):
             return argument in self.decide[tool]
         return _listed_values(self._schemas[tool].get(argument, {})) is not None
+
+
+@lru_cache(maxsize=10_000)
+def _read_form(text: str) -> DecisionForm:
+    name, arguments = read_call(text)
+    chosen = tuple((one, value) for one, value in arguments.items() if value is not ...)
+    return DecisionForm(name, chosen, tuple(one for one, value in arguments.items() if value is ...))
 
 
 def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
