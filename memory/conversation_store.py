@@ -202,7 +202,7 @@ class ConversationStore:
         """
         with self._lock:
             conversation = self.conversation(thread)
-            rating = Rating(_find_turn(conversation, turn, run_id).id, reward, text, source)
+            rating = Rating(_find_turn(conversation, turn, run_id).id, reward, str(text), source)
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in self.ratings(thread) if one.turn != rating.turn]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))

@@ -112,7 +112,7 @@ def _steps(
     for n, message in enumerate(talk):
         if not isinstance(message, AIMessage):
             continue
-        state, read = state_key(talk[:n]), text_read(talk[:n])
+        state, read = str(state_key(talk[:n])), text_read(talk[:n])
         for action in [action_text({"name": c["name"], "args": c["args"]}) for c in message.tool_calls] or [
             REPLY + _text(message)
         ]:

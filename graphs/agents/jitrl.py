@@ -133,7 +133,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         memory: Experiences,
     ) -> dict[str, Any]:
         """The channels of JitRL's graph after `choose`, and the forms of all decisions that could be taken here."""
-        key = self.state_key(request.messages)
+        key = str(self.state_key(request.messages))
         world = _ChatWorld(self.agent_name)
         nodes = VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory, world, None)  # type: ignore[arg-type]
         state: dict[str, Any] = {

@@ -18,6 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.memory.errors import UserError
 
 
@@ -112,6 +113,59 @@ def test_feedback_reaches_a_learner_of_another_process(tmp_path: Path) -> None:
     first.feedback("b", reward=0.0, tenant="acme")
     first.feedback("a", reward=0.0, tenant="acme")
     assert sorted(e.value for e in second._refreshed(scope).index) == [0.0, 0.0]
+
+
+def test_a_function_or_judge_rates_each_turn_and_the_users_word_holds() -> None:
+    def resolved(messages: Any) -> float:
+        return desk.reward(messages, desk.issue(messages))
+
+    def grader(*, inputs: str, outputs: str) -> dict[str, Any]:
+        return {"key": "done", "score": inputs.startswith("My order") and outputs == "It is done.", "comment": "as asked"}
+
+    for source, comment in ((resolved, ""), (judge_source(grader), "as asked")):
+        agent, learner = make(InMemoryStore(), reward=source)
+        messages = ask(agent, "a")
+        assert rated(learner) == {"a/0": desk.reward(messages, desk.ticket(0)[1]) if source is resolved else 1.0}
+        (rating,) = learner._memory(learner._labels({"tenant": "acme"})).conversations.ratings("a")
+        assert (rating.source, rating.text) == ("resolved" if source is resolved else "grader", comment)
+        learner.feedback("a", reward=-1.0, tenant="acme")
+        assert rated(learner) == {"a/0": -1.0}
+        assert "user gave it reward -1" in learner.explain("a", tenant="acme")
+
+
+def test_the_users_next_message_rates_the_turn_before() -> None:
+    def thanks(messages: Any) -> tuple[float, str] | None:
+        said = messages[-1].text
+        return (1.0, said) if "thank" in said else (0.0, said) if "wrong" in said else None
+
+    agent, learner = make(InMemoryStore(), next_turn=thanks)
+    ask(agent, "a")
+    agent.invoke({"messages": "thank you"}, config("a"))
+    agent.invoke({"messages": "hm"}, config("a"))
+    assert rated(learner) == {"a/0": 1.0}
+    assert "thanks gave it reward 1: thank you" in learner.explain("a", tenant="acme")
+
+
+@pytest.mark.parametrize("answer", [math.nan, "good", {"score": "high"}, (1, 2, 3)])
+def test_a_source_that_says_no_number_is_named_in_the_log(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def strange(messages: Any) -> Any:
+        return answer
+
+    agent, learner = make(InMemoryStore(), reward=strange)
+    with caplog.at_level(logging.WARNING):
+        ask(agent, "a")
+    assert rated(learner) == {}
+    assert "a turn was not rated by strange: asked strange for a finite number" in caplog.text
+
+
+def test_attempts_that_are_ranked_have_rewards() -> None:
+    agent, learner = make(InMemoryStore())
+    for thread in ("a", "b", "c"):
+        ask(agent, thread)
+    assert learner.rank(["b", "c", "a"], tenant="acme") == {"b": 1.0, "c": 0.5, "a": 0.0}
+    assert rated(learner) == {"a/0": 0.0, "b/0": 1.0, "c/0": 0.5}
+    with pytest.raises(UserError, match="each once"):
+        learner.rank(["b", "b"], tenant="acme")
 
 
 # Ways to run an agent

@@ -1,0 +1,83 @@
+"""Sources of rewards for an agent's turns: functions, judges, and comparisons of attempts with each other.
+
+A source is called with the messages of a conversation, and says
+
+- a number, or true or false;
+- a pair (number, words);
+- a mapping with `score` and perhaps `comment`, as evaluators of openevals return it;
+- None: it cannot tell. A missing reward is not 0.
+
+`judge_source` makes one of an evaluator with openevals' arguments, `rank_rewards` turns an order of attempts into rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+
+from ...memory.errors import UserError
+
+__all__ = ["RewardSource", "describe_source", "judge_source", "rank_rewards", "read_reward"]
+
+RewardSource = Callable[[Sequence[AnyMessage]], Any]
+"""The messages of a conversation -> a reward; see the top of this file."""
+
+
+def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[float, str] | None:
+    """The reward of a source and its words; None if it cannot tell.
+
+    Raises:
+        UserError: it said something else, or a number that is not finite.
+    """
+    found = source(messages)
+    text = ""
+    if isinstance(found, Mapping):
+        found, text = found.get("score"), str(found.get("comment") or "")
+    elif isinstance(found, tuple) and len(found) == 2:
+        found, text = found[0], str(found[1])
+    if found is None:
+        return None
+    if not isinstance(found, bool | int | float) or not math.isfinite(found):
+        raise UserError(
+            f"asked {describe_source(source)} for a finite number, a pair (number, words), a mapping with score, or None; got {found!r}"
+        )
+    return float(found), text
+
+
+def describe_source(source: RewardSource) -> str:
+    """The name under which a source's ratings stand."""
+    return str(getattr(source, "__name__", type(source).__name__))
+
+
+def judge_source(judge: Callable[..., Any]) -> RewardSource:
+    """A source that asks an evaluator with openevals' arguments: `judge(inputs=…, outputs=…)`.
+
+    `inputs` is the user's last message, `outputs` the agent's last reply. An evaluator that returns a list is asked for its first
+    result.
+    """
+
+    def ask(messages: Sequence[AnyMessage]) -> Any:
+        inputs = next((str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage)), "")
+        outputs = next((str(m.text) for m in reversed(messages) if isinstance(m, AIMessage)), "")
+        found = judge(inputs=inputs, outputs=outputs)
+        return found[0] if isinstance(found, list) and found else found
+
+    ask.__name__ = describe_source(judge)
+    return ask
+
+
+def rank_rewards(order: Sequence[str]) -> dict[str, float]:
+    """Rewards of attempts that somebody ranked, where nobody can give numbers: id -> from 1 for the best to 0 for the last.
+
+    Args:
+        order: ids of the attempts, the best first, at least two.
+
+    Raises:
+        UserError: an id is there twice, or there are less than two.
+    """
+    if len(order) < 2 or len(set(order)) < len(order):
+        raise UserError(f"a ranking has two attempts or more, each once; got {list(order)}")
+    return {id: 1 - place / (len(order) - 1) for place, id in enumerate(order)}

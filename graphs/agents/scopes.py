@@ -1,0 +1,238 @@
+"""Conversations of an agent by scope, with feedback, and a method's memory of each scope. Nothing here needs LangChain's agents.
+
+A scope is a tenant, a user, or all. What was learned in one is never seen in another: each has its own namespace of the store and
+its own memory. A memory is made of the rated trajectories of its scope (memory/conversation_store.py), and follows the store: what
+other processes have learned is taken in before a consultation.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from urllib.parse import quote
+
+from langchain_core.messages import AnyMessage
+from langgraph.store.base import BaseStore
+
+from ...memory.conversation_store import Conversation, ConversationStore, Rating
+from ...memory.conversations import StateKey, goal_and_last_turn
+from ...memory.errors import UserError
+from ...memory.records import Trajectory
+from .reward_sources import rank_rewards
+
+__all__ = ["MemoryIndex", "Mode", "ScopeMemory", "ScopedLearner"]
+
+Mode = Literal["guide", "observe", "off"]
+"""`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
+MAX_SCOPES = 1_000
+"""Scopes whose memories are held open at once; the least recently used is closed."""
+
+
+class MemoryIndex(Protocol):
+    """A method's memory of one scope."""
+
+    def add(self, trajectory: Trajectory, /) -> None:
+        """Take in a rated stretch of a conversation; one with a known id takes the place of the former."""
+        ...
+
+
+Index = TypeVar("Index", bound=MemoryIndex)
+
+
+@dataclass
+class ScopeMemory(Generic[Index]):
+    """The conversations of a scope, and the method's memory of them."""
+
+    conversations: ConversationStore
+    index: Index
+    seen: dict[str, int] | None = None
+    """The changes that the memory holds."""
+    looked: float = -1e9
+    """Time of the last look for changes."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class ScopedLearner(Generic[Index]):
+    """Conversations by scope, their feedback, and a method's memory of each scope.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        name: of the agent: the beginning of its namespace. Agents of one name share what they learn.
+        mode: `guide`, `observe` or `off`.
+        scope: names of values in the config's `configurable` that keep conversations apart, such as `("tenant", "user_id")`. What
+            was learned in one scope is never seen in another. A value that is not given counts as one of its own.
+        task: the messages -> an id of the kind of task. Methods that compare attempts at one task compare those of one id. Not
+            given: all conversations are attempts at the same.
+        state_key: the messages that were read -> the text by which states are compared.
+        refresh_seconds: how old the knowledge of what other processes have learned may be.
+
+    Raises:
+        UserError: an argument is not what it may be.
+    """
+
+    method: ClassVar[str] = ""
+    """Name of the method in records."""
+
+    def __init__(
+        self,
+        store: BaseStore | str | Path,
+        *,
+        name: str = "agent",
+        mode: Mode = "guide",
+        scope: Sequence[str] = ("tenant",),
+        task: Callable[[Sequence[AnyMessage]], str] | None = None,
+        state_key: StateKey = goal_and_last_turn,
+        refresh_seconds: float = 1.0,
+    ) -> None:
+        if mode not in ("guide", "observe", "off"):
+            raise UserError(f"mode is guide, observe or off, got {mode!r}")
+        if isinstance(store, str | Path):
+            from ...memory.storage.chroma_store import ChromaStore
+
+            store = ChromaStore(store)
+        self.store, self.agent_name, self.mode = store, name, mode
+        self.scope_names, self.state_key, self.refresh_seconds = tuple(scope), state_key, refresh_seconds
+        self._task = task
+        self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def make_index(self) -> Index:
+        """An empty memory for a scope."""
+        raise NotImplementedError
+
+    def adapt(self, trajectory: Trajectory) -> Trajectory | None:
+        """The form in which this method remembers a rated stretch; None: not at all."""
+        return trajectory
+
+    def feedback(
+        self,
+        thread_id: str,
+        *,
+        reward: float | None = None,
+        text: str = "",
+        run_id: str | None = None,
+        source: str = "user",
+        **scope: str,
+    ) -> Rating:
+        """Rate what the agent did in a thread since the feedback before this. The same turn rated again: the last one holds.
+
+        It may come late, from another process, or never: a missing reward is not 0.
+
+        Args:
+            thread_id: the thread's id, as in the agent's config.
+            reward: a finite number in the app's units.
+            text: the same in words; methods that read words use them.
+            run_id: id of the run that ended the turn; the thread's last turn if not given.
+            source: who decided.
+            scope: the values of the scope, as in the agent's config: `tenant="acme"`.
+
+        Raises:
+            UserError: the thread or the run is unknown, the reward is not finite, or neither reward nor text is given.
+        """
+        if reward is None and not text:
+            raise UserError("feedback: give a reward, a text, or both")
+        if reward is not None and not math.isfinite(reward):
+            raise UserError(f"feedback: a reward is a finite number, got {reward}")
+        labels = self._labels(scope, strict=True)
+        return self._memory(labels).conversations.rate(thread_id, reward, text, run_id=run_id, source=source)
+
+    def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:
+        """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0.
+
+        Args:
+            threads: ids of two threads or more, each an attempt at the same.
+            scope: the values of the scope, as in `feedback`.
+
+        Returns:
+            Thread id -> its reward.
+        """
+        rewards = rank_rewards(threads)
+        for thread, reward in rewards.items():
+            self.feedback(thread, reward=reward, source="ranking", **scope)
+        return rewards
+
+    def conversation(self, thread_id: str, **scope: str) -> Conversation:
+        """The recorded turns of a thread, with what the method did in each."""
+        return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
+
+    def explain(self, thread_id: str, **scope: str) -> str:
+        """An account of a thread in words: what was recalled, added and chosen in each turn."""
+        lines = list[str]()
+        ratings = self._memory(self._labels(scope, strict=True)).conversations.ratings(thread_id)
+        for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
+            lines.append(f"turn {number + 1}:")
+            lines += [f"  {line}" for entry in turn.advice for line in self.describe(entry)] or ["  no advice was recorded"]
+            lines += [f"  {_rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
+        return "\n".join(lines)
+
+    def describe(self, entry: Mapping[str, Any]) -> list[str]:
+        """An entry in words, a line each."""
+        recalled = entry.get("recalled", ())
+        return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}", *entry.get("said", ())]
+
+    def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+        """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted."""
+        return self._memory(self._labels(scope, strict=True)).conversations.forget(threads)
+
+    def export(self, **scope: str) -> Iterator[dict[str, Any]]:
+        """All that is kept of a scope, one plain object per conversation."""
+        return self._memory(self._labels(scope, strict=True)).conversations.export()
+
+    def _labels(self, values: Mapping[str, Any], *, strict: bool = False) -> tuple[str, ...]:
+        """The namespace of a scope."""
+        if strict and (unknown := values.keys() - set(self.scope_names)):
+            raise UserError(
+                f"the scope of this agent has {', '.join(self.scope_names) or 'no names'}; got {', '.join(sorted(unknown))}"
+            )
+        labels = (
+            f"{name}={_escape(str(values[name]))}" if values.get(name) is not None else f"{name}" for name in self.scope_names
+        )
+        return ("agents", _escape(self.agent_name), *labels)
+
+    def _memory(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
+        with self._lock:
+            if scope not in self._scopes:
+                self._scopes[scope] = ScopeMemory(ConversationStore(self.store, scope), self.make_index())
+                while len(self._scopes) > MAX_SCOPES:
+                    self._scopes.popitem(last=False)
+            self._scopes.move_to_end(scope)
+            return self._scopes[scope]
+
+    def _rebuild_indexes(self) -> None:
+        """Make all memories anew when they are used next."""
+        with self._lock:
+            for memory in self._scopes.values():
+                memory.seen = None
+
+    def _refreshed(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
+        """The memory of a scope, with what was learned since the last look."""
+        memory = self._memory(scope)
+        with memory.lock:
+            now = time.monotonic()
+            if now - memory.looked < self.refresh_seconds and memory.seen is not None and not memory.conversations.has_news:
+                return memory
+            memory.conversations.has_news = False
+            changed, memory.seen = memory.conversations.changes(memory.seen)
+            if changed is None:
+                memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
+            for one in changed:
+                if (form := self.adapt(one)) is not None:
+                    memory.index.add(form)
+            memory.looked = now
+        return memory
+
+
+def _rating_text(rating: Rating) -> str:
+    given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
+    return f"{rating.source} gave it {given}{f': {rating.text}' if rating.text else ''}"
+
+
+def _escape(label: str) -> str:
+    """A label of a namespace: LangGraph forbids dots and empty ones."""
+    return quote(label, safe=" @+:,=").replace(".", "%2E") or "%00"
