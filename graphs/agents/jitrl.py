@@ -16,21 +16,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, ToolCall
+from langchain_core.runnables import Runnable, RunnableLambda
 
+from ...memory.conversations import steps, text_read
 from ...memory.errors import UserError
 from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory
+from ...nodes.act.policies import LocalPolicy, Scorer, steps_text, verbalized_policy
+from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
 from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place
 from .tool_decisions import DecisionForm, ToolDecisions
 
 __all__ = ["JitRLMiddleware"]
 
+CandidateSource = Literal["samples", "logprobs", "confidences", "scores"]
+MOST_OPTIONS = 5
+"""Calls that the model is asked to name with its confidence."""
 NO_STREAM = "nostream"
 """LangGraph's tag for models whose tokens are not streamed to the client."""
 
@@ -42,8 +50,11 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         store: any LangGraph store, or the folder of a `ChromaStore`.
         decide: names of the tools that are decisions, or tool -> names of the arguments that say what is done.
         samples: times that the model is asked at a decision, at the temperature that it has.
-        candidates: the logits of what it proposed: `samples`, the log of its share of the samples; `logprobs`, the log-probability
-            that the server gives for the reply (the model has to ask for them: `logprobs=True`).
+        candidates: where the candidates and their logits come from. `samples`: the model's calls, and the logs of their shares.
+            `logprobs`: its calls, and the log-probabilities that the server gives for the replies (the model has to ask for them:
+            `logprobs=True`). `confidences`: all calls that the tool's schema allows, and what the model says of each when it is
+            asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
+        scorer: the model of `scores`, with a method `score` (`learngraph.tools.local`); the agent's own if not given.
         settings: JitRL's. The default compares states by the words of `state_key`, which in prose are never the same: a
             `state_key` that names the kind of issue, or a smaller `min_similarity`, is what makes states alike.
         options: those of `LearningMiddleware`.
@@ -57,19 +68,20 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         *,
         decide: Sequence[str] | Mapping[str, Sequence[str]],
         samples: int = 4,
-        candidates: Literal["samples", "logprobs"] = "samples",
+        candidates: CandidateSource = "samples",
+        scorer: Scorer | None = None,
         settings: JitRL | None = None,
         **options: Any,
     ) -> None:
         super().__init__(store, **options)
         if samples < 1:
             raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")
-        if candidates not in ("samples", "logprobs"):
-            raise UserError(f"candidates is samples or logprobs, got {candidates!r}")
+        if candidates not in (known := get_args(CandidateSource)):
+            raise UserError(f"candidates is one of {', '.join(known)}; got {candidates!r}")
         self.settings = settings or JitRL(min_similarity=0.5)
         if self.settings.advantage_estimator not in ("guarded", "shrunk"):
             raise UserError("the middleware has our own estimators, guarded and shrunk; the paper's are in graphs/jitrl.py")
-        self.decisions, self.samples, self.candidates = ToolDecisions(decide), samples, candidates
+        self.decisions, self.samples, self.candidates, self.scorer = ToolDecisions(decide), samples, candidates, scorer
 
     def make_index(self) -> Experiences:
         """A memory of returns that compares states as the settings say."""
@@ -92,16 +104,22 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         return replace(trajectory, transitions=tuple(made), lost=False)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Experiences) -> Consultation:
-        """PendingCall the model; at a decision ask it again, and draw from its candidates with the advantages of memory."""
+        """Ask the model; at a decision weigh its calls, and draw from its candidates with the advantages of memory."""
         (first,) = yield PendingCall([request])
-        if self._decision(first) is None or self.mode == "observe":
-            return Advice(first, {"decision": self._decision(first) is not None})
-        more = []
-        if self.samples > 1:
-            more = yield PendingCall([_not_streamed(request)] * (self.samples - 1))
-        proposed = [one for one in (first, *more) if self._decision(one) is not None]
-        logits = self._logits(proposed)
-        state = self._decide(place, request, proposed, logits, memory)
+        form = self._decision(first)
+        if form is None or self.mode == "observe":
+            return Advice(first, {"decision": form is not None})
+        proposed, forms = [first], dict[str, DecisionForm]()
+        if self.candidates in ("confidences", "scores"):
+            found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
+            forms = {str(one): one for one in self.decisions.alternatives(form)}
+            logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or {str(form): 0.0}
+        else:
+            more = (yield PendingCall([_not_streamed(request)] * (self.samples - 1))) if self.samples > 1 else []
+            proposed += [one for one in more if self._decision(one) is not None]
+            logits = self._logits(proposed)
+        forms |= {str(form): form for one in proposed if (form := self._decision(one)) is not None}
+        state = self._decide(place, request, proposed, (logits, forms), memory)
         action = state["action"]
         response = next((one for one in proposed if str(self._decision(one)) == action), None)
         response = response or self._call_from_memory(state["forms"][action], state["arguments"], first)
@@ -124,15 +142,42 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             found[action] = max(_log_probability(response.result[0]), found.get(action, -math.inf))
         return found
 
+    def _policy(self, request: ModelRequest[Any]) -> Runnable[Any, Any]:
+        """The policy that weighs all calls which the schema allows: a node of the other graphs, with a view of this conversation."""
+        if self.candidates == "scores":
+            scorer = self.scorer or request.model
+            if not hasattr(scorer, "score"):
+                raise UserError(
+                    f"candidates='scores' needs a model with a method score, such as a local one; {type(scorer).__name__} has none: "
+                    "give scorer=, or take 'samples'"
+                )
+            return RunnableLambda(LocalPolicy(scorer, _view, Prompt.load("agents/score")))
+        return verbalized_policy(_silent(request.model), _view, count=MOST_OPTIONS, name="agents/options")
+
+    def _policy_input(self, request: ModelRequest[Any], place: Place, form: DecisionForm) -> dict[str, Any]:
+        alternatives = tuple(map(str, self.decisions.alternatives(form)))
+        return {
+            "task": place.task,
+            "step": place.step,
+            "brief": request.system_prompt or "",
+            "messages": request.messages,
+            "observation": Observation(text_read(request.messages), alternatives),
+        }
+
     def _decide(
         self,
         place: Place,
         request: ModelRequest[Any],
         proposed: Sequence[ModelResponse[Any]],
-        logits: Mapping[str, float],
+        candidates: tuple[Mapping[str, float], Mapping[str, DecisionForm]],
         memory: Experiences,
     ) -> dict[str, Any]:
-        """The channels of JitRL's graph after `choose`, and the forms of all decisions that could be taken here."""
+        """The channels of JitRL's graph after `choose`, and the forms of all decisions that could be taken here.
+
+        Args:
+            candidates: the logit of each decision that the model proposed, and the forms of these and of all that it could.
+        """
+        logits, forms = candidates[0], dict(candidates[1])
         key = str(self.state_key(request.messages))
         world = _ChatWorld(self.agent_name)
         nodes = VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory, world, None)  # type: ignore[arg-type]
@@ -146,7 +191,6 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             "candidates": [Candidate(action, logit) for action, logit in logits.items()],
         }
         state |= nodes["recall"](state)  # type: ignore[operator]
-        forms = {str(form): form for one in proposed if (form := self._decision(one)) is not None}
         arguments = {call["name"]: call["args"] for one in reversed(proposed) for call in one.result[0].tool_calls}
         forms |= self._open_forms(state["neighbours"], arguments)
         state["neighbours"] = [one for one in state["neighbours"] if one.action in forms]
@@ -191,10 +235,20 @@ class _ChatWorld:
         return observation.text
 
 
+def _view(state: Mapping[str, Any]) -> dict[str, str]:
+    """The values of the policies' prompts: what the agent was told, what it did, and what it has just read."""
+    done = steps_text(steps(state["messages"], text_read)) if state["messages"] else ""
+    return {"brief": state["brief"], "instruction": "", "steps": done, "observation": state["observation"].text}
+
+
+def _silent(model: BaseChatModel) -> BaseChatModel:
+    """The same model, whose tokens reach no client: they are perhaps not what the agent says."""
+    return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+
+
 def _not_streamed(request: ModelRequest[Any]) -> ModelRequest[Any]:
-    """The same request by a model whose tokens reach no client: they are a sample, and perhaps not what the agent says."""
-    model = request.model
-    return request.override(model=model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]}))
+    """The same request by a model whose tokens reach no client."""
+    return request.override(model=_silent(request.model))
 
 
 def _log_probability(message: Any) -> float:

@@ -9,9 +9,11 @@ one must not see them. A remembered decision can be taken only where a call of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -132,6 +134,24 @@ class ToolDecisions:
             if name not in schema or (values is not None and value not in values):
                 return None
         return {**{name: arguments[name] for name in form.left_out}, **dict(form.chosen)}
+
+    def alternatives(self, form: DecisionForm, most: int = 64) -> list[DecisionForm]:
+        """All decisions with the same tool and arguments, in the order of the listed values.
+
+        Raises:
+            UserError: an argument that says what is done has no list of values, or there are more than `most`.
+        """
+        lists = []
+        for name, _ in form.chosen:
+            values = _listed_values(self._schemas[form.tool].get(name, {}))
+            if values is None:
+                raise UserError(
+                    f"the tool {form.tool} lists no values for {name!r}, so its calls cannot be enumerated; give it a Literal type, or take candidates='samples'"
+                )
+            lists.append([(name, value) for value in values])
+        if math.prod(map(len, lists)) > most:
+            raise UserError(f"the tool {form.tool} has more than {most} calls to weigh; take candidates='samples'")
+        return [DecisionForm(form.tool, chosen, form.left_out) for chosen in product(*lists)]
 
     def _says_what(self, tool: str, argument: str) -> bool:
         if isinstance(self.decide, Mapping):

@@ -211,9 +211,11 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
     return [seen.get(letter, floor) for letter in letters]
 
 
-def verbalized_policy(model: BaseChatModel, view: PromptView, count: int = 3, prompts: Path | None = None) -> Ask:
+def verbalized_policy(
+    model: BaseChatModel, view: PromptView, count: int = 3, prompts: Path | None = None, name: str = "act/options"
+) -> Ask:
     """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
-    prompt, admissible = Prompt.load("act/options", prompts), Prompt.load("act/admissible", prompts)
+    prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
         actions = state["observation"].actions
@@ -227,7 +229,7 @@ def verbalized_policy(model: BaseChatModel, view: PromptView, count: int = 3, pr
         return {"candidates": candidates_from_logits(list(stated), logits)}
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
-    return Ask("act/options", model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form)
+    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form)
 
 
 def act_policy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from random import Random
@@ -53,6 +54,9 @@ class SupportModel(BaseChatModel):
     def say(self, messages: Sequence[BaseMessage]) -> AIMessage:
         """The reply."""
         self.asked += 1
+        if str(messages[0].text).startswith("An agent with tools is talking"):
+            listed = re.findall(r"^- (resolve\(.*\))$", str(messages[-1].text), re.MULTILINE)
+            return AIMessage("All may be right. " + json.dumps({"options": [{"action": a, "confidence": 25} for a in listed]}))
         start = max(n for n, m in enumerate(messages) if isinstance(m, HumanMessage))
         order = re.search(r"order (\w+)", messages[start].text)
         results = [m for m in messages[start:] if isinstance(m, ToolMessage)]
@@ -61,7 +65,9 @@ class SupportModel(BaseChatModel):
             return AIMessage("", tool_calls=[{"name": "lookup_order", "args": {"order": order[1]}, "id": id}])
         if order and not any(m.name == "resolve" for m in results):
             how = Random(f"{self.seed}/{self.asked}").choice(HOWS)
-            return AIMessage("", tool_calls=[{"name": "resolve", "args": {"how": how, "order": order[1]}, "id": id}])
+            logprobs = {"logprobs": {"content": [{"token": how, "logprob": -1.4}]}}
+            call = {"name": "resolve", "args": {"how": how, "order": order[1]}, "id": id}
+            return AIMessage("", tool_calls=[call], response_metadata=logprobs)
         return AIMessage("It is done.")
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import support_desk as desk
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 
 
-def make(store: Any, mode: str = "guide", **options: Any) -> tuple[Any, JitRLMiddleware]:
+def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
     learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, mode=mode, **options)
     agent = create_agent(
         desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
@@ -46,3 +47,86 @@ def test_it_learns_from_feedback_in_one_mode_only(mode: str) -> None:
     else:
         assert last < 0.6
         assert learner.conversation("t59", tenant="acme").turns[0].advice
+
+
+class Alike:
+    """A local model that finds all calls equally likely."""
+
+    def score(self, messages: Any, options: Any) -> list[float]:
+        assert (
+            "arrived broken" in str(messages)
+            or "never arrived" in str(messages)
+            or "wrong size" in str(messages)
+            or "twice" in str(messages)
+        )
+        return [-2.0] * len(options)
+
+
+@pytest.mark.parametrize("candidates", ["logprobs", "confidences", "scores"])
+def test_candidates_come_from_four_sources(candidates: Any) -> None:
+    agent, learner = make(InMemoryStore(), candidates=candidates, scorer=Alike() if candidates == "scores" else None)
+    rewards = play(agent, learner, range(60))
+    assert sum(rewards[-20:]) / 20 >= 0.9
+    entry = learner.conversation("t59", tenant="acme").turns[0].advice[1]
+    if candidates != "logprobs":
+        assert len(entry["candidates"]) == 4
+        assert len({row["prior"] for row in entry["candidates"]}) == 1
+
+
+def test_what_is_remembered_names_no_order_and_no_one_elses_order_is_used() -> None:
+    store = InMemoryStore()
+    agent, learner = make(store)
+    play(agent, learner, range(40))
+    index = learner._refreshed(learner._labels({"tenant": "acme"})).index
+    assert {one.action for one in index} <= {f"resolve(how={how!r}, order=...)" for how in desk.HOWS}
+    for n in range(40, 60):
+        out = agent.invoke({"messages": desk.ticket(n)[0]}, {"configurable": {"thread_id": f"u{n}", "tenant": "acme"}})
+        calls = [call for m in out["messages"] if isinstance(m, AIMessage) for call in m.tool_calls]
+        assert {call["args"]["order"] for call in calls} == {f"A{n}"}
+
+
+def test_a_call_that_only_memory_knows_is_made_with_the_values_of_this_conversation() -> None:
+    class AlwaysRefund(desk.SupportModel):
+        def say(self, messages: Any) -> AIMessage:
+            found = super().say(messages)
+            for call in found.tool_calls:
+                if call["name"] == "resolve":
+                    call["args"]["how"] = "refund"
+            return found
+
+    store = InMemoryStore()
+    agent, learner = make(store)
+    play(agent, learner, range(40))
+    refunds, again = make(store, model=AlwaysRefund())
+    rewards = play(refunds, again, range(100, 120))
+    assert sum(rewards) / 20 >= 0.8, "a quarter without memory"
+    rows = [row for n in range(100, 120) for row in again.conversation(f"t{n}", tenant="acme").turns[0].advice[1]["candidates"]]
+    assert any(row["source"] == "memory" for row in rows)
+
+
+def test_a_tool_that_has_vanished_is_not_called(caplog: pytest.LogCaptureFixture) -> None:
+    from langchain_core.tools import tool
+
+    @tool
+    def settle(how: str, order: str) -> str:
+        """Settle the issue."""
+        return "settled"
+
+    class Settles(desk.SupportModel):
+        def say(self, messages: Any) -> AIMessage:
+            found = super().say(messages)
+            for call in found.tool_calls:
+                if call["name"] == "resolve":
+                    call["name"] = "settle"
+            return AIMessage("It is done.") if any(m.name == "settle" for m in messages) else found
+
+    store = InMemoryStore()
+    agent, learner = make(store)
+    play(agent, learner, range(20))
+    learner = JitRLMiddleware(store, decide={"settle": ["how"], "resolve": ["how"]}, state_key=desk.issue)
+    agent = create_agent(Settles(), [desk.lookup_order, settle], middleware=[learner], checkpointer=InMemorySaver())
+    for n in range(20, 30):
+        out = agent.invoke({"messages": desk.ticket(n)[0]}, {"configurable": {"thread_id": f"t{n}", "tenant": "acme"}})
+        calls = [call["name"] for m in out["messages"] if isinstance(m, AIMessage) for call in m.tool_calls]
+        assert calls == ["lookup_order", "settle"]
+    assert not caplog.messages
