@@ -1,0 +1,87 @@
+"""An agent that learns is told from one that does not, by the same tasks in the same orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import support_desk as desk
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+
+from learngraph.graphs.agents.evaluation import AgentArm, AgentTask, evaluate_learning
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.memory.errors import UserError
+
+TASKS = [AgentTask(f"ticket-{n}", desk.ticket(n)[0], desk.ticket(n)[1]) for n in range(40)]
+
+
+def make_agent(middleware: Any, seed: int) -> Any:
+    tools = [desk.lookup_order, desk.resolve]
+    return create_agent(desk.SupportModel(seed=seed), tools, middleware=middleware, checkpointer=InMemorySaver())
+
+
+def reward(task: AgentTask, messages: Any) -> float:
+    return desk.reward(messages, task.reference)
+
+
+def learner(store: Any) -> JitRLMiddleware:
+    return JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue)
+
+
+def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> None:
+    arms = {
+        "none": None,
+        "jitrl": learner,
+        "shuffled": learner,
+        "observe": lambda store: JitRLMiddleware(store, decide=["resolve"], mode="observe"),
+    }
+    report = evaluate_learning(make_agent, TASKS[:28], reward, arms=arms, seeds=4, shuffled=["shuffled"])
+    none, jitrl, shuffled, observe = report.arms
+    assert jitrl.lead_ci is not None
+    assert jitrl.lead_ci[0] > 0
+    assert jitrl.last > 0.85 > 0.6 > shuffled.last
+    assert (observe.last, observe.lead) == (none.last, 0.0), "the control arm's agent says what it says without one"
+    assert none.first == pytest.approx(0.25, abs=0.2)
+    assert not observe.harmed
+    assert len(report.results) == 4 * 4 * 28
+    assert "| jitrl " in report.table()
+    orders = {(one.arm, one.seed): [] for one in report.results}
+    for one in report.results:
+        orders[one.arm, one.seed].append(one.task)
+    assert orders["none", 3] == orders["jitrl", 3] != orders["none", 2]
+
+
+def test_anybodys_memory_is_an_arm_and_what_fails_is_counted() -> None:
+    class Notes:
+        def __init__(self, seed: int) -> None:
+            self.known: dict[str, str] = {}
+
+        def invoke(self, input: Any, config: Any) -> Any:
+            if "A7 " in input["messages"]:
+                raise ConnectionError("away")
+            how = next((how for kind, how in self.known.items() if kind in input["messages"]), "refund")
+            return {"messages": [desk.SupportModel().say([desk.HumanMessage("hello")]), how]}
+
+    def learn(agent: Notes, task: AgentTask, messages: Any, reward: float | None) -> None:
+        agent.known[task.reference] = desk.RIGHT[task.reference]
+
+    def right(task: AgentTask, messages: Any) -> float:
+        return float(isinstance(messages[-1], str) and messages[-1] == desk.RIGHT[task.reference])
+
+    arms = {"notes": AgentArm(Notes, learn), "no notes": AgentArm(Notes)}
+    report = evaluate_learning(make_agent, TASKS, right, arms=arms, seeds=2)
+    notes, without = report.arms
+    assert notes.last > without.last
+    assert (notes.failures, without.failures) == (2, 2)
+    assert without.harmed
+    assert any("ConnectionError: away" in one.failure for one in report.results)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "shuffled", "says"),
+    [([], (), "one task or more"), ([TASKS[0], TASKS[0]], (), "an id of its own"), (TASKS, ["other"], "the arms are none")],
+)
+def test_mistakes_are_sentences(tasks: Any, shuffled: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        evaluate_learning(make_agent, tasks, reward, arms={"none": None}, shuffled=shuffled)
