@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
 
@@ -31,7 +30,7 @@ from ...memory.records import Candidate, Neighbour, Observation, Trajectory
 from ...nodes.act.policies import LocalPolicy, Scorer, steps_text, verbalized_policy
 from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
-from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place
+from .learner import Advice, ChatWorld, Consultation, LearningMiddleware, PendingCall, Place, not_streamed
 from .tool_decisions import DecisionForm, ToolDecisions
 
 __all__ = ["JitRLMiddleware"]
@@ -39,8 +38,6 @@ __all__ = ["JitRLMiddleware"]
 CandidateSource = Literal["samples", "logprobs", "confidences", "scores"]
 MOST_OPTIONS = 5
 """Calls that the model is asked to name with its confidence."""
-NO_STREAM = "nostream"
-"""LangGraph's tag for models whose tokens are not streamed to the client."""
 
 
 class JitRLMiddleware(LearningMiddleware[Experiences]):
@@ -115,7 +112,8 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             forms = {str(one): one for one in self.decisions.alternatives(form)}
             logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or {str(form): 0.0}
         else:
-            more = (yield PendingCall([_not_streamed(request)] * (self.samples - 1))) if self.samples > 1 else []
+            again = request.override(model=not_streamed(request.model))
+            more = (yield PendingCall([again] * (self.samples - 1))) if self.samples > 1 else []
             proposed += [one for one in more if self._decision(one) is not None]
             logits = self._logits(proposed)
         forms |= {str(form): form for one in proposed if (form := self._decision(one)) is not None}
@@ -152,7 +150,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
                     "give scorer=, or take 'samples'"
                 )
             return RunnableLambda(LocalPolicy(scorer, _view, Prompt.load("agents/score")))
-        return verbalized_policy(_silent(request.model), _view, count=MOST_OPTIONS, name="agents/options")
+        return verbalized_policy(not_streamed(request.model), _view, count=MOST_OPTIONS, name="agents/options")
 
     def _policy_input(self, request: ModelRequest[Any], place: Place, form: DecisionForm) -> dict[str, Any]:
         alternatives = tuple(map(str, self.decisions.alternatives(form)))
@@ -179,7 +177,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         """
         logits, forms = candidates[0], dict(candidates[1])
         key = str(self.state_key(request.messages))
-        world = _ChatWorld(self.agent_name)
+        world = ChatWorld(self.agent_name)
         nodes = VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory, world, None)  # type: ignore[arg-type]
         state: dict[str, Any] = {
             "task": place.task,
@@ -224,31 +222,10 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         return ModelResponse([AIMessage("", tool_calls=calls, id=f"{message.id}-learned")], first.structured_response)
 
 
-class _ChatWorld:
-    """A stand-in for an environment, with the two things that the nodes ask of it: its name, and the text of a state."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def abstract(self, observation: Observation) -> str:
-        """The text of the state, which is the key already."""
-        return observation.text
-
-
 def _view(state: Mapping[str, Any]) -> dict[str, str]:
     """The values of the policies' prompts: what the agent was told, what it did, and what it has just read."""
     done = steps_text(steps(state["messages"], text_read)) if state["messages"] else ""
     return {"brief": state["brief"], "instruction": "", "steps": done, "observation": state["observation"].text}
-
-
-def _silent(model: BaseChatModel) -> BaseChatModel:
-    """The same model, whose tokens reach no client: they are perhaps not what the agent says."""
-    return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
-
-
-def _not_streamed(request: ModelRequest[Any]) -> ModelRequest[Any]:
-    """The same request by a model whose tokens reach no client."""
-    return request.override(model=_silent(request.model))
 
 
 def _log_probability(message: Any) -> float:

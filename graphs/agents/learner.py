@@ -23,15 +23,17 @@ from operator import add
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
 from ...memory.conversation_store import Turn
 from ...memory.conversations import steps
-from ...memory.records import Task
+from ...memory.records import Observation, Task
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scopes import Index, ScopedLearner
 
@@ -41,9 +43,20 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "Consultation", "LearningMiddleware", "LearningState", "PendingCall", "Place"]
+__all__ = [
+    "Advice",
+    "ChatWorld",
+    "Consultation",
+    "LearningMiddleware",
+    "LearningState",
+    "PendingCall",
+    "Place",
+    "not_streamed",
+]
 
 LOG = logging.getLogger(__name__)
+NO_STREAM = "nostream"
+"""LangGraph's tag for models whose tokens are not streamed to the client."""
 MAX_SAMPLING_THREADS = 64
 """Model calls that wait side by side in agents that are not awaited."""
 
@@ -90,7 +103,38 @@ class Advice:
 
 
 Consultation = Generator[PendingCall, Any, Advice]
-"""Yields what it waits for and receives the answers: a list of model responses, or the runnable's output."""
+"""Yields what it waits for and receives the answers: a list of model responses, or the runnable's output. An error of the
+runnable is raised where it waits; where it is not caught, the agent answers without advice."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The error of a runnable that a method waited for."""
+
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        """The failure; what pauses a graph is none, and is raised again."""
+        if isinstance(error, GraphBubbleUp):
+            raise error
+        return cls(error)
+
+
+def not_streamed(model: BaseChatModel) -> BaseChatModel:
+    """The same model, whose tokens reach no client: what it says here is not what the agent says."""
+    return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+
+
+class ChatWorld:
+    """A stand-in for an environment, with the two things that nodes ask of it: its name, and the text of a state."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def abstract(self, observation: Observation) -> str:
+        """The text of the state, which is the key already."""
+        return observation.text
 
 
 class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner[Index]):
@@ -142,7 +186,10 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or handler(request)
             if asked.runnable is not None:
-                answer = asked.runnable.invoke(asked.input)
+                try:
+                    answer = asked.runnable.invoke(asked.input)
+                except Exception as error:
+                    answer = _Failure.of(error)
             else:
                 answer = _answer_all(asked.requests, handler)
                 first = first or answer[:1]
@@ -159,7 +206,10 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or await handler(request)
             if asked.runnable is not None:
-                answer = await asked.runnable.ainvoke(asked.input)
+                try:
+                    answer = await asked.runnable.ainvoke(asked.input)
+                except Exception as error:
+                    answer = _Failure.of(error)
             else:
                 answer = [_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
                 first = first or answer[:1]
@@ -219,7 +269,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
     def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
         """The next thing that a consultation asks for, or its outcome; None if it failed."""
         try:
-            return gen.send(answer)
+            return gen.throw(answer.error) if isinstance(answer, _Failure) else gen.send(answer)
         except StopIteration as end:
             found: Advice = end.value
             return found
