@@ -275,10 +275,10 @@ def test_windows_look_no_further_than_they_must() -> None:
     assert reward_windows(line(), min_rewards=4, max_rewards=4) is not None
 
 
-def test_a_step_stays_inside_of_the_gate_and_halves_its_way_after_each_failure() -> None:
+def test_a_step_stays_inside_of_the_gate_and_further_after_each_version_that_went_too_far() -> None:
     bounds = GateSettings(max_kl=1.0, min_entropy_share=0.6)
     assert step_limits(bounds) == pytest.approx((0.9, 0.64))
-    assert step_limits(bounds, 1) == pytest.approx((0.45, 0.82))
-    assert step_limits(bounds, 2) == pytest.approx((0.225, 0.91))
+    assert step_limits(bounds, 1) == pytest.approx((0.81, 1 - 0.81 * 0.4))
+    assert step_limits(bounds, 2) == pytest.approx((0.729, 1 - 0.729 * 0.4))
     assert step_limits(bounds, 6) == step_limits(bounds, 600)
     assert step_limits(replace(bounds, enabled=False), 3) == (math.inf, 0.0)
