@@ -574,6 +574,10 @@ class Reply:
     """Label of the adapter version that made it (`memory.claas.adapters`); empty: the base model."""
     cached: int = 0
     """Tokens of the prompt that were in the prefix cache."""
+    thoughts: str = ""
+    """What the model thought before it replied. Its tokens are in `token_ids`, its text is not in `text`."""
+    flaw: str = ""
+    """Reason why nothing can be learned from it; empty: there is none."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "token_ids", "logprobs", "tool_calls"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["split_thoughts"]
+__all__ = ["THOUGHT_START", "split_leading_thought", "split_thoughts"]
+
+THOUGHT_START, THOUGHT_END = "<think>", "</think>"
 
 _THOUGHT_TAG = re.compile(r"<(/?)(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>")
@@ -37,6 +39,24 @@ def split_thoughts(text: str) -> tuple[str, bool]:
         pieces.append(text[start:])
     answer = _SPECIAL_TOKEN.sub("", first) if (first := _first_turn("".join(pieces))) else ""
     return answer, in_thought
+
+
+def split_leading_thought(text: str, is_open: bool = False, is_finished: bool = True) -> tuple[str, str | None]:
+    """The thought that a reply begins with, empty if there is none, and the text behind it; None while that is not known yet.
+
+    Args:
+        text: the reply so far.
+        is_open: the prompt has opened the thought.
+        is_finished: no more text will come.
+    """
+    head = text.lstrip()
+    if not is_open:
+        if not head.startswith(THOUGHT_START):
+            is_undecided = not is_finished and THOUGHT_START.startswith(head)
+            return "", None if is_undecided else text
+        head = head[len(THOUGHT_START) :]
+    thought, end, rest = head.partition(THOUGHT_END)
+    return thought.strip(), rest.lstrip() if end else None
 
 
 def _first_turn(text: str) -> str:

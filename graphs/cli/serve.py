@@ -85,6 +85,9 @@ class ServeOptions:
     """Threads of the learner's process."""
     learner_nice: int = 19
     """Priority of the learner's process, from 0 to 19, the lowest: replies come first. On a busy machine it may never learn."""
+    thinking: bool = False
+    """Let a model that can (Qwen3) think before it replies. Thoughts count as tokens, and come apart from the text, as
+    `reasoning_content`."""
     max_streams: int = 256
     """Replies that are generated at the same time; others wait."""
     prompts: Path | None = None
@@ -280,7 +283,9 @@ def _engine(options: ServeOptions, settings: CLaaS) -> tuple[Any, LocalChatModel
 def _open(spec: str, options: ServeOptions) -> LocalChatModel:
     from ...tools.models.models import open_model
 
-    opened: Any = open_model(spec, device=options.device, dtype=options.dtype, threads=options.threads)
+    opened: Any = open_model(
+        spec, device=options.device, dtype=options.dtype, threads=options.threads, thinking=options.thinking
+    )
     if not hasattr(opened, "network"):
         raise UserError(f"serve: model {spec!r} does not run in this process; use pocket, guard, local:PATH or vllm:MODEL")
     return opened  # type: ignore[no-any-return]
@@ -296,7 +301,7 @@ def _vllm(options: ServeOptions) -> tuple[Any, LocalChatModel | None]:
 
         base = fingerprint(opened)
     assert options.base_url is not None
-    return VllmEngine(options.model.removeprefix("vllm:"), options.base_url, base=base), opened
+    return VllmEngine(options.model.removeprefix("vllm:"), options.base_url, base=base, thinking=options.thinking), opened
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
@@ -360,6 +365,7 @@ def _learner(
             device=options.device,
             dtype=options.dtype,
             nice=options.learner_nice,
+            thinking=options.thinking,
             **common,
         ),
     )

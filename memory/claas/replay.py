@@ -180,7 +180,7 @@ class Replay(ReplayFile):
     def append(self, exchange: Exchange) -> None:
         """Store a served exchange; on return it is on disk. The same exchange again changes nothing.
 
-        It is `pending`; one with feedback is handled by `add_feedback`, too.
+        It is `pending`; one with feedback is handled by `add_feedback`, too. A reply with a flaw takes feedback and is `rejected` then.
 
         Raises:
             UserError: an invalid name, another exchange under this id, a log-probability that is missing, not finite or above 0,
@@ -212,11 +212,11 @@ class Replay(ReplayFile):
                     (exchange.step, exchange.reply.version, tenant, adapter),
                 ).fetchone()
                 n = base.execute(
-                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, appended, bytes, user)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?)",
+                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, user)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?)",
                     (
                         *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, *dated, exchange.family),
-                        *(self._clock(), size, exchange.user),
+                        *(exchange.reply.flaw, self._clock(), size, exchange.user),
                     ),
                 ).lastrowid
                 base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
@@ -274,7 +274,9 @@ class Replay(ReplayFile):
         self._make_room(base, tenant, adapter, 0, grown, keep=n)
         revision += 1
         job = "job-" + digest(tenant, id, str(revision))
-        state = "held" if int(digest(id), 16) < self.settings.held_out_share * 16 ** len(digest(id)) else "ready"
+        is_flawed = state == "pending" and bool(reason)  # the engine said why nothing can be learned from it
+        is_held = int(digest(id), 16) < self.settings.held_out_share * 16 ** len(digest(id))
+        state = "rejected" if is_flawed else "held" if is_held else "ready"
         base.execute(
             "UPDATE records SET state = ?, feedback = ?, positive = ?, revision = ?, job = ?, bytes = bytes + ? WHERE n = ?",
             (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),

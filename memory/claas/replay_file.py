@@ -346,18 +346,18 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
     Numbers take 4 bytes where that is exact, as for a network's float32, else 8.
 
     Raises:
-        UserError: an invalid name or id, or log-probabilities that do not match the tokens.
+        UserError: an invalid name or id, or log-probabilities that do not match the tokens (unless the reply's `flaw` says why).
     """
     check_name(exchange.tenant, "tenant")
     check_name(exchange.adapter, "adapter")
     if not exchange.id or len(exchange.id) > 200 or not exchange.id.isprintable():
         raise UserError(f"an exchange's id has 1 to 200 printable characters, got {exchange.id[:60]!r}")
     what, reply = f"exchange {exchange.id!r}", exchange.reply
-    if not reply.token_ids:
+    if not reply.token_ids and not reply.flaw:
         raise UserError(f"{what} has no token ids: only what was sampled can be learned from")
-    if not reply.logprobs:
+    if not reply.logprobs and not reply.flaw:
         raise UserError(f"{what} has no log-probabilities: the engine must give that of each token it sampled")
-    if len(reply.logprobs) != len(reply.token_ids):
+    if len(reply.logprobs) != len(reply.token_ids) and not reply.flaw:
         raise UserError(
             f"{what} has {len(reply.logprobs)} log-probabilities for {len(reply.token_ids)} token ids: one each, the end of turn included"
         )
@@ -374,6 +374,9 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
     about["reply"] = {field.name: getattr(answer, field.name) for field in fields(answer)}
     for name in ("prompt_ids", "token_ids", "logprobs"):
         del about["reply"][name]
+    for name in ("thoughts", "flaw"):
+        if not about["reply"][name]:
+            del about["reply"][name]
     try:
         text = json.dumps(about, allow_nan=False, separators=(",", ":"))
         ids = [array("I", numbers).tobytes() for numbers in (reply.prompt_ids, reply.token_ids)]

@@ -112,6 +112,7 @@ class FakeBackend:
                 tool_calls=parts.get("tool_calls", ()),
                 version=self.routes.get(call.id, ""),
                 cached=2,
+                thoughts=parts.get("thoughts", ""),
             )
             exchange = Exchange(call.id, call.tenant, request, reply, "base", call.adapter, created=time.time())
             if call.store:

@@ -6,8 +6,9 @@ with VllmServer(logprobs_mode="raw_logprobs") as server:
 
 What a reply is drawn from depends on the prompt and on the adapter's contents, so that whoever answers can be told apart:
 `distribution(prompt, contents)`. Traps: KV caches kept by the adapter's name (a same-name reload answers with the old weights),
-raw log-probabilities by default, a generation config with top_k 2, unload of what is not there is a 404, loads that fail or
-take their time, streams that break off, a restart that forgets the adapters.
+raw log-probabilities by default, a generation config with top_k 2, unload of what is not there is a 404 and of what its LRU has
+evicted a 500, loads that fail or take their time, streams that break off or lack tokens, a restart that forgets the adapters, no
+tools without their flags, thoughts in front of replies.
 """
 
 import asyncio
@@ -54,6 +55,15 @@ class VllmServer:
         self.load_status, self.loads, self.lists = 200, threading.Event(), True
         self.loads.set()  # cleared, loading takes until it is set again
         self.breaks: list[int] = []
+        self.drops: list[int] = []
+        """Tokens that the next streams leave out, with their log-probabilities."""
+        self.takes_tools = True
+        self.evicted: set[str] = set()
+        """Adapters that are listed still, and are not in the engine."""
+        self.thought = ""
+        """A thought before each reply: words."""
+        self.parser = ""
+        """Field of a thought in a stream's deltas; empty: there is no parser, and thoughts stand in the content."""
         self.pause = 0.0
         """Seconds between two tokens."""
         self.running = 0
@@ -136,6 +146,8 @@ class VllmServer:
 
     async def _unload(self, request: web.Request) -> web.Response:
         name = (await request.json())["lora_name"]
+        if name in self.evicted:
+            return _error(500, f"Failed to remove lora adapter '{name}' from the engine.")
         if self.adapters.pop(name, None) is None:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
@@ -155,6 +167,8 @@ class VllmServer:
         name, prompt = body["model"], _prompt(body)
         if name != "base" and name not in self.adapters:
             return _error(404, f"The model `{name}` does not exist.")
+        if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not self.takes_tools:
+            return _error(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
         size, longest = len(prompt.split()), body.get("max_tokens", 16)
         if size + longest > self.window:
             return _error(
@@ -199,8 +213,15 @@ class VllmServer:
         await response.prepare(request)
         self.running += 1
         breaks = self.breaks.pop(0) if self.breaks else None
+        dropped = self.drops.pop(0) if self.drops else None
+        thoughts = self._thoughts(body) if chat else []
         try:
             prompt = list(range(size))
+            for n, (field_, text) in enumerate(thoughts):
+                entry = {"token": text, "logprob": -0.5, "bytes": None, "top_logprobs": []}
+                choice: dict[str, Any] = {"index": 0, "delta": {field_: text}, "logprobs": {"content": [entry]}}
+                event: dict[str, Any] = {"choices": [choice | {"token_ids": [100 + n]}]}
+                await response.write(f"data: {json.dumps(event)}\n\n".encode())
             for n, (token, logp, tops) in enumerate(entries):
                 if n == breaks:
                     assert request.transport is not None
@@ -209,7 +230,9 @@ class VllmServer:
                 text = "" if token == END else (" " if n else "") + WORDS[token - 1]
                 last = n == len(entries) - 1
                 finish = ("stop" if token == END else "length") if last else None
-                choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+                if n == dropped:
+                    continue
+                choice = {"index": 0, "finish_reason": finish}
                 if self.token_ids:
                     choice["token_ids"] = [token]
                 if chat:
@@ -221,16 +244,26 @@ class VllmServer:
                 else:
                     choice["text"] = text
                     choice["logprobs"] = {"tokens": [text], "token_logprobs": [logp], "top_logprobs": [tops]}
-                event: dict[str, Any] = {"choices": [choice]}
+                event = {"choices": [choice]}
                 if n == 0 and self.token_ids:
                     event["prompt_token_ids"] = prompt
                 await response.write(f"data: {json.dumps(event)}\n\n".encode())
                 await asyncio.sleep(self.pause)
-            usage = {"prompt_tokens": size, "prompt_tokens_details": {"cached_tokens": cached}}
+            count = len(entries) + len(thoughts)
+            usage = {"prompt_tokens": size, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": cached}}
             await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
         finally:
             self.running -= 1
         return response
+
+    def _thoughts(self, body: dict[str, Any]) -> list[tuple[str, str]]:
+        """The (field, text) of the tokens of a thought, unless the template's switch is off."""
+        if not self.thought or not (body.get("chat_template_kwargs") or {}).get("enable_thinking", True):
+            return []
+        words = [f"{word} " for word in self.thought.split()]
+        if self.parser:
+            return [(self.parser, word) for word in words]
+        return [("content", part) for part in ("<thi", "nk>\n", *words, "</think>", "\n\n")]
 
 
 def _prompt(body: dict[str, Any]) -> str:

@@ -286,6 +286,7 @@ class LocalEngine:
         model, sampling = self.model, request.sampling
         frame = self._frame if request.raw is None else ReplyFrame(stop_ids=model.end_ids)
         calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
+        thoughts = model.kind_of_thoughts(prompt) if request.raw is None else "none"
         generator = torch.Generator()
         if sampling.seed is None:
             generator.seed()
@@ -297,7 +298,7 @@ class LocalEngine:
             prompt=prompt,
             version=version,
             frame=frame,
-            decoder=StreamingDecoder(model.decode, frame, sampling.stop, calls),
+            decoder=StreamingDecoder(model.decode, frame, sampling.stop, calls, thoughts),
             max_tokens=min(sampling.max_tokens, self.window - len(prompt)),
             generator=generator,
             channel=_Channel(),
@@ -688,8 +689,9 @@ class LocalEngine:
     def _send(self, run: _ReplyRun) -> None:
         text = run.decoder.text[run.num_sent_chars :]
         if text:
-            entries = tuple(entry for at, entry in run.unsent_logprobs if at < run.decoder.text_end)
-            del run.unsent_logprobs[: len(entries)]
+            sent = sum(at < run.decoder.text_end for at, _ in run.unsent_logprobs)
+            entries = tuple(entry for at, entry in run.unsent_logprobs[:sent] if at >= run.decoder.text_begin)
+            del run.unsent_logprobs[:sent]
             run.num_sent_chars += len(text)
             self._queue_item(run, Piece(text, entries))
 
@@ -701,7 +703,9 @@ class LocalEngine:
             text, calls = read_calls(text)
             finish = "tool_calls" if calls else finish
         rest = text[run.num_sent_chars :]
-        entries = tuple(entry for at, entry in run.unsent_logprobs if not run.decoder.is_stopped or at < run.decoder.text_end)
+        first, end = run.decoder.text_begin, run.decoder.text_end
+        shown = [(at, entry) for at, entry in run.unsent_logprobs if at >= first or not run.decoder.thoughts]
+        entries = tuple(entry for at, entry in shown if not run.decoder.is_stopped or at < end)
         if rest or (entries and not calls):
             self._queue_item(run, Piece(rest, entries if not calls else ()))
         self._keep_prefix(run)
@@ -714,6 +718,7 @@ class LocalEngine:
             tool_calls=calls,
             version=run.version.label,
             cached=run.cached,
+            thoughts=run.decoder.thoughts,
         )
         self.counts.finished += 1
         self._release_run(run)

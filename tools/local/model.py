@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -33,6 +33,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ...memory.errors import UserError, WindowError
+from ...memory.thoughts import THOUGHT_START
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
 
 __all__ = [
@@ -202,6 +203,8 @@ class LocalChatModel(BaseChatModel):
     """Texts that end a reply and are not part of it."""
     threads: int | None = None
     """Number of torch's threads, for the whole process; None: torch's own setting."""
+    thinking: bool | None = None
+    """`enable_thinking` of the chat template, for templates that have it (Qwen3); None leaves it to the template."""
     max_prefixes: int = Field(default=4, ge=1)
     """Prompts whose keys and values are kept between calls. An agent that alternates between two kinds of prompt needs two."""
 
@@ -390,14 +393,22 @@ class LocalChatModel(BaseChatModel):
 
         plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
         known = [dict(tool) for tool in tools] or None
+        switches = {} if self.thinking is None else {"enable_thinking": self.thinking}
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tools=known, chat_template=plain, tokenize=False, add_generation_prompt=reply
+                turns, tools=known, chat_template=plain, tokenize=False, add_generation_prompt=reply, **switches
             )
         except jinja2.TemplateError as error:
             roles = ", ".join(turn["role"] for turn in turns)
             raise UserError(f"{self.model}: its chat template refuses messages in the roles {roles}: {error}") from error
         return text
+
+    def kind_of_thoughts(self, prompt: Sequence[int]) -> Literal["none", "possible", "begun"]:
+        """Whether a reply to this prompt may begin with a thought (`<think>…</think>`), or the prompt has opened one already."""
+        template = self._tokenizer.chat_template
+        if not isinstance(template, str) or THOUGHT_START not in template:
+            return "none"
+        return "begun" if self.decode(prompt[-16:]).rstrip().endswith(THOUGHT_START) else "possible"
 
     def _encode(self, text: str) -> list[int]:
         # The template writes its special tokens itself.

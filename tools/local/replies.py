@@ -6,8 +6,9 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from ...memory.thoughts import split_leading_thought
 from .chats import ReplyFrame, visible_text
 
 __all__ = ["StreamingDecoder", "has_call_format", "read_calls"]
@@ -27,13 +28,21 @@ class StreamingDecoder:
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], frame: ReplyFrame, stops: tuple[str, ...], detects_calls: bool
+        self,
+        decode: Callable[[Sequence[int]], str],
+        frame: ReplyFrame,
+        stops: tuple[str, ...],
+        detects_calls: bool,
+        thoughts: Literal["none", "possible", "begun"] = "none",
     ) -> None:
         self._decode = decode
         self._lead = frame.lead
         self._stops = tuple(text for text in (*stops, frame.end_text) if text)
         self.detects_calls = detects_calls
         """True if it looks for tool calls."""
+        self._kind_of_thoughts = thoughts
+        self.thoughts = ""
+        """The thought that the reply begins with, which is not part of `text`. `begun`: the prompt has opened it."""
         self._ids: list[int] = []
         self._begins = self._cut = 0
         self._done, self._base = "", ""
@@ -43,6 +52,8 @@ class StreamingDecoder:
         """Characters so far, including those held back."""
         self.is_stopped = False
         """True if the text has a stop sequence."""
+        self.text_begin = 0
+        """Position of the begin of `text` in the decoded text."""
         self.text_end = 0
         """Position of the end of `text` in the decoded text, which includes the template's text before a reply."""
 
@@ -59,6 +70,11 @@ class StreamingDecoder:
         text = self._decode_text()
         self.decoded_length = len(text)
         shown, self.is_stopped = visible_text(text, self._lead, self._stops, finished=over)
+        decoded = shown
+        if self._kind_of_thoughts != "none":
+            self.thoughts, rest = split_leading_thought(shown, self._kind_of_thoughts == "begun", over)
+            shown = rest or ""
+        before = len(decoded) - len(shown)
         if self.detects_calls and not over:
             begins = shown.find(CALL_OPENING)
             if begins < 0:
@@ -67,7 +83,8 @@ class StreamingDecoder:
             shown = shown[:begins].rstrip()
         if len(shown) >= len(self.text):
             self.text = shown
-        self.text_end = len(self.text) + (len(self._lead) if text.startswith(self._lead) else 0)
+        self.text_begin = before + (len(self._lead) if text.startswith(self._lead) else 0)
+        self.text_end = self.text_begin + len(self.text)
 
     def _decode_text(self) -> str:
         tail = self._decode(self._ids[self._begins :])

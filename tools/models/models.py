@@ -64,6 +64,7 @@ def open_model(
     device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
+    thinking: bool | None = None,
 ) -> BaseChatModel:
     """Open a chat model by name; `MODELS` lists the names.
 
@@ -80,6 +81,7 @@ def open_model(
         device: where a model in this process runs.
         dtype: number format of a model in this process.
         threads: CPU threads of a model in this process; None leaves them to torch.
+        thinking: switch of a model in this process that can think before it replies; None leaves it to its chat template.
 
     Raises:
         UserError: there is no such name, the checkpoint cannot be loaded, a key is missing, or a model in this process was given
@@ -111,7 +113,7 @@ def open_model(
 
     from ..local.model import LocalChatModel
 
-    return LocalChatModel(model=name, device=device, dtype=dtype, threads=threads, **settings)
+    return LocalChatModel(model=name, device=device, dtype=dtype, threads=threads, thinking=thinking, **settings)
 
 
 def _open_api(name: str, settings: dict[str, Any], base_url: str | None, timeout: float, max_retries: int) -> BaseChatModel:

@@ -608,13 +608,14 @@ def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
     """OpenAI's `usage` of a request: the tokens of its prompts, each counted once, and of its replies, prompt after prompt."""
     each = max(1, len(replies) // max(1, prompts))
     first = replies[::each]
+    thinks = any(reply.thoughts for reply in replies)  # how many of the tokens are thoughts is not known
     asked, said = sum(len(reply.prompt_ids) for reply in first), sum(len(reply.token_ids) for reply in replies)
     return {
         "prompt_tokens": asked,
         "completion_tokens": said,
         "total_tokens": asked + said,
         "prompt_tokens_details": {"cached_tokens": min(asked, sum(reply.cached for reply in first)), "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {"audio_tokens": 0} if thinks else {"reasoning_tokens": 0, "audio_tokens": 0},
     }
 
 
@@ -626,6 +627,8 @@ def reply_calls(reply: Reply, first_only: bool) -> list[dict[str, Any]]:
 def chat_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None, one_call: bool) -> dict[str, Any]:
     """A choice of a chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.thoughts:
+        message["reasoning_content"] = reply.thoughts
     if found := reply_calls(reply, one_call):
         message |= {"content": reply.text or None, "tool_calls": found}
     shown = None if logprobs is None else {"content": [dict(token) for token in logprobs], "refusal": None}

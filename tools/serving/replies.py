@@ -397,6 +397,8 @@ class _StreamedAnswer:
             out = self.text_chunk(index, reply.text[len(shown) :])
         if self.answer.kind == "text":
             return out + self.chunk(index, "", None, reply.finish)
+        if reply.thoughts:
+            out += self.chunk(index, {"reasoning_content": reply.thoughts})
         for at, call in enumerate(reply_calls(reply, self.answer.parsed.one_call)):
             out += self.chunk(index, {"tool_calls": [{"index": at, **call}]})
         return out + self.chunk(index, {}, None, reply.finish)

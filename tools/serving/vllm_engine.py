@@ -1,7 +1,9 @@
 """An engine on a vLLM server, or another OpenAI-compatible server that loads and unloads LoRA adapters at runtime.
 
-    vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank 32 --max-loras 4 --logprobs-mode processed_logprobs
-    # with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment; it must be able to read the versions' folders
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank 32 --max-loras 4 \\
+        --max-cpu-loras 16 --logprobs-mode processed_logprobs \\
+        --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3
+    # it must be able to read the versions' folders; the parsers' names depend on the model
 
     engine = VllmEngine("Qwen/Qwen3-8B", "http://127.0.0.1:8001/v1", base=fingerprint)
 
@@ -13,6 +15,13 @@ Traps of such a server, and what is done about them:
   The engine finds this out at the start; then it refuses replies at another temperature or top_p than 1.
 - The server's prefix cache is shared by all who ask it. Each tenant's requests carry a `cache_salt` of its own, a secret that
   ends with this process: neither the time of a reply nor its count of cached tokens tells what other tenants asked.
+- Some releases drop tokens of a stream (before pull request 29074: those of tool calls, with their log-probabilities). The count
+  that the server bills is compared with what came; where they differ the reply says so (`Reply.flaw`) and nothing is learned from it.
+- Without --enable-auto-tool-choice and --tool-call-parser it refuses tools. The engine tries one at the start, and claims `tools`
+  only if it was taken.
+- A model may think before it replies. Thoughts are switched off in the template (`enable_thinking`) unless they are asked for, and
+  are kept apart from the text, with a --reasoning-parser or without.
+- An adapter that the server itself has evicted cannot be unloaded (status 500). That is noted, and no error.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded.
@@ -37,6 +46,7 @@ import aiohttp
 
 from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
 from ...memory.records import ChatRequest, Piece, Reply
+from ...memory.thoughts import split_leading_thought
 from ..models.api_posts import run_in_background
 
 __all__ = ["VllmEngine"]
@@ -44,6 +54,8 @@ __all__ = ["VllmEngine"]
 log = logging.getLogger(__name__)
 
 FEATURES = ("tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw")
+TOOL_FEATURES = ("tools", "tool_choice")
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
 NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values of options that would change the distribution, at which they do not."""
 PROBES = ("The", "Once upon a time", "1 2", "a")
@@ -83,6 +95,7 @@ class VllmEngine:
         key: the server's API key; default: VLLM_API_KEY of the environment.
         timeout: longest wait for the next piece of a reply, or for another answer, in seconds.
         load_timeout: longest time that a version may take to load, in seconds.
+        thinking: the model thinks before it replies, if it can; thoughts are kept apart.
 
     Raises:
         UserError: the server does not answer, does not have the model, or does not return token ids.
@@ -97,9 +110,9 @@ class VllmEngine:
         key: str | None = None,
         timeout: float = 120.0,
         load_timeout: float = 300.0,
+        thinking: bool = False,
     ) -> None:
-        self.model, self.base = model, base
-        self.features = frozenset(FEATURES)
+        self.model, self.base, self._thinking = model, base, thinking
         self._url, self._load_timeout = url.rstrip("/"), load_timeout
         self._root = self._url.removesuffix("/v1")
         key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
@@ -109,19 +122,21 @@ class VllmEngine:
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._versions: dict[str, _Version] = {}
         self._closed = False
-        self.window, self.has_processed_logprobs = run_in_background(self._inspect_server())
+        self.window, self.has_processed_logprobs, takes_tools = run_in_background(self._inspect_server())
+        self.features = frozenset(FEATURES) - (frozenset() if takes_tools else frozenset(TOOL_FEATURES))
 
     # At the start
 
-    async def _inspect_server(self) -> tuple[int, bool]:
-        """The window in tokens, and whether log-probabilities are those of the distribution that was sampled from."""
+    async def _inspect_server(self) -> tuple[int, bool, bool]:
+        """The window in tokens, whether log-probabilities are those of the distribution that was sampled from, and whether it takes
+        tools."""
         try:
             cards = (await self._json("GET", f"{self._url}/models"))["data"]
             card = next((card for card in cards if card["id"] == self.model), None)
             if card is None:
                 raise UserError(f"{self._url} has no model {self.model!r}; it has {[card['id'] for card in cards]}")
             window = int(card.get("max_model_len") or 2**31)
-            return window, await self._probe_logprobs_mode()
+            return window, await self._probe_logprobs_mode(), await self._probe_tools()
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self._url} does not answer as a vLLM server does: {error!r}") from error
         finally:
@@ -152,6 +167,19 @@ class VllmEngine:
         log.warning("%s: cannot tell whether log-probabilities are processed; taken as raw", self._url)
         return False
 
+    async def _probe_tools(self) -> bool:
+        """True if the server takes tools: it was started with the flags for them."""
+        body: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        body |= {"tools": [PROBE_TOOL], "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": False}}
+        try:
+            await self._json("POST", f"{self._url}/chat/completions", body, read=False)
+        except _RequestRefused as error:
+            log.warning(
+                "%s takes no tools (%s); start it with --enable-auto-tool-choice --tool-call-parser NAME", self._url, error
+            )
+            return False
+        return True
+
     # Requests
 
     async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
@@ -172,7 +200,7 @@ class VllmEngine:
         async with self._use_version(version) as name:
             body = self._body(request, name) | {"cache_salt": self._cache_salt(tenant)}
             path = "completions" if request.raw is not None else "chat/completions"
-            growing = _StreamedReply(version, request.top_logprobs is not None)
+            growing = _StreamedReply(version, request.top_logprobs is not None, can_think=request.raw is None)
             again = 2
             while True:
                 try:
@@ -225,6 +253,7 @@ class VllmEngine:
         if request.raw is not None:
             return body | {"prompt": request.raw, "logprobs": request.top_logprobs or 0}
         body |= {"messages": list(request.messages), "logprobs": True, "top_logprobs": request.top_logprobs or 0}
+        body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
         if request.tools:
             body["tools"] = list(request.tools)
         if request.tool_choice is not None and request.tools:
@@ -244,6 +273,7 @@ class VllmEngine:
             body["prompt"] = request.raw
         else:
             body |= {"messages": list(request.messages), "add_generation_prompt": True}
+            body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
             if request.tools and request.tool_choice != "none":
                 body["tools"] = list(request.tools)
         try:
@@ -331,7 +361,10 @@ class VllmEngine:
                 version.idle.set()
 
     async def unload(self, version: str) -> None:
-        """Unload a version when the requests on it have ended. New requests are refused at once; unknown labels are ignored."""
+        """Unload a version when the requests on it have ended. New requests are refused at once; unknown labels are ignored.
+
+        A server that cannot unload it (it has evicted the version itself, or is away) is no error: a label is never used again.
+        """
         found = self._versions.get(version)
         if found is None:
             return
@@ -345,8 +378,11 @@ class VllmEngine:
             version.idle.clear()
             await version.idle.wait()
         try:
-            with suppress(_RequestRefused):  # 404: it is gone already
-                await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version.label}, read=False)
+            await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version.label}, read=False)
+        except _ModelMissing:
+            pass  # it is gone already
+        except UserError as error:
+            log.warning("version %s was not unloaded, and is not used any more: %s", version.label, error)
         finally:
             self._versions.pop(version.label, None)
 
@@ -450,9 +486,14 @@ def _raise_for_status(status: int, content: bytes) -> None:
 class _StreamedReply:
     """A reply that grows with the server's events."""
 
-    def __init__(self, version: str, shown: bool) -> None:
+    def __init__(self, version: str, shown: bool, can_think: bool) -> None:
         self.version, self.shows_logprobs, self.has_begun = version, shown, False
         self.text = ""
+        """What may be shown so far."""
+        self.thoughts = ""
+        self._content = ""  # with thoughts, where the server has no parser for them
+        self._can_think = can_think
+        self._count: int | None = None  # of the reply's tokens, as the server bills them
         self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -464,22 +505,39 @@ class _StreamedReply:
         """Add an event; returns the piece to show, if there is one."""
         usage = event.get("usage") or {}
         self.cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached)
+        if usage.get("completion_tokens") is not None:
+            self._count = int(usage["completion_tokens"])
         self.prompt = list(event.get("prompt_token_ids") or self.prompt)
         for choice in event.get("choices") or ():
             self.has_begun = True
             self.prompt = list(choice.get("prompt_token_ids") or self.prompt)
             self.tokens += choice.get("token_ids") or ()
             delta = choice.get("delta")
-            text = str((choice.get("text") if delta is None else delta.get("content")) or "")
+            # Its name is `reasoning` now and was `reasoning_content`.
+            self.thoughts += str((delta or {}).get("reasoning") or (delta or {}).get("reasoning_content") or "")
+            text = self._visible(str((choice.get("text") if delta is None else delta.get("content")) or ""))
             entries = _entries(choice.get("logprobs"))
             self.logprobs += [min(0.0, float(entry["logprob"])) for entry in entries]
-            self.text += text
             for call in (delta or {}).get("tool_calls") or ():
                 self._call(call)
             self.finish = choice.get("finish_reason") or self.finish
-            if text or (entries and self.shows_logprobs):
+            is_thought = not text and not self.text and not self.finish
+            if text or (entries and self.shows_logprobs and not is_thought):
                 return Piece(text, tuple(entries) if self.shows_logprobs else ())
         return None
+
+    def _visible(self, more: str, is_finished: bool = False) -> str:
+        """The text that may be shown now, given more content."""
+        self._content += more
+        if not self._can_think:
+            self.text += more
+            return more
+        thought, rest = split_leading_thought(self._content, is_finished=is_finished)
+        if thought:
+            self.thoughts = thought
+        new = (rest or "")[len(self.text) :]
+        self.text += new
+        return new
 
     def _call(self, part: Mapping[str, Any]) -> None:
         call = self.calls.setdefault(
@@ -493,19 +551,34 @@ class _StreamedReply:
     def reply(self) -> Reply:
         if not self.finish:
             raise _unavailable("the vLLM server ended a reply without a finish reason")
-        exact = len(self.logprobs) == len(self.tokens)
-        if not exact:  # the reply is served all the same; the learner cannot use it
-            log.warning("a reply of %d tokens has %d log-probabilities", len(self.tokens), len(self.logprobs))
+        self._visible("", is_finished=True)
+        flaw = self._flaw()
+        if flaw:  # the reply is served all the same
+            log.warning("nothing can be learned from a reply: %s", flaw)
         return Reply(
             self.text,
             tuple(self.prompt),
             tuple(self.tokens),
-            tuple(self.logprobs) if exact else (),
+            () if flaw else tuple(self.logprobs),
             finish=self.finish,
             tool_calls=tuple(call for _, call in sorted(self.calls.items())),
             version=self.version,
             cached=self.cached,
+            thoughts=self.thoughts,
+            flaw=flaw,
         )
+
+    def _flaw(self) -> str:
+        """Reason why nothing can be learned from the reply; empty: there is none."""
+        if not self.tokens or not self.prompt:
+            return "the vLLM server sent no token ids with it"
+        if len(self.logprobs) != len(self.tokens):
+            return f"the vLLM server sent {len(self.logprobs)} log-probabilities for its {len(self.tokens)} tokens"
+        if self._count is not None and self._count != len(self.tokens):
+            return (
+                f"the vLLM server made {self._count} tokens and sent {len(self.tokens)} of them; a newer release may send all"
+            )
+        return ""
 
 
 def _entries(logprobs: Mapping[str, Any] | None) -> list[dict[str, Any]]:

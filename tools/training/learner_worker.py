@@ -68,6 +68,7 @@ class WorkerLearner:
         device: of the model.
         dtype: of the model.
         nice: the worker's priority, from 0 to 19, the lowest.
+        thinking: of the model: prompts must be those that the engine serves.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class WorkerLearner:
         device: str = "cpu",
         dtype: str = "float32",
         nice: int = 19,
+        thinking: bool | None = None,
     ) -> None:
         self._folder, self._write, self._scratch = folder, write, scratch
-        opening = {"spec": model, "threads": threads, "device": device, "dtype": dtype}
+        opening = {"spec": model, "threads": threads, "device": device, "dtype": dtype, "thinking": thinking}
         self._settings = (opening, lora, objective, hindsight, measure_kl, nice)
         self._lock, self._is_closed = threading.Lock(), threading.Event()
         self._process: subprocess.Popen[bytes] | None = None

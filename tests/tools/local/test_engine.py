@@ -24,6 +24,11 @@ from learngraph.tools.models.models import POCKET
 peft = pytest.importorskip("peft")
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+THINKER = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""As Qwen3's: thinks, unless it is switched off."""
 HERMES = (
     "{% if tools %}<|start|>system\nTools: {% for t in tools %}{{ t.function.name }} {% endfor %}"
     'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>\n{% endif %}'
@@ -691,6 +696,64 @@ def test_growing_text_never_takes_anything_back(tiny: str) -> None:
                 assert shown == "say"
             spoken.end()
             assert spoken.text == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "thought", "visible"),
+    [
+        ("possible", "<think>\nlet me see\n</think>\n\nGo north.", "let me see", "Go north."),
+        ("begun", "let me see\n</think>\n\nGo north.", "let me see", "Go north."),
+        ("possible", "<think>\n\n</think>\n\nGo north.", "", "Go north."),
+        ("possible", "<think>let me", "let me", ""),
+        ("possible", "<thi", "", "<thi"),
+        ("possible", "Go. <think>no</think>", "", "Go. <think>no</think>"),
+        ("none", "<think>x</think> Go.", "", "<think>x</think> Go."),
+    ],
+)
+def test_a_thought_is_kept_apart_while_the_text_grows(tiny: str, kind: Any, text: str, thought: str, visible: str) -> None:
+    model = LocalChatModel(model=tiny)
+    spoken = StreamingDecoder(model.decode, model.chat_frame(), (), False, kind)
+    shown = ""
+    for token in model.get_token_ids(text):
+        spoken.add(token)
+        assert spoken.text.startswith(shown)
+        assert visible.startswith(spoken.text)
+        shown = spoken.text
+    spoken.end()
+    assert (spoken.thoughts, spoken.text) == (thought, visible)
+
+
+async def test_thinking_is_switched_off_in_the_template_or_kept_apart(checkpoint: Callable[..., str]) -> None:
+    """A model is taught two replies by heart: one with a thought, and one behind a template that closes the thought itself."""
+    folder = checkpoint(max_position_embeddings=512)
+    network, request = LocalChatModel(model=folder).network, ask("where?", max_tokens=60, temperature=0.0, top=0)
+    texts = {True: "<think>\nhm\n</think>\n\nGo north.", False: "Go south."}
+    models = {}
+    for thinking in (True, False):
+        model = models[thinking] = LocalChatModel(model=folder, thinking=thinking)
+        model.tokenizer.chat_template = THINKER
+        model._network = network
+    examples = []
+    for thinking, model in models.items():
+        prompt = model.chat_ids(request.messages)
+        examples.append((prompt, model.get_token_ids(texts[thinking] + "<|end|>")))
+    assert examples[0][0] != examples[1][0]
+    updates = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(120):
+        updates.zero_grad()
+        for prompt, reply in examples:
+            logits = network(torch.tensor([prompt + reply]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+            torch.nn.functional.cross_entropy(logits, torch.tensor(reply)).backward()
+        updates.step()
+    for thinking, model in models.items():
+        model.clear_cache()
+        engine = LocalEngine(model, rank=4)
+        text, said, pieces = await read(engine.stream(request))
+        assert said.text == text == ("Go north." if thinking else "Go south.")
+        assert said.thoughts == ("hm" if thinking else "")
+        assert len(said.token_ids) == len(said.logprobs) == len(examples[not thinking][1])  # all that was sampled
+        assert "".join(entry["token"] for piece in pieces for entry in piece.logprobs) == text
+        await engine.close()
 
 
 @pytest.mark.parametrize("good", [True, False])

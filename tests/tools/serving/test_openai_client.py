@@ -121,6 +121,24 @@ def test_tools(client: openai.OpenAI) -> None:
     assert final.choices[0].message.tool_calls[0].function.arguments == '{"at": "map"}'
 
 
+def test_thoughts_come_apart_from_the_text() -> None:
+    backend = FakeBackend(say=lambda request: {"text": "Go north.", "thoughts": "let me see"})
+    with serving(backend) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
+        found = client.chat.completions.create(model="pocket", messages=MESSAGES)
+        message = found.choices[0].message.to_dict()
+        assert (message["content"], message["reasoning_content"]) == ("Go north.", "let me see")
+        assert found.usage is not None
+        assert found.usage.completion_tokens_details is not None
+        assert found.usage.completion_tokens_details.reasoning_tokens is None  # it is not known how many
+        deltas = [
+            chunk.choices[0].delta.to_dict()
+            for chunk in client.chat.completions.create(model="pocket", messages=MESSAGES, stream=True)
+        ]
+        assert "".join(str(delta.get("content") or "") for delta in deltas) == "Go north."
+        assert [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta] == ["let me see"]
+        assert client.responses.create(model="pocket", input="x").output_text == "Go north."
+
+
 def test_n_seed_stop_logprobs_and_length(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(model="pocket", messages=MESSAGES, n=3, seed=4, logprobs=True, top_logprobs=2)
     assert [choice.message.content for choice in found.choices] == [f"you said hi there ({4 + i})" for i in range(3)]

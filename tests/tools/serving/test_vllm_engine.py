@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import aiohttp
 import pytest
 import vllm_server
 
-from learngraph.memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
-from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.errors import AdapterError, FeedbackConflict, Unavailable, UserError, VersionNotLoaded, WindowError
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
 from learngraph.tools.serving.vllm_engine import VllmEngine
 
 ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
@@ -125,6 +127,86 @@ async def test_log_probabilities_and_alternatives_come_with_the_pieces_if_asked_
     assert [entry["logprob"] for entry in entries] == list(reply.logprobs)
     assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in entries)
     assert len(entries[0]["top_logprobs"]) == 2
+
+
+async def test_a_reply_of_which_tokens_are_missing_says_so_and_shows_its_text(engine: VllmEngine, server: Any) -> None:
+    server.drops = [1]
+    _, reply = await heard(engine, asked())
+    assert reply.finish == "stop"
+    assert len(reply.token_ids) == 3
+    assert reply.logprobs == ()
+    assert reply.flaw == "the vLLM server made 4 tokens and sent 3 of them; a newer release may send all"
+    assert (await heard(engine, asked()))[1].flaw == ""
+    server.token_ids = False
+    assert (await heard(engine, asked()))[1].flaw == "the vLLM server sent no token ids with it"
+
+
+async def test_a_flawed_reply_is_kept_and_takes_feedback_but_teaches_nothing(
+    engine: VllmEngine, server: Any, tmp_path: Path
+) -> None:
+    server.drops = [1]
+    _, reply = await heard(engine, asked())
+    with closing(Replay(tmp_path / "replay.sqlite")) as replay:
+        replay.append(Exchange("one", "acme", asked(), reply, "f00d"))
+        replay.append(Exchange("one", "acme", asked(), reply, "f00d"))  # as after a crash
+        (row,) = replay.rows("acme")
+        assert (row.state, row.reason) == ("pending", reply.flaw)
+        receipt = replay.add_feedback("acme", "one", Feedback(1.0))
+        assert receipt.state == "rejected"
+        found = replay.job("acme", receipt.job)
+        assert found is not None
+        assert (found.state, found.reason, found.exchange.reply) == ("rejected", reply.flaw, reply)
+        assert replay.add_feedback("acme", "one", Feedback(1.0)).is_repeat
+        with pytest.raises(FeedbackConflict, match="made 4 tokens and sent 3"):
+            replay.add_feedback("acme", "one", Feedback(-1.0))
+
+
+@pytest.mark.parametrize("parser", ["", "reasoning", "reasoning_content"])
+async def test_thoughts_are_switched_off_or_kept_apart(server: Any, parser: str) -> None:
+    server.thought, server.parser = "let me see", parser
+    silent = VllmEngine("base", server.url)
+    _, plain = await heard(silent, asked())
+    assert plain.thoughts == ""
+    assert "think" not in plain.text
+    assert server.requests[-1][1]["chat_template_kwargs"] == {"enable_thinking": False}
+    thinker = VllmEngine("base", server.url, thinking=True)
+    pieces, reply = await heard(thinker, replace(asked(), top_logprobs=0))
+    assert "".join(piece.text for piece in pieces) == reply.text == plain.text
+    assert reply.thoughts.strip() == "let me see"
+    assert len(reply.token_ids) == len(reply.logprobs) == len(plain.token_ids) + (3 if parser else 7)
+    assert not any(entry["token"] == "let " for piece in pieces for entry in piece.logprobs)
+    assert reply.flaw == ""
+    for each in (silent, thinker):
+        await each.close()
+
+
+async def test_tools_are_claimed_only_if_the_server_takes_them(
+    engine: VllmEngine, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {"tools", "tool_choice"} <= engine.features
+    without = serve(logprobs_mode="processed_logprobs")
+    without.takes_tools = False
+    plain = VllmEngine("base", without.url)
+    assert not {"tools", "tool_choice"} & plain.features
+    assert "response_format" in plain.features
+    assert "--enable-auto-tool-choice" in caplog.text
+    await plain.close()
+
+
+async def test_an_adapter_that_the_server_has_evicted_is_let_go(
+    engine: VllmEngine, server: Any, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for label in (ONE, TWO):
+        await engine.load(label, folders[label])
+    server.evicted.add(ONE)
+    await engine.unload(ONE)
+    assert engine.loaded_versions() == (TWO,)
+    assert "was not unloaded" in caplog.text
+    await engine.load(ONE, folders[ONE])  # the server lists it still, and reads it again when it is asked for
+    assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
+    server.__exit__()
+    await engine.unload(TWO)  # nor is a server that is away
+    assert engine.loaded_versions() == (ONE,)
 
 
 async def test_a_length_is_told_from_a_stop(engine: VllmEngine) -> None:
