@@ -4,6 +4,9 @@
     ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, with reasons
     ROOT/<tenant>/<adapter>/CURRENT                           name of the live version; missing: the base model answers
 
+The optimizer's moments (`optimizer.safetensors`, twice the adapter's size) are kept only of versions that the next step may start from:
+the newest, its parent, the live one and the canary. They are not synced; where they are gone or damaged, learning goes on with new ones.
+
 A version's name is the gradient step and the SHA-256 of its files' digests: equal contents have equal names, and a changed file shows.
 A label is `<tenant>/<adapter>@<name>`; the empty label is the base model.
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -34,6 +38,7 @@ from .replay_file import NAME, json_safe
 
 __all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
 
+LOG = logging.getLogger(__name__)
 VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
 """Pattern of a version's name: step and digest."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
@@ -42,6 +47,8 @@ MANIFEST = "manifest.json"
 """The file with a version's parent, base and digests."""
 PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
 """Files whose names begin so belong to the learner, and are not exported."""
+MOMENTS_FILE = "optimizer.safetensors"
+"""The file that a version may lack."""
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process that changes the same adapter."""
 
@@ -407,6 +414,8 @@ class Adapters:
             digests = {path.name: _digest(path) for path in files}
             label = f"{self.scope}@{step:06d}-{_contents(digests)[:12]}"
             if self._has_intact(label, parent, base):
+                if not (self._versions / self._own(label) / MOMENTS_FILE).exists() and MOMENTS_FILE in digests:
+                    os.replace(folder / MOMENTS_FILE, self._versions / self._own(label) / MOMENTS_FILE)
                 is_new = book.states.get(label, "deleted") == "deleted"
             else:
                 self._adopt(folder, label, digests, {"step": step, "parent": parent, "base": base}, about or {})
@@ -414,7 +423,14 @@ class Adapters:
             if is_new:
                 self._note("candidate", label, "written", step=step, parent=parent)
             _remove(folder)
+            self._remove_old_moments({label, parent, book.live, book.canary})
             return label
+
+    def _remove_old_moments(self, stay: set[str]) -> None:
+        """Delete the optimizer's moments of all versions but these."""
+        for path in self._versions.glob(f"*/{MOMENTS_FILE}"):
+            if f"{self.scope}@{path.parent.name}" not in stay and VERSION_NAME.fullmatch(path.parent.name):
+                path.unlink(missing_ok=True)
 
     def _has_intact(self, label: str, parent: str, base: str) -> bool:
         """True if a version is there and undamaged; a damaged one is discarded, to be written again.
@@ -462,7 +478,7 @@ class Adapters:
             }
             manifest["seal"] = _seal(manifest)
             (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
+            for path in (*(staging / each for each in digests if each != MOMENTS_FILE), staging / MANIFEST, staging):
                 _sync(path)
         except OSError:
             if not folder.exists():
@@ -519,17 +535,21 @@ class Adapters:
         place = self._existing_folder(label)
         expected = self._manifest(label)["files"]
         there = {path.name for path in _files(place, label)}
-        for name in sorted(there ^ set(expected)):
+        for name in sorted((there ^ set(expected)) - ({MOMENTS_FILE} - there)):
             raise AdapterError(
                 f"{label} is corrupt: {place / name} is {'too many' if name in there else 'missing'}; roll back, and delete it"
             )
         seen = self._seen.setdefault(label, {})
-        for name in sorted(expected):
+        for name in sorted(set(expected) - ({MOMENTS_FILE} - there)):
             found = (place / name).stat()
             mark = (found.st_size, found.st_mtime_ns, found.st_ino)
             if seen.get(name) == mark:
                 continue
             if found.st_size != expected[name]["bytes"] or _digest(place / name) != expected[name]["sha256"]:
+                if name == MOMENTS_FILE:  # the machine went down before it was on disk
+                    LOG.warning("%s: %s is not what was written; learning goes on with new moments", label, place / name)
+                    (place / name).unlink(missing_ok=True)
+                    continue
                 raise AdapterError(f"{label} is corrupt: {place / name} is not what was written; roll back, and delete it")
             seen[name] = mark
         return place

@@ -312,7 +312,7 @@ class LoRATrainer:
             )
 
         optimizer = make(critic)
-        if state.folder is None:
+        if state.folder is None or not (state.folder / OPTIMIZER_FILE).exists():  # kept of versions that were the newest last
             return optimizer
         leaves_critic = critic is None and state.has_critic
         source = make(make_critic(self._network)) if leaves_critic else optimizer

@@ -1,7 +1,7 @@
 """The files of a trained version: read and checked, or written for the next one.
 
 adapter_config.json, adapter_model.safetensors    PEFT's format, float32
-optimizer.safetensors                             AdamW's moments (and PPO's critic); no learning rate
+optimizer.safetensors                             AdamW's moments (and PPO's critic); no learning rate. It may be missing
 teacher.safetensors                               of a teacher that lags behind (`ema`, `sync`)
 learner.json                                      base, settings, updates, running statistics of the rewards
 """
@@ -44,7 +44,7 @@ class VersionState:
     teacher: dict[str, Tensor] | None
     """Those of a teacher that lags behind; None: the teacher has no weights of its own."""
     folder: Path | None
-    """The folder with the optimizer's moments; None: a new adapter has none yet."""
+    """The folder with the optimizer's moments, if they are kept still; None: a new adapter has none yet."""
     notes: dict[str, Any]
     """`learner.json`; empty for a new adapter."""
 

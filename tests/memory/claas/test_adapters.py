@@ -115,7 +115,7 @@ def test_a_linked_folder_is_not_adopted(adapters: Adapters, tmp_path: Path) -> N
 # -- damage and tricks
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name != "optimizer.safetensors"])
 def test_a_changed_file_is_found_and_named(adapters: Adapters, name: str) -> None:
     label = add(adapters, 1)
     path = adapters.folder(label) / name
@@ -530,6 +530,42 @@ def test_an_exported_adapter_opens_in_peft(adapters: Adapters, tmp_path: Path) -
     one, two = peft.get_peft_model_state_dict(wrapped), peft.get_peft_model_state_dict(loaded)
     assert set(one) == set(two)
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+# -- the optimizer's moments
+
+
+def moments_of(adapters: Adapters) -> set[str]:
+    """Labels of the versions that have moments still."""
+    return {f"{adapters.scope}@{path.parent.name}" for path in adapters.place.glob("versions/*/optimizer.safetensors")}
+
+
+def test_moments_are_kept_of_the_versions_that_a_step_may_start_from(adapters: Adapters) -> None:
+    labels = [add(adapters, 1)]
+    adapters.promote(labels[0], "better")
+    for step in range(2, 7):  # candidates on the way to the next gate
+        labels.append(add(adapters, step, labels[-1]))
+        assert moments_of(adapters) == {labels[0], *labels[-2:]}
+    adapters.make_canary(labels[-1], "passed")
+    labels.append(add(adapters, 7, labels[0]))
+    assert moments_of(adapters) == {labels[0], *labels[-2:]}
+    for label in labels:  # whole without them
+        adapters.folder(label)
+    assert moments_of(Adapters(adapters.place.parents[1], "acme")) == {labels[0], *labels[-2:]}
+
+
+def test_lost_and_damaged_moments_harm_no_version(adapters: Adapters, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    label = add(adapters, 1)
+    path = adapters.folder(label) / "optimizer.safetensors"
+    path.write_bytes(b"")  # the machine went down
+    assert Adapters(tmp_path / "root", "acme").folder(label) == path.parent
+    assert not path.exists()
+    assert "new moments" in caplog.text
+    assert add(adapters, 1) == label  # the step again: they are there again
+    assert path.read_text() == "optimizer.safetensors 1"
+    (path.parent / "teacher.safetensors").unlink()
+    with pytest.raises(AdapterError, match="missing"):
+        adapters.folder(label)
 
 
 # -- many, at once, and on a full disk

@@ -675,6 +675,23 @@ def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: Lo
     assert learner().measure("", []).sums == ()
 
 
+@pytest.mark.parametrize("kind", ["reinforce", "ppo"])
+def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
+    learner: Make, shelf: Shelf, batch: Minibatch, kind: str
+) -> None:
+    small = replace(batch, exchanges=batch.exchanges[:4])
+    teaching = learner(kind=kind)
+    first = teaching.step(small, teaching.correct(small)).version
+    (shelf.folder(first) / "optimizer.safetensors").unlink()
+    more = replace(small, parent=first, step=2)
+    teaching = learner(kind=kind)
+    second = shelf.folder(teaching.step(more, teaching.correct(more)).version)
+    assert json.loads((second / "learner.json").read_text())["updates"] == 2
+    steps = [value for name, value in load_file(second / "optimizer.safetensors").items() if name.endswith(":step")]
+    assert steps
+    assert all(float(value) == 1 for value in steps)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

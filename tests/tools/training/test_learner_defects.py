@@ -140,11 +140,11 @@ def test_moments_do_not_outlive_the_weights_they_belong_to(pocket: LocalChatMode
     first = used.step(batch_of(pocket, 1))
     second = used.step(batch_of(pocket, 2, first))
     assert used.contents(second)["optimizer.safetensors"] != used.contents(first)["optimizer.safetensors"]
+    made = {name: used.contents(first)[name] for name in ("optimizer.safetensors", "adapter_model.safetensors", "learner.json")}
     used.adapters.promote(second, "")
     used.adapters.roll_back("", "to the base model")
     again = used.step(third)
     assert used.contents(again) | {"manifest.json": ""} == expected | {"manifest.json": ""}
-    made = {name: used.contents(first)[name] for name in ("optimizer.safetensors", "adapter_model.safetensors", "learner.json")}
     used.adapters.remove()
     used.adapters = Adapters(used.root, "acme")
     remade = used.contents(used.step(batch_of(pocket, 1)))
