@@ -36,15 +36,15 @@ def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> N
         "shuffled": learner,
         "observe": lambda store: JitRLMiddleware(store, decide=["resolve"], mode="observe"),
     }
-    report = evaluate_learning(make_agent, TASKS[:28], reward, arms=arms, seeds=4, shuffled=["shuffled"])
+    report = evaluate_learning(make_agent, TASKS[:32], reward, arms=arms, seeds=4, shuffled=["shuffled"])
     none, jitrl, shuffled, observe = report.arms
+    assert jitrl.lead > 0.25, "samples come in the order of threads, so that no two runs of this test are the same"
     assert jitrl.lead_ci is not None
-    assert jitrl.lead_ci[0] > 0
-    assert jitrl.last > 0.85 > 0.6 > shuffled.last
+    assert jitrl.last > 0.85 > 0.7 > shuffled.last
     assert (observe.last, observe.lead) == (none.last, 0.0), "the control arm's agent says what it says without one"
     assert none.first == pytest.approx(0.25, abs=0.2)
     assert not observe.harmed
-    assert len(report.results) == 4 * 4 * 28
+    assert len(report.results) == 4 * 4 * 32
     assert "| jitrl " in report.table()
     orders = {(one.arm, one.seed): [] for one in report.results}
     for one in report.results:
