@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -34,6 +34,7 @@ from langgraph.types import Command
 from ...memory.conversation_store import Turn
 from ...memory.conversations import steps
 from ...memory.records import Observation, Task
+from ...nodes.retrieve.lessons import append_section
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scopes import Index, ScopedLearner
 
@@ -51,6 +52,9 @@ __all__ = [
     "LearningState",
     "PendingCall",
     "Place",
+    "add_to_system_message",
+    "ainvoke_or_failure",
+    "invoke_or_failure",
     "not_streamed",
 ]
 
@@ -88,8 +92,9 @@ class PendingCall:
     """Something that a method waits for: model requests, or a runnable with its input."""
 
     requests: Sequence[ModelRequest[Any]] = ()
-    """To be answered side by side by the agent's model."""
+    """To be answered side by side by the agent's model. Its errors are the agent's."""
     runnable: Runnable[Any, Any] | None = None
+    """A call of the method's own. Its error is raised in the generator, which may catch it."""
     input: Any = None
 
 
@@ -99,7 +104,8 @@ class Advice:
 
     response: ModelResponse[Any]
     entry: dict[str, Any]
-    """The record of it as plain data: recalled trajectories, what was added, what was chosen."""
+    """The record of it as plain data: recalled trajectories, what was added, what was chosen. `nearest`, if it is there, is the
+    greatest similarity in memory where nothing was alike enough."""
 
 
 Consultation = Generator[PendingCall, Any, Advice]
@@ -108,13 +114,13 @@ runnable is raised where it waits; where it is not caught, the agent answers wit
 
 
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
     """The error of a runnable that a method waited for."""
 
     error: Exception
 
     @classmethod
-    def of(cls, error: Exception) -> _Failure:
+    def of(cls, error: Exception) -> Failure:
         """The failure; what pauses a graph is none, and is raised again."""
         if isinstance(error, GraphBubbleUp):
             raise error
@@ -186,10 +192,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or handler(request)
             if asked.runnable is not None:
-                try:
-                    answer = asked.runnable.invoke(asked.input)
-                except Exception as error:
-                    answer = _Failure.of(error)
+                answer = invoke_or_failure(asked)
             else:
                 answer = _answer_all(asked.requests, handler)
                 first = first or answer[:1]
@@ -206,10 +209,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or await handler(request)
             if asked.runnable is not None:
-                try:
-                    answer = await asked.runnable.ainvoke(asked.input)
-                except Exception as error:
-                    answer = _Failure.of(error)
+                answer = await ainvoke_or_failure(asked)
             else:
                 answer = [_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
                 first = first or answer[:1]
@@ -267,9 +267,9 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return None
 
     def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
-        """The next thing that a consultation asks for, or its outcome; None if it failed."""
+        """The next thing that a consultation asks for, or its outcome; None if it failed. A failure as answer is raised in it."""
         try:
-            return gen.throw(answer.error) if isinstance(answer, _Failure) else gen.send(answer)
+            return gen.throw(answer.error) if isinstance(answer, Failure) else gen.send(answer)
         except StopIteration as end:
             found: Advice = end.value
             return found
@@ -285,6 +285,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return first[0] if first else None
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry}
         entry["turn"] = _turn_id(request.messages)
+        self._memory(self._labels(get_config().get("configurable", {}))).tally(entry)
         request.runtime.stream_writer({"learning": entry})
         return ExtendedModelResponse(advice.response, Command(update={"learning": [entry]}))
 
@@ -317,6 +318,33 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         calls = sum(isinstance(m, AIMessage) for m in messages[last:])
         scope = self._labels(configurable)
         return Place(str(thread), scope, _turn_id(messages), len(humans) - 1, Task(task, goal), calls)
+
+
+def invoke_or_failure(pending: PendingCall) -> Any:
+    """The output of a pending runnable, or its failure."""
+    assert pending.runnable is not None
+    try:
+        return pending.runnable.invoke(pending.input)
+    except Exception as error:
+        return Failure.of(error)
+
+
+async def ainvoke_or_failure(pending: PendingCall) -> Any:
+    """As `invoke_or_failure`, in an agent that is awaited."""
+    assert pending.runnable is not None
+    try:
+        return await pending.runnable.ainvoke(pending.input)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequest[Any]:
+    """The request with a section at the end of its system message, or in a new one; unchanged for an empty section."""
+    if not section.strip():
+        return request
+    system = append_section([request.system_message] if request.system_message else [], section)[0]
+    assert isinstance(system, SystemMessage)
+    return request.override(system_message=system)
 
 
 _THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")

@@ -7,6 +7,8 @@ other processes have learned is taken in before a consultation.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import threading
 import time
@@ -25,11 +27,15 @@ from ...memory.conversations import StateKey, goal_and_last_turn
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .reward_sources import rank_rewards
+from .status import LearnerStatus
 
 __all__ = ["MemoryIndex", "Mode", "ScopeMemory", "ScopedLearner"]
 
 Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
+LOG = logging.getLogger(__name__)
+CONSULTATIONS_BEFORE_WARNING = 50
+"""Model calls without anything recalled after which the log says so."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -56,6 +62,27 @@ class ScopeMemory(Generic[Index]):
     looked: float = -1e9
     """Time of the last look for changes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    consulted: int = 0
+    """Model calls for which this process looked into it."""
+    recalled: int = 0
+    """Of these, the ones for which it had something."""
+    nearest: float | None = None
+    """The greatest similarity where nothing was alike enough; None: not measured."""
+
+    def tally(self, entry: Mapping[str, Any]) -> None:
+        """Count a consultation by its record. Where nothing is recalled again and again, the log says so once."""
+        self.consulted += 1
+        self.recalled += bool(entry["recalled"])
+        if (near := entry.get("nearest")) is not None:
+            self.nearest = max(near, self.nearest or 0.0)
+        if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled:
+            place = "/".join(self.conversations.scope)
+            LOG.warning(
+                "%s: nothing was recalled for the first %d model calls of %s; status() says why",
+                entry["method"],
+                self.consulted,
+                place,
+            )
 
 
 class ScopedLearner(Generic[Index]):
@@ -141,6 +168,16 @@ class ScopedLearner(Generic[Index]):
             raise UserError(f"feedback: a reward is a finite number, got {reward}")
         labels = self._labels(scope, strict=True)
         return self._memory(labels).conversations.rate(thread_id, reward, text, run_id=run_id, source=source)
+
+    async def afeedback(self, thread_id: str, **given: Any) -> Rating:
+        """As `feedback`, in a program that is awaited."""
+        return await asyncio.to_thread(self.feedback, thread_id, **given)
+
+    def status(self, **scope: str) -> LearnerStatus:
+        """The state of this learner in a scope: what was learned, and what kept it from learning."""
+        memory = self._refreshed(self._labels(scope, strict=True))
+        rated = len(memory.conversations.trajectories.all())
+        return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest)
 
     def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:
         """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0.

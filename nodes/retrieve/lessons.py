@@ -11,7 +11,7 @@ from ...memory.library import Library, LibraryVersions
 from ...memory.records import Lesson, Task
 from ..prompt import Prompt
 
-__all__ = ["SameLessonsShown", "append_lessons", "render_lessons", "select_lessons"]
+__all__ = ["SameLessonsShown", "append_lessons", "append_section", "render_lessons", "select_lessons"]
 
 
 def select_lessons(library: Library, task: Task, first_observation: str, lessons_per_prompt: int = 0) -> tuple[Lesson, ...]:
@@ -62,7 +62,11 @@ def append_lessons(messages: Sequence[BaseMessage], library_text: str, prompt: P
     """
     if not library_text.strip():
         return list(messages)
-    section = prompt.text(lessons=library_text.rstrip("\n"))
+    return append_section(messages, prompt.text(lessons=library_text.rstrip("\n")))
+
+
+def append_section(messages: Sequence[BaseMessage], section: str) -> list[BaseMessage]:
+    """The messages with a section at the end of the system message, or in a new system message."""
     if not messages or not isinstance(messages[0], SystemMessage):
         return [SystemMessage(section), *messages]
     first, *others = messages

@@ -18,6 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
 from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.memory.errors import UserError
 
@@ -293,3 +294,39 @@ def test_wrong_arguments_are_said_in_words() -> None:
     ):
         with pytest.raises(UserError, match=says):
             JitRLMiddleware(InMemoryStore(), **{"decide": ["resolve"], **options})  # type: ignore[arg-type]
+
+
+def test_status_says_what_keeps_a_learner_from_learning() -> None:
+    agent, learner = make(InMemoryStore())
+    ask(agent, "a")
+    assert learner.status(tenant="acme").problems == ("no conversation has feedback: call feedback(thread_id, reward=...)",)
+    asyncio.run(learner.afeedback("a", reward=1.0, tenant="acme"))
+    status = learner.status(tenant="acme")
+    assert (status.rated, status.consulted, status.recalled) == (1, 3, 0)
+    assert "memory had nothing for any of 3 model calls" in str(status)
+    ask(agent, "b")
+    status = learner.status(tenant="acme")
+    assert (status.recalled, status.problems) == (1, ())
+    assert learner.status(tenant="bob").consulted == 0
+
+
+def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Any) -> Any:
+        raise ConnectionError("no critic")
+
+    class Failing(LearningMiddleware[Any]):
+        method = "failing"
+
+        def make_index(self) -> Any:
+            return []
+
+        def consult(self, request: Any, place: Any, memory: Any) -> Any:
+            yield PendingCall(runnable=RunnableLambda(fail))
+
+    learner = Failing(InMemoryStore())
+    agent = create_agent(desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner])
+    with caplog.at_level(logging.WARNING):
+        assert ask(agent, "a")[-1].text == "It is done."
+        out = asyncio.run(agent.ainvoke({"messages": desk.ticket(0)[0]}, config("b")))
+    assert out["messages"][-1].text == "It is done."
+    assert sum("answers without advice: no critic" in said for said in caplog.messages) == 6

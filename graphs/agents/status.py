@@ -1,0 +1,65 @@
+"""The state of a learner in numbers and in words: what it has learned, and above all what kept it from learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LearnerStatus"]
+
+
+@dataclass(frozen=True)
+class LearnerStatus:
+    """The state of a learner in a scope: what it has learned, and what kept it from learning. `str` says it in words."""
+
+    method: str
+    rated: int
+    """Rated stretches of conversations in the store."""
+    consulted: int = 0
+    """Model calls for which this process looked into memory."""
+    recalled: int = 0
+    """Of these, the ones for which memory had something."""
+    nearest: float | None = None
+    """The greatest similarity in [0, 1] at the others, where nothing was alike enough; None: not measured."""
+    studied: int = 0
+    """Texts that a critic has written: about a conversation, or about a group of them."""
+    waiting: int = 0
+    """Conversations with feedback that a critic has not studied yet."""
+    lessons: int = 0
+    """Lessons or notes that came of it and hold now."""
+    alike: int = 0
+    """Groups of conversations with equal rewards, which had nothing to compare."""
+    unreadable: tuple[str, ...] = ()
+    """Reasons for which no lesson came of a conversation or a group: the critic's replies could not be read."""
+    failure: str = ""
+    """The last error of the critic's model, if it could not be asked; empty without one."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The reasons for which less was learned than could be, a sentence each; empty if there is none."""
+        found = []
+        if not self.rated:
+            found.append("no conversation has feedback: call feedback(thread_id, reward=...)")
+        if self.failure:
+            found.append(f"the critic could not be asked: {self.failure}")
+        elif self.waiting and not self.studied:
+            found.append(
+                f"{self.waiting} conversations wait for the critic: the next model call, or learn(), has it study them"
+            )
+        if self.unreadable:
+            lost, all_studied = len(self.unreadable), self.studied
+            found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
+        if self.alike:
+            found.append(f"{self.alike} groups of conversations had equal rewards, and nothing to compare")
+        if self.consulted and not self.recalled and self.rated:
+            near = f"; the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
+            found.append(f"memory had nothing for any of {self.consulted} model calls: nothing was alike enough{near}")
+        return tuple(found)
+
+    def __str__(self) -> str:
+        counts = [
+            f"{self.rated} rated conversations",
+            f"{self.recalled} of {self.consulted} model calls had something recalled",
+        ]
+        if self.studied or self.waiting:
+            counts.insert(1, f"{self.studied} studied, {self.waiting} waiting, {self.lessons} lessons")
+        return "\n".join([f"{self.method}: {'; '.join(counts)}", *(f"  {one}" for one in self.problems)])
