@@ -40,10 +40,17 @@ def run(args: Sequence[str]) -> int:
         about = f"{summaries}. Each has settings of its own: learngraph run METHOD --help"
         parse_flags(RunOptions, ["--help"], "learngraph run METHOD", about)
     name = args[0]
+    if any(arg == "--agent" or arg.startswith("--agent=") for arg in args):
+        from .agent import run_agent
+
+        return run_agent(name, args[1:])
     preset, rest = take_preset(args[1:])
     method = methods.find_method(name)
     presets = preset_names(method.settings) + ablation_names(method.settings)
-    about = f"{method.summary}. --preset {{{','.join(presets)}}} sets other defaults."
+    about = (
+        f"{method.summary}. --preset {{{','.join(presets)}}} sets other defaults. An agent of your own learns with --agent "
+        "MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
+    )
     defaults = method_settings(name, preset)
     if method.has_training_phase:
         return learn_and_test(name, defaults, rest, about)
