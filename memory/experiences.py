@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Required
+from typing import Any, Protocol, Required
 
 from typing_extensions import TypedDict, Unpack
 
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
-from .search.similarity import JaccardIndex, shingles
+from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
 from .what_if import skip_in_what_if
 
 __all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
@@ -111,24 +111,24 @@ class _Tally:
 class _Scope:
     """The experiences that may be neighbours of each other: those of one task, or of one domain."""
 
-    def __init__(self, tokens: Callable[[str], Iterable[Hashable]]) -> None:
-        self.tokens = tokens
-        self.index = JaccardIndex()  # one row per distinct state
+    def __init__(self, similarity: Similarity) -> None:
+        self.index = similarity.rows()  # one row per distinct state
         self.rows: dict[str, int] = {}  # state text -> row
-        self.hashes: dict[int, int] = {}  # of its tokens -> row: texts that no query can tell apart share one
         self.experiences: list[Experience] = []  # in the order of storing
         self.visits: list[list[int]] = []  # row -> its experiences' places in that list
         self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
         self.latest: dict[str, int] = {}  # run -> its last episode here
         self.all = _Tally()
 
-    def add(self, experience: Experience) -> None:
+    def add(self, experience: Experience, reading: Any) -> None:
+        """Add an experience; `reading` is its state as it is compared."""
         row = self.rows.get(experience.state)
         if row is None:
-            tokens = frozenset(self.tokens(experience.state))
-            row = self.hashes.get(hash(tokens))
-            if row is None or not self.index.has_tokens(row, tokens):
-                row = self.hashes[hash(tokens)] = self.index.add(tokens)
+            # Texts that no query can tell apart share a row.
+            row = self.index.find(reading) if isinstance(self.index, TokenRows) else None
+            if row is None:
+                row = len(self.visits)
+                self.index.add(reading)
                 self.visits.append([])
                 self.tallies.append({})
             self.rows[experience.state] = row
@@ -167,22 +167,31 @@ class _Scope:
     def places(self, row: int, shown: Callable[[int], bool] | None) -> list[int]:
         return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
 
-    def nearest(self, state: str, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
+    def nearest(self, reading: Any, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
         """The k nearest states with a visible experience, as (row, similarity). Hidden experiences have no influence."""
-        tokens = frozenset(self.tokens(state))
-        if shown is None or not k:
-            return self.index.search(tokens, k, threshold)
+        if not k or reading is None or not self.visits:
+            return []
+        if shown is None:
+            return self._search(reading, k, threshold)
         fetch = k
         while True:
-            fetch = min(2 * fetch, len(self.index))
-            found = self.index.search(tokens, fetch, threshold)
+            fetch = min(2 * fetch, len(self.visits))
+            found = self._search(reading, fetch, threshold)
             first = {row: next(iter(self.places(row, shown)), -1) for row, _ in found}
             states = [(row, similarity) for row, similarity in found if first[row] >= 0]
             states = sorted(states, key=lambda state: (-state[1], -first[state[0]]))[:k]
-            if len(found) < fetch or fetch == len(self.index):
+            if len(found) < fetch or fetch == len(self.visits):
                 return states
             if len(states) == k and states[-1][1] > found[-1][1]:  # nothing further down can tie with the k-th
                 return states
+
+    def _search(self, reading: Any, k: int, threshold: float) -> list[tuple[int, float]]:
+        rows, similarities = self.index.nearest(reading, k, threshold, None)
+        return list(zip(rows.tolist(), similarities.tolist(), strict=True))
+
+
+_READ_AT_ONCE = 1024
+"""Experiences whose states are read together when a scope is made: enough for an encoder, and little memory."""
 
 
 class Experiences:
@@ -197,6 +206,8 @@ class Experiences:
         gamma: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
         tokens: the tokens of a state's text. The similarity of two states is the Jaccard index of their sets of tokens
             (Eq. 24); `lambda text: bag(ngrams(words(text), 4))` gives multisets of 4-grams.
+        similarity: another comparison of states, in place of `tokens`, such as one by embeddings
+            (`memory.search.vectors.CosineSimilarity`). States of one text are one state.
         credit: turns rewards into returns: Eq. 3, or `reference_returns` to reproduce the published code.
 
     Raises:
@@ -209,12 +220,13 @@ class Experiences:
         *,
         gamma: float = 0.5,
         tokens: Callable[[str], Iterable[Hashable]] = shingles,
+        similarity: Similarity | None = None,
         credit: Callable[[Sequence[float | None], float], Sequence[float | None]] = returns,
     ) -> None:
         self.gamma = gamma
         self._credit = credit
         self._shelf = shelf
-        self._tokens = tokens
+        self.similarity: Similarity = TokenSimilarity(tokens) if similarity is None else similarity
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
         self._lock = threading.Lock()
         self._episodes: dict[str, tuple[Trajectory, tuple[Experience, ...]]] = {}
@@ -259,16 +271,20 @@ class Experiences:
             known = self._episodes.get(trajectory.id)
             if known is not None and known[0] == trajectory:
                 return
+            keys = [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]
+            open_scopes = [scope for key in keys if (scope := self._scopes.get(key)) is not None]
+            readings: dict[str, Any] = {}
+            for scope in open_scopes:  # outside the lock: an encoder is slow
+                readings |= self._readings(scope, experiences, readings)
             if self._shelf is not None:
                 self._shelf.put([trajectory])
             with self._lock:
                 self._episodes[trajectory.id] = (trajectory, experiences)
                 if known is not None:  # the replaced experiences may be anywhere: rebuild the scopes on demand
                     self._scopes.clear()
-                for key in [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]:
+                for key in keys:
                     if (scope := self._scopes.pop(key, None)) is not None:
-                        for experience in experiences:
-                            scope.add(experience)
+                        self._fill(scope, experiences, readings)
                         self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
 
     def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
@@ -308,10 +324,11 @@ class Experiences:
         Raises:
             ValueError: `window` is negative.
         """
+        reading = self._read_query(state, **scope)
         with self._lock:
             view, shown = self._view(**scope)
             neighbours = []
-            for row, similarity in view.nearest(state, k, threshold, shown):
+            for row, similarity in view.nearest(reading, k, threshold, shown):
                 tallies = view.tallies[row]
                 if shown is not None:
                     tallies = {}
@@ -342,9 +359,10 @@ class Experiences:
 
         JitRL's published code neither merges repeated visits nor stops at k. The arguments are those of `neighbours`.
         """
+        reading = self._read_query(state, **scope)
         with self._lock:
             view, shown = self._view(**scope)
-            found = view.nearest(state, len(view.index), threshold, shown)
+            found = view.nearest(reading, len(view.visits), threshold, shown)
             placed = sorted((place, similarity) for row, similarity in found for place in view.places(row, shown))
             return [(similarity, view.experiences[place]) for place, similarity in placed]
 
@@ -380,13 +398,35 @@ class Experiences:
         key = (domain, None if cross_task else task)
         scope = self._scopes.get(key)
         if scope is None:
-            scope = _Scope(self._tokens)
-            for trajectory, experiences in self._episodes.values():
-                if trajectory.domain == domain and (cross_task or trajectory.task.id == task):
-                    for experience in experiences:
-                        scope.add(experience)
+            scope = _Scope(self.similarity)
+            inside = [
+                experience
+                for trajectory, experiences in self._episodes.values()
+                if trajectory.domain == domain and (cross_task or trajectory.task.id == task)
+                for experience in experiences
+            ]
+            self._fill(scope, inside, {})
             self._scopes[key] = scope
         return scope, scope.visible(before, window)
+
+    def _fill(self, scope: _Scope, experiences: Sequence[Experience], readings: Mapping[str, Any]) -> None:
+        """Add experiences to a scope. `readings` are those of states that were read already."""
+        for start in range(0, len(experiences), _READ_AT_ONCE):
+            part = experiences[start : start + _READ_AT_ONCE]
+            found = {**readings, **self._readings(scope, part, readings)}
+            for experience in part:
+                scope.add(experience, found.get(experience.state))
+
+    def _readings(self, scope: _Scope, experiences: Sequence[Experience], known: Mapping[str, Any]) -> dict[str, Any]:
+        """state -> the form in which it is compared, for those that the scope does not have and that are not known."""
+        states = list(dict.fromkeys(one.state for one in experiences if one.state not in scope.rows and one.state not in known))
+        return dict(zip(states, self.similarity.read(states), strict=True)) if states else {}
+
+    def _read_query(self, state: str, **scope: Unpack[ExperienceScope]) -> Any:
+        """A state that is asked about, as it is compared; None where there is nothing to compare it with."""
+        with self._lock:
+            view, _ = self._view(**scope)
+        return self.similarity.read_query(state) if view.visits else None
 
     def _derive(self, trajectory: Trajectory) -> tuple[Experience, ...]:
         rewards = [transition.reward for transition in trajectory.transitions]

@@ -26,6 +26,8 @@ __all__ = [
     "KeyRows",
     "RankedRows",
     "Similarity",
+    "TokenRows",
+    "TokenSimilarity",
     "bag",
     "jaccard",
     "multiset_jaccard",
@@ -425,6 +427,53 @@ class JaccardSimilarity:
 
     def rows(self) -> KeyRows:
         return _JaccardRows()
+
+
+@dataclass(frozen=True)
+class TokenSimilarity:
+    """The exact comparison of whole texts by their common tokens: J, the Jaccard index of their sets (JitRL, Eq. 24)."""
+
+    tokens: Callable[[str], Iterable[Hashable]] = shingles
+    """Text -> its tokens."""
+
+    @property
+    def minimum(self) -> float:
+        return 0.0
+
+    @property
+    def default_floor(self) -> float:
+        """0.21, as for `JaccardSimilarity`."""
+        return JaccardSimilarity().default_floor
+
+    def read(self, texts: Sequence[str], /) -> list[frozenset[Hashable]]:
+        """The tokens of each text."""
+        return [frozenset(self.tokens(text)) for text in texts]
+
+    def read_query(self, text: str, /) -> frozenset[Hashable]:
+        """The tokens of a text that is searched for."""
+        return frozenset(self.tokens(text))
+
+    def rows(self) -> TokenRows:
+        return TokenRows()
+
+
+class TokenRows(JaccardIndex):
+    """An index of sets of tokens that tells which sets it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hashes: dict[int, int] = {}  # hash of a set -> the newest row with that hash
+
+    def add(self, reading: Iterable[Hashable], /) -> int:
+        """Append a row and return its id."""
+        tokens = frozenset(reading)
+        row = self._hashes[hash(tokens)] = super().add(tokens)
+        return row
+
+    def find(self, tokens: frozenset[Hashable]) -> int | None:
+        """The row with exactly these tokens, if there is one."""
+        row = self._hashes.get(hash(tokens))
+        return row if row is not None and self.has_tokens(row, tokens) else None
 
 
 _GOALS = 16

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
 from learngraph.memory.errors import UserError
+from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search import vectors
 from learngraph.memory.search.encoders import Prompts, SentenceEncoder
+from learngraph.memory.search.similarity import TokenSimilarity, shingles
 from learngraph.memory.search.vectors import UNRELATED, BadVectors, CosineSimilarity, EmbeddedKey
 from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key
 
@@ -275,6 +277,111 @@ def test_a_bank_and_several_memories_may_share_the_vectors():
     assert embed.texts == ["door black", "door red", "reach exit"]  # of the second memory's keys, the goals, none is new
     assert found(first, key("door red"), 1) == [("a/0/1", 1.0)]
     assert found(second, "reach exit", 1) == [("a/0/1", 1.0)]
+
+
+# JitRL's memory compares states in the same way
+
+
+def remembered(memory: Experiences, state: str, k: int = 10, threshold: float = -1.0, **scope: Any) -> list[tuple[str, float]]:
+    """(state, similarity) of the neighbours."""
+    texts = {one.id: one.state for one in memory}
+    return [(texts[one.id], one.similarity) for one in memory.neighbours(state, k, threshold, task="t0", **scope)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(texts, max_size=5), max_size=6),
+    texts,
+    st.integers(0, 5),
+    st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
+    st.none() | st.integers(0, 6),
+    st.booleans(),
+)
+def test_neighbours_by_vectors_equal_brute_force(stored, asked, k, threshold, episode, asked_early):
+    embed = Counts(["door", "gate", "black", "red"])
+    memory = Experiences(similarity=CosineSimilarity(embed))
+    visits: dict[str, list[int]] = {}
+    for number, states in enumerate(stored):
+        memory.add(attempt(*states, number=number))
+        if asked_early:  # then the rows grow with every episode
+            remembered(memory, asked)
+        if episode is None or number < episode:
+            for state in states:
+                visits.setdefault(state, []).append(number)
+
+    def cosine(a: str, b: str) -> float:
+        x, y = (np.array(v, np.float32) for v in embed.embed_documents([a, b]))
+        if not x.any() or not y.any():
+            return 0.0
+        x, y = x / np.linalg.norm(x[None], axis=1), y / np.linalg.norm(y[None], axis=1)
+        return 1.0 if a == b else float(np.clip(np.vecdot(x, y), -1, 1))
+
+    alike = [(cosine(asked, state), place, state) for place, state in enumerate(visits)]
+    near = sorted((one for one in alike if one[0] >= threshold), key=lambda one: (-one[0], -one[1]))[:k]
+    found = memory.neighbours(asked, k, threshold, task="t0", before=None if episode is None else ("a", episode))
+    assert [(one.similarity, one.count) for one in found] == [(s, len(visits[state])) for s, _, state in near]
+
+
+def test_the_default_comparison_of_states_is_that_by_words():
+    """The same neighbours, in the same order, whether it is named or not."""
+    stored = [attempt("hall lamp", "Hall, lamp.", "cellar rope", "hall"), attempt("cellar", "lamp rope", number=1)]
+    memories = [Experiences(), Experiences(similarity=TokenSimilarity(shingles))]
+    for memory in memories:
+        for one in stored:
+            memory.add(one)
+    for state in ("hall lamp", "rope", "cellar lamp rope", "nothing"):
+        answers = [memory.neighbours(state, 3, 0.1, task="t0") for memory in memories]
+        assert answers[0] == answers[1]
+
+
+def test_a_state_costs_one_call_of_the_encoder_and_a_repeat_none():
+    embed = Counts()
+    memory = Experiences(similarity=CosineSimilarity(embed))
+    assert remembered(memory, "door black") == []
+    assert embed.calls == 0, "nothing is embedded to ask an empty memory"
+    memory.add(attempt("gate troll", "door red"))
+    assert remembered(memory, "door red", 1) == [("door red", 1.0)]
+    assert embed.calls == 1, "both states at once, and the state that is asked about is one of them"
+    memory.add(attempt("gate troll", "door black", number=1))
+    assert embed.calls == 2
+    remembered(memory, "door black", before=("a", 1))
+    memory.reload()
+    remembered(memory, "door black")
+    assert sorted(embed.texts) == ["door black", "door red", "gate troll"]
+
+
+def test_an_encoder_that_fails_leaves_jitrls_memory_as_it_was():
+    class Broken(Counts):
+        down = False
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if self.down:
+                raise ConnectionError("no encoder")
+            return super().embed_documents(texts)
+
+    embed = Broken()
+    memory = Experiences(similarity=CosineSimilarity(embed))
+    memory.add(attempt("door red"))
+    remembered(memory, "door red")
+    embed.down = True
+    with pytest.raises(ConnectionError):
+        memory.add(attempt("gate troll", number=1))
+    assert len(memory) == 1
+    assert remembered(memory, "door red") == [("door red", 1.0)]
+
+
+def test_threads_that_store_and_ask_find_what_they_stored():
+    memory = Experiences(similarity=CosineSimilarity(Counts([f"w{n}" for n in range(40)])))
+
+    def play(run: int) -> None:
+        for n in range(20):
+            steps = (Transition(f"w{n} w{20 + run}", "go", 1.0),)
+            memory.add(Trajectory(f"{run}/{n}", Task("t0", ""), steps, str(run), n))
+            assert remembered(memory, f"w{n} w{20 + run}", 1)[0][1] == 1.0
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(play, range(4)))
+    assert len(memory) == 80
 
 
 # durable
