@@ -54,7 +54,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
 from ..memory.experiences import Experiences, TrajectoryStore, reference_returns, returns
-from ..memory.search.similarity import bag, ngrams, reference_words, words
+from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
@@ -147,19 +147,23 @@ class JitRL:
                     f"jitrl: {name} has no effect with advantage_estimator='{self.advantage_estimator}'; leave it at {usual}"
                 )
 
-    def memory(self, shelf: TrajectoryStore | None = None, *, credits_future: bool = False) -> Experiences:
+    def memory(
+        self, shelf: TrajectoryStore | None = None, *, credits_future: bool = False, similarity: Similarity | None = None
+    ) -> Experiences:
         """A memory that discounts returns and compares states as these settings say.
 
         Args:
             shelf: the store that keeps it for good; None keeps it in this process.
+            similarity: another comparison of states than by words, for `guarded` and `shrunk`.
             credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
                 `guarded` takes the reward as the return, where Eq. 3 would count the same steps again.
         """
         match self.advantage_estimator:
             case "guarded":
-                return Experiences(shelf, gamma=self.gamma, credit=_rewards_as_returns if credits_future else returns)
+                credit = _rewards_as_returns if credits_future else returns
+                return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit)
             case "shrunk":
-                return Experiences(shelf, gamma=self.gamma)
+                return Experiences(shelf, gamma=self.gamma, similarity=similarity)
             case "paper":  # Eq. 24 is about sets of tokens
                 return Experiences(shelf, gamma=self.gamma, tokens=words)
             case "reference":  # state similarity over multisets of 4-grams

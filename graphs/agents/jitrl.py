@@ -27,6 +27,7 @@ from ...memory.conversations import steps, text_read
 from ...memory.errors import UserError
 from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory
+from ...memory.search.similarity import Similarity
 from ...nodes.act.policies import LocalPolicy, Scorer, steps_text, verbalized_policy
 from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
@@ -53,7 +54,9 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
         scorer: the model of `scores`, with a method `score` (`learngraph.tools.local`); the agent's own if not given.
         settings: JitRL's. The default compares states by the words of `state_key`, which in prose are never the same: a
-            `state_key` that names the kind of issue, or a smaller `min_similarity`, is what makes states alike.
+            `state_key` that names the kind of issue, a smaller `min_similarity`, or embeddings are what makes states alike.
+        similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
+            Without `settings`, states count from its own least similarity on.
         options: those of `LearningMiddleware`.
     """
 
@@ -68,6 +71,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         candidates: CandidateSource = "samples",
         scorer: Scorer | None = None,
         settings: JitRL | None = None,
+        similarity: Similarity | None = None,
         **options: Any,
     ) -> None:
         super().__init__(store, **options)
@@ -75,14 +79,15 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")
         if candidates not in (known := get_args(CandidateSource)):
             raise UserError(f"candidates is one of {', '.join(known)}; got {candidates!r}")
-        self.settings = settings or JitRL(min_similarity=0.5)
+        self.similarity = similarity
+        self.settings = settings or JitRL(min_similarity=0.5 if similarity is None else similarity.default_floor)
         if self.settings.advantage_estimator not in ("guarded", "shrunk"):
             raise UserError("the middleware has our own estimators, guarded and shrunk; the paper's are in graphs/jitrl.py")
         self.decisions, self.samples, self.candidates, self.scorer = ToolDecisions(decide), samples, candidates, scorer
 
     def make_index(self) -> Experiences:
         """A memory of returns that compares states as the settings say."""
-        return self.settings.memory()
+        return self.settings.memory(similarity=self.similarity)
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of which arguments of the tools say what is done; returns True if that has changed."""

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import support_desk as desk
 from langchain.agents import create_agent
+from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.jitrl import JitRL
+from learngraph.memory.search.vectors import CosineSimilarity
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
@@ -130,3 +133,28 @@ def test_a_tool_that_has_vanished_is_not_called(caplog: pytest.LogCaptureFixture
         calls = [call["name"] for m in out["messages"] if isinstance(m, AIMessage) for call in m.tool_calls]
         assert calls == ["lookup_order", "settle"]
     assert not caplog.messages
+
+
+class Kinds(Embeddings):
+    """The words of a text that say what is wrong; order numbers and courtesies have no part in it."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        words = ("broken", "never", "size", "charged")
+        return [[float(text.count(word)) for word in words] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def test_states_in_prose_are_compared_by_their_embeddings() -> None:
+    """The same words of the customer never come twice, and an encoder knows what they have in common."""
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds()), settings=JitRL())
+    assert learner.make_index().similarity is learner.similarity
+    agent = create_agent(
+        desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
+    )
+    rewards = play(agent, learner, range(60))
+    assert sum(rewards[-20:]) / 20 >= 0.9
+    assert JitRLMiddleware(
+        InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds())
+    ).settings.min_similarity == (pytest.approx(CosineSimilarity(Kinds()).default_floor))
