@@ -3,6 +3,7 @@
     (…scope, "turns")          thread -> its turns, as the agent's process recorded them
     (…scope, "feedback")       thread -> the feedback on it, as whoever gave it wrote it
     (…scope, "trajectories")   thread/turn -> a rated stretch of the conversation; memories are made of these
+    (…scope, "reflections")    method/thread/turn -> what a model wrote about a rated stretch
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
@@ -15,20 +16,31 @@ trajectories again to learn what is new.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from langgraph.store.base import BaseStore
 
 from .errors import UserError
-from .records import Task, Trajectory, Transition
-from .storage.shelf import RecordStore, read_jsonl
+from .records import Lesson, Task, Trajectory, Transition
+from .storage.shelf import RecordStore, read_jsonl, to_json
 
-__all__ = ["Conversation", "ConversationStore", "Rating", "Ratings", "Turn", "rated_trajectories"]
+__all__ = [
+    "Conversation",
+    "ConversationStore",
+    "Rating",
+    "Ratings",
+    "Reflection",
+    "Turn",
+    "rated_trajectories",
+    "trajectory_digest",
+]
 
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
@@ -77,6 +89,27 @@ class Ratings:
 
     id: str
     ratings: tuple[Rating, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reflection:
+    """The lessons or the note that a model wrote about a rated stretch of a conversation, for one method."""
+
+    id: str
+    """`<method>/<id of the trajectory>`: written twice, it is stored once."""
+    thread: str
+    about: str
+    """`trajectory_digest` of the stretch as it was then. After other feedback it is another one, and the text no longer holds."""
+    note: str = ""
+    lessons: tuple[Lesson, ...] = ()
+    error: str = ""
+    """The reason for which no reply could be read; empty if one could."""
+
+
+def trajectory_digest(trajectory: Trajectory) -> str:
+    """A digest of what happened and of the feedback on it."""
+    found = json.dumps(to_json(replace(trajectory, used=())), sort_keys=True)
+    return blake2b(found.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +164,7 @@ class ConversationStore:
         self.turns = RecordStore(store, (*scope, "turns"), Conversation)
         self.feedback = RecordStore(store, (*scope, "feedback"), Ratings)
         self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory)
+        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection)
         self._changes = RecordStore(store, (*scope, "changes"), _Changes)
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._count, self._newest = 0, list[str]()
@@ -218,6 +252,12 @@ class ConversationStore:
             self.trajectories.put(made)
             self._announce([one.id for one in made])
 
+    def add_reflection(self, reflection: Reflection, trajectory: str) -> None:
+        """Keep a reflection on a trajectory, and have all readers look at that trajectory again."""
+        with self._lock:
+            self.reflections.put([reflection])
+            self._announce([trajectory])
+
     def _announce(self, ids: Sequence[str]) -> None:
         self._count += len(ids)
         self.has_news = True
@@ -247,10 +287,13 @@ class ConversationStore:
         return [one for one in found if one is not None], now
 
     def forget(self, threads: Sequence[str] | None = None) -> int:
-        """Delete conversations with their feedback and trajectories; returns the number of trajectories deleted.
+        """Delete conversations with their feedback, their trajectories and what models wrote about them.
 
         Args:
             threads: ids of the threads; None: all of the scope.
+
+        Returns:
+            The number of trajectories deleted.
         """
         with self._lock:
             gone = set(threads) if threads is not None else None
@@ -258,16 +301,18 @@ class ConversationStore:
             for records in (self.turns, self.feedback):
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
             self.trajectories.delete(doomed)
+            self.reflections.delete([one.id for one in self.reflections.all() if gone is None or one.thread in gone])
             self._announce([""])
             return len(doomed)
 
     def export(self) -> Iterator[dict[str, Any]]:
         """All that is kept of this scope, one plain object per conversation."""
-        from .storage.shelf import to_json
-
         ratings = {one.id: one.ratings for one in self.feedback.all()}
+        reflections = self.reflections.all()
         for conversation in self.turns.all():
-            yield {**to_json(conversation), "ratings": to_json(ratings.get(conversation.id, ()))}
+            written = [one for one in reflections if one.thread == conversation.id]
+            given = ratings.get(conversation.id, ())
+            yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
 
     def import_trajectories(self, path: str | os.PathLike[str]) -> int:
         """Add rated trajectories from a JSONL file, such as one of `learngraph import`; returns their number."""

@@ -1,0 +1,106 @@
+"""ICRL in an agent of LangChain: earlier conversations of the same task stand in the system message, each with its reward.
+
+    agent = create_agent(model, tools, middleware=[learner := ICRLMiddleware("memory", task=kind_of_issue)])
+
+The nodes are those of ICRL's graph (graphs/icrl.py): Compose chooses the attempts within a budget of tokens and the instruction, in the
+layout for models that chat. Nothing is asked beside the agent's own model calls. A conversation is shown as it was, with the values
+in it, to other conversations of its scope: where users must not see each other's, the user belongs into the scope.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain.agents.middleware import ModelRequest
+
+from ...memory.records import Observation
+from ...nodes.ask import estimate_tokens
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import Compose, attempts_in_prompt, round_instructions
+from ...nodes.retrieve.chat_layout import ChatLayout
+from ..icrl import ICRL
+from ..wiring.parts import DEFAULT_WINDOW
+from .attempts import ConversationAttempts
+from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
+
+__all__ = ["ICRLMiddleware"]
+
+
+class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
+    """Shows earlier rated conversations of the same task with their rewards, within a budget of tokens.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        settings: ICRL's. The default shows the reward of a whole conversation (`rewards="sparse"`: feedback is about all of it),
+            asks to exploit, and gives the attempts 8,192 tokens (`max_memory_tokens`).
+        window: tokens that the model can read at once.
+        prompts: a directory whose prompt files take the place of those of the same name (`icrl/conversations`).
+        options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
+    """
+
+    method: ClassVar[str] = "icrl"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        settings: ICRL | None = None,
+        window: int = DEFAULT_WINDOW,
+        prompts: Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, **options)
+        self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=8_192)
+        self.window, self.prompts = window, prompts
+        self._layout = ChatLayout(self.settings.rewards, notes=True, count_tokens=estimate_tokens)
+        self._sizes: dict[str, int] = {}
+        self._prompt = Prompt.load("icrl/conversations", prompts)
+
+    def make_index(self) -> ConversationAttempts:
+        """A buffer of attempts."""
+        return ConversationAttempts()
+
+    def consult(self, request: ModelRequest[Any], place: Place, memory: ConversationAttempts) -> Consultation:
+        """Call the model with the attempts and the instruction at the end of its system message."""
+        section, entry = self._compose(place, memory)
+        guided = request if self.mode == "observe" else add_to_system_message(request, section)
+        (response,) = yield PendingCall([guided])
+        return Advice(response, entry)
+
+    def _compose(self, place: Place, memory: ConversationAttempts) -> tuple[str, dict[str, Any]]:
+        """The section of the system message, empty without attempts, and the record of it."""
+        settings = self.settings
+        buffer, number = memory.buffer(place.task.id, place.thread)
+        if not len(buffer):
+            return "", {}
+        compose = Compose(
+            buffer,
+            render=self._layout.attempt,
+            count_tokens=estimate_tokens,
+            window=self.window,
+            keep=settings.selection,
+            budget=settings.max_memory_tokens,
+            last=settings.last_n,
+            block=settings.rearrange_every,
+            strategy=settings.instruction,
+            one_based=settings.one_based,
+            _sizes=self._sizes,
+        )
+        state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
+        state |= compose(state)  # type: ignore[arg-type]
+        instruct = round_instructions(buffer, self.prompts, tell_best=settings.rewards != "none")
+        attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, state))
+        if not attempts:
+            return "", {"said": [f"none of {len(buffer)} conversations fits into {settings.max_memory_tokens} tokens"]}
+        section = self._prompt.text(attempts=attempts, instruction=instruct(state)).rstrip()
+        entry = {
+            "recalled": [shown.id for shown in state["shown"]],
+            "instruction": state["mode"],
+            "tokens": estimate_tokens(section),
+            "said": [
+                f"{len(state['shown'])} of {len(buffer)} conversations at {place.task.id!r}, in about {estimate_tokens(section)} "
+                f"tokens; asked to {state['mode'] or 'act'}"
+            ],
+        }
+        return section, entry
