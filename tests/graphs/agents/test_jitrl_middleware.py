@@ -148,7 +148,9 @@ class Kinds(Embeddings):
 
 def test_states_in_prose_are_compared_by_their_embeddings() -> None:
     """The same words of the customer never come twice, and an encoder knows what they have in common."""
-    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds()), settings=JitRL())
+    learner = JitRLMiddleware(
+        InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds()), settings=JitRL(temperature=0.0)
+    )
     assert learner.make_index().similarity is learner.similarity
     agent = create_agent(
         desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
