@@ -99,8 +99,8 @@ class _VersionLog:
     """Label of the live version; empty: the base model."""
     canary: str = ""
     """Label of the canary; empty: none."""
-    drops: list[frozenset[str]] = field(default_factory=list)
-    """Names of the gate's checks that each version failed that was dropped since one last became live or the canary."""
+    drops: int = 0
+    """Versions that were dropped since one last became live or the canary."""
     before: list[str] = field(default_factory=list)
     """Labels that were live before, oldest first: the targets of `roll_back`."""
     end: int = 0
@@ -119,9 +119,7 @@ class _VersionLog:
         elif state in ("live", "dropped"):
             self.ended.add(label)
         if state in ("live", "canary", "dropped"):
-            checks = line.get("about", {}).get("gate", ())
-            failed = frozenset(check["name"] for check in checks if not check["passed"])
-            self.drops = [*self.drops, failed] if state == "dropped" else []
+            self.drops = self.drops + 1 if state == "dropped" else 0
         if state == "canary" and self.canary not in ("", label):
             self.states[self.canary] = "dropped"
             self.ended.add(self.canary)
@@ -361,11 +359,7 @@ class Adapters:
     @property
     def drops_in_a_row(self) -> int:
         """Number of versions that were dropped since one last became live or the canary."""
-        return len(self._read().drops)
-
-    def failures_in_a_row(self, *checks: str) -> int:
-        """Number of these versions that failed one of these checks of the gate."""
-        return sum(not failed.isdisjoint(checks) for failed in self._read().drops)
+        return self._read().drops
 
     @property
     def last_rollback(self) -> float:

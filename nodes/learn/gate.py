@@ -17,8 +17,6 @@ from ...memory.records import Check, Exchange, Measured
 
 HELD_OUT_CHECK = "held-out feedback"
 """Name of the check on feedback that was never trained on."""
-ENTROPY_CHECK, KL_CHECK = "entropy", "kl"
-"""Names of the checks on the distance from the base model."""
 DROP_STANDARD_ERRORS = 3.2
 """Standard errors by which a fall must exceed the margin, for a look after every reward. With an unchanged model less than 5 % of
 stretches of 64 rewards see a false alarm: 1 % with windows that grow from 12 to 64, 4 % with two moving windows of 12. With the 1.645
@@ -156,8 +154,8 @@ def gate_checks(
         )
     if texts:
         found += [
-            entropy_check(candidate.entropy, base.entropy, settings.min_entropy_share),
-            divergence_check(candidate.kl, settings.max_kl),
+            entropy_check(candidate.entropy, base.entropy, settings.min_entropy_share, live.entropy),
+            divergence_check(candidate.kl, settings.max_kl, live.kl),
         ]
     return found
 
@@ -213,15 +211,19 @@ def retention_check(candidate: Sequence[float], base: Sequence[float], tolerance
     return Check("retention", new, old - tolerance, passes, f"{new:.3f} nats a token, base {old:.3f}, {len(base)} replies")
 
 
-def entropy_check(candidate: float, base: float, share: float) -> Check:
-    """H(candidate) >= share H(base), in nats: a version that says only one thing has collapsed. A base entropy of 0 passes."""
-    limit = share * base
-    return Check(ENTROPY_CHECK, candidate, limit, candidate >= limit, f"{candidate:.3f} nats, base {base:.3f}")
+def entropy_check(candidate: float, base: float, share: float, live: float = math.inf) -> Check:
+    """H(candidate) >= min(share H(base), H(live)), in nats: a version that says only one thing has collapsed.
+
+    The live version may be below the bound on texts that came since it passed. A version with no less entropy is no worse.
+    """
+    limit = min(share * base, live)
+    return Check("entropy", candidate, limit, candidate >= limit, f"{candidate:.3f} nats, base {base:.3f}")
 
 
-def divergence_check(kl: float, limit: float) -> Check:
-    """KL(candidate || base) <= limit, per token in nats. NaN does not pass."""
-    return Check(KL_CHECK, kl, limit, kl <= limit, f"{kl:.3f} nats a token")
+def divergence_check(kl: float, bound: float, live: float = 0.0) -> Check:
+    """KL(candidate || base) <= max(bound, KL(live || base)), per token in nats. NaN does not pass; for `live` see `entropy_check`."""
+    limit = max(bound, live)
+    return Check("kl", kl, limit, kl <= limit, f"{kl:.3f} nats a token")
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

@@ -17,7 +17,7 @@ from ...memory.errors import AdapterConflict, UserError, machine_error, public_t
 from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update
 from ..state import GradientStepState
 from .chat_turn import scope
-from .gate import ENTROPY_CHECK, KL_CHECK, GateSettings, gate_checks, is_gate_passed
+from .gate import GateSettings, gate_checks, is_gate_passed
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
@@ -28,10 +28,9 @@ WITHDRAWN = "made from a version that was withdrawn since"
 TAINTED = "comes from a version that learned from a record that was deleted since"
 """Reason for the mark on a version whose parent used deleted feedback."""
 LIMIT_SHARE = 0.9
-"""Share of the way to the gate's bounds on KL and entropy that a step may go. The gate reads other texts than the step. After every
-version in a row that failed one of these checks, the share is taken once more."""
+"""Share of the way to the gate's bounds on KL and entropy that a step may go. The gate reads other texts than the step."""
 MAX_HALVINGS = 6
-"""Halvings of a step and cuts of its limits, at most, after versions that failed the gate in a row."""
+"""Halvings of a step, at most, after versions that failed the gate in a row."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -150,8 +149,8 @@ class Correct(_LearnerNode):
     """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale.
 
     It also sets the step's limits, a little inside of the gate's, so that a version does not fail there for having gone too far from
-    the base model. Every version in a row that failed the gate halves the next step. Those that failed for the distance narrow the
-    limits; others must not, or what was learned would be scaled away until nothing passes.
+    the base model. Every version in a row that failed the gate halves the next step, so that versions come ever nearer to the live
+    one, which passed.
     """
 
     versions: AdapterLookup = field(repr=False)
@@ -163,23 +162,17 @@ class Correct(_LearnerNode):
             correction = self.learner.correct(self.replay.minibatch(state["batch"]))
         except UserError as error:
             return {"correction": Correction(()), "why": _reason(error)}
-        versions = self.versions(*scope(state))
-        max_kl, min_entropy_share = step_limits(self.gate, versions.failures_in_a_row(ENTROPY_CHECK, KL_CHECK))
-        scale = correction.scale * 0.5 ** min(versions.drops_in_a_row, MAX_HALVINGS)
+        max_kl, min_entropy_share = step_limits(self.gate)
+        scale = correction.scale * 0.5 ** min(self.versions(*scope(state)).drops_in_a_row, MAX_HALVINGS)
         return {"correction": replace(correction, scale=scale, max_kl=max_kl, min_entropy_share=min_entropy_share)}
 
 
-def step_limits(gate: GateSettings, failures: int = 0) -> tuple[float, float]:
-    """KL(pi || base) per token that a step may end with, in nats, and the share of the base model's entropy that it must leave.
-
-    Args:
-        gate: its bounds; a gate that is off sets no limits.
-        failures: versions in a row that went too far from the base model for the gate.
-    """
+def step_limits(gate: GateSettings) -> tuple[float, float]:
+    """KL(pi || base) per token that a step may end with, in nats, and the share of the base model's entropy that it must leave. A gate
+    that is off sets no limits."""
     if not gate.enabled:
         return math.inf, 0.0
-    way = LIMIT_SHARE ** (1 + min(failures, MAX_HALVINGS))
-    return way * gate.max_kl, 1.0 - way * (1.0 - min(gate.min_entropy_share, 1.0))
+    return LIMIT_SHARE * gate.max_kl, 1.0 - LIMIT_SHARE * (1.0 - min(gate.min_entropy_share, 1.0))
 
 
 def route_correction(state: GradientStepState) -> Literal["something left", "nothing left"]:

@@ -59,6 +59,8 @@ MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
 SHRINK_TOLERANCE = 1 / 32
 """Precision of the factor that scales an adapter down to its limits."""
+PARENT_SHARE = 0.95
+"""Share of its parent's distance from the base model that a version must come back to, if the parent is beyond the limits."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,12 @@ class _Drift:
     entropy: float
     base_entropy: float
 
-    def is_within(self, correction: Correction) -> bool:
-        """True if it is within the limits of a step."""
-        return self.kl <= correction.max_kl and self.entropy >= correction.min_entropy_share * self.base_entropy
+    def is_within(self, correction: Correction, parent: _Drift | None = None) -> bool:
+        """True if it is within the limits of a step, or a little nearer to the base model than the parent."""
+        max_kl, min_entropy = correction.max_kl, correction.min_entropy_share * self.base_entropy
+        if parent is not None:
+            max_kl, min_entropy = max(max_kl, PARENT_SHARE * parent.kl), min(min_entropy, parent.entropy / PARENT_SHARE)
+        return self.kl <= max_kl and self.entropy >= min_entropy
 
 
 def _has_limits(correction: Correction) -> bool:
@@ -193,7 +198,7 @@ class LoRATrainer:
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
         first, statistics = done[0]
-        shrink, kl = self._scale_to_limits(examples, correction) if _has_limits(correction) else (1.0, None)
+        shrink, kl = self._scale_to_limits(examples, correction, state.tensors) if _has_limits(correction) else (1.0, None)
         student = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
         notes = self._notes(batch, state, prepared.moments)
         teacher = self._next_teacher(state, student)
@@ -385,14 +390,23 @@ class LoRATrainer:
         base = torch.cat([reading.base_entropy for reading in readings if reading.base_entropy is not None])  # (tokens,)
         return _Drift(float(kl.mean()), float(torch.cat([reading.entropy for reading in readings]).mean()), float(base.mean()))
 
-    def _scale_to_limits(self, examples: Sequence[TrainingExample], correction: Correction) -> tuple[float, float]:
+    def _scale_to_limits(
+        self, examples: Sequence[TrainingExample], correction: Correction, parent: Mapping[str, Tensor]
+    ) -> tuple[float, float]:
         """Scale the adapter by the largest s in [0, 1] that keeps it within the correction's limits, and return s and KL(pi || base).
 
         s multiplies B, and so the whole change of the weights, B A: what was learned fades in proportion, and there is always room for
         what is learned now. s = 0 is the base model, which is within all limits. Found by bisection, to `SHRINK_TOLERANCE`.
+
+        Where the parent is beyond a limit on these replies (it passed the gate on others), `PARENT_SHARE` of its distance is the limit:
+        a version that went further back would lose what the parent has learned, and fail on the feedback for it.
         """
         drift = self._drift(examples)
         if drift.is_within(correction):
+            return 1.0, drift.kl
+        with self._with_tensors(parent):
+            before = self._drift(examples)
+        if drift.is_within(correction, before):
             return 1.0, drift.kl
         weights = [weight for name, weight in self._lora_parameters.items() if "lora_B" in name]
         whole = [weight.detach().clone() for weight in weights]
@@ -403,11 +417,10 @@ class LoRATrainer:
             return self._drift(examples)
 
         low, high = 0.0, 1.0
-        trial = (
-            math.sqrt(correction.max_kl / drift.kl) if drift.kl > correction.max_kl else 0.5
-        )  # KL grows with the square of s
+        max_kl = max(correction.max_kl, PARENT_SHARE * before.kl)
+        trial = math.sqrt(max_kl / drift.kl) if drift.kl > max_kl else 0.5  # KL grows with the square of s
         while high - low > SHRINK_TOLERANCE:
-            low, high = (trial, high) if scale(trial).is_within(correction) else (low, trial)
+            low, high = (trial, high) if scale(trial).is_within(correction, before) else (low, trial)
             trial = (low + high) / 2
         return low, scale(low).kl
 

@@ -275,10 +275,18 @@ def test_windows_look_no_further_than_they_must() -> None:
     assert reward_windows(line(), min_rewards=4, max_rewards=4) is not None
 
 
-def test_a_step_stays_inside_of_the_gate_and_further_after_each_version_that_went_too_far() -> None:
+def test_a_version_that_is_no_further_from_the_base_than_the_live_one_passes() -> None:
+    """On texts that came since, the live version may be beyond a bound that it kept; it goes on answering, and must not jam the gate."""
+    assert not divergence_check(1.1, 1.0).passed
+    assert divergence_check(1.1, 1.0, live=1.2).passed
+    assert not divergence_check(1.3, 1.0, live=1.2).passed
+    assert not divergence_check(math.nan, 1.0, live=1.2).passed
+    assert not entropy_check(0.5, 1.0, 0.6).passed
+    assert entropy_check(0.5, 1.0, 0.6, live=0.4).passed
+    assert not entropy_check(0.3, 1.0, 0.6, live=0.4).passed
+
+
+def test_a_step_stays_inside_of_the_gate() -> None:
     bounds = GateSettings(max_kl=1.0, min_entropy_share=0.6)
     assert step_limits(bounds) == pytest.approx((0.9, 0.64))
-    assert step_limits(bounds, 1) == pytest.approx((0.81, 1 - 0.81 * 0.4))
-    assert step_limits(bounds, 2) == pytest.approx((0.729, 1 - 0.729 * 0.4))
-    assert step_limits(bounds, 6) == step_limits(bounds, 600)
-    assert step_limits(replace(bounds, enabled=False), 3) == (math.inf, 0.0)
+    assert step_limits(replace(bounds, enabled=False)) == (math.inf, 0.0)

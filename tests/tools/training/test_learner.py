@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +442,19 @@ def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, bat
     sharp = teaching.step(batch, replace(teaching.correct(batch), min_entropy_share=share))
     assert sharp.entropy != 0
     assert teaching.measure(sharp.version, batch.exchanges).entropy >= min(share, 1.0) * plain * 0.999
+
+
+def test_a_parent_beyond_a_limit_is_left_a_little_at_a_time(learner: Make, batch: Minibatch) -> None:
+    """The gate let it pass on other replies. Back to the limit at once would be the end of what it has learned."""
+    teaching = learner(kind="reinforce", learning_rate=2e-2)
+    parent = teaching.step(batch, teaching.correct(batch))
+    distances, label = [parent.kl], parent.version
+    for number in range(2, 5):
+        again = replace(batch, id=f"acme/default/{number}", step=number, parent=label)
+        done = teaching.step(again, replace(teaching.correct(again), max_kl=parent.kl / 10))
+        label = done.version
+        distances.append(done.kl)
+    assert all(0.8 * before < after <= 0.96 * before for before, after in pairwise(distances))
 
 
 def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
