@@ -22,6 +22,7 @@ from learngraph.graphs.methods import METHODS
 ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
+    "graphs/agents/README.md",
     "graphs/serving/README.md",
     "graphs/studies/RESULTS.md",
     "memory/README.md",
@@ -105,6 +106,8 @@ def test_a_command_has_the_flags_and_names_of_this_version(page: str, line: str)
         if "." in method:  # a method of the reader's own
             return
         assert method in METHODS, f"{page}: {line}"
+    if "--agent" in flags:  # an agent of the reader's own; its flags are others
+        command = [*command, "--agent", "my_app:make_agent"]
     if flags:
         assert flags <= known_flags(*command) | {"--help"}, f"{page}: {line}"
 

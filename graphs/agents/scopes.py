@@ -122,7 +122,7 @@ class ScopedLearner(Generic[Index]):
         if isinstance(store, str | Path):
             from ...memory.storage.chroma_store import ChromaStore
 
-            store = ChromaStore(store)
+            store = ChromaStore.open(store)
         self.store, self.agent_name, self.mode = store, name, mode
         self.scope_names, self.state_key, self.refresh_seconds = tuple(scope), state_key, refresh_seconds
         self._task = task
@@ -197,6 +197,11 @@ class ScopedLearner(Generic[Index]):
     def conversation(self, thread_id: str, **scope: str) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
         return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
+
+    def close(self) -> None:
+        """Close the store, which another learner may open then; for stores that are a folder."""
+        if callable(close := getattr(self.store, "close", None)):
+            close()
 
     def explain(self, thread_id: str, **scope: str) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .memory.errors import UserError as UserError
     from .memory.storage.chroma_store import ChromaStore as ChromaStore
     from .nodes.act.episode import Environment as Environment
+    from .tools.environments.catalogue import open_environment as open_environment
+    from .tools.models.models import open_model as open_model
     from .tools.notebook.stepper import start as step
 
     __version__: str
@@ -45,6 +47,8 @@ __all__ = [
     "explain",
     "icrl",
     "jitrl",
+    "open_environment",
+    "open_model",
     "picture",
     "serve",
     "step",
@@ -62,6 +66,8 @@ _LOADED_ON_USE = {
     "explain": (".graphs.cli.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),
+    "open_environment": (".tools.environments.catalogue", "open_environment"),
+    "open_model": (".tools.models.models", "open_model"),
     "picture": (".graphs.wiring.picture", "picture"),
     "serve": (".graphs.cli.background_server", "start_server"),
     "step": (".tools.notebook.stepper", "start"),

@@ -169,6 +169,18 @@ def test_attempts_that_are_ranked_have_rewards() -> None:
         learner.rank(["b", "b"], tenant="acme")
 
 
+def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
+    pytest.importorskip("chromadb")
+    agent, learner = make(tmp_path / "memory")
+    ask(agent, "a")
+    learner.feedback("a", reward=1.0, tenant="acme")
+    learner.close()
+    agent, learner = make(tmp_path / "memory")
+    ask(agent, "b")
+    assert learner.conversation("b", tenant="acme").turns[0].advice[1]["recalled"] == ["a/0"]
+    learner.close()
+
+
 # Ways to run an agent
 
 

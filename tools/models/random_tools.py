@@ -1,0 +1,69 @@
+"""A chat model that calls its tools at random: what an agent does that knows nothing. No language model is behind it.
+
+It is to agents with tools what the uniform prior is to games: a baseline, and a start for methods that learn without a model. After a
+message of the user it calls one of its tools, with arguments drawn from the values that the tool's schema lists; after the results it
+says that it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import PrivateAttr
+
+from ...memory.errors import UserError
+
+__all__ = ["RandomToolModel"]
+
+
+class RandomToolModel(BaseChatModel):
+    """Calls one of its tools at random after each message of the user, then says that it is done.
+
+    Args:
+        seed: of its draws.
+
+    Raises:
+        UserError: a tool has an argument whose values are not listed (an enum, a `Literal`, a boolean), and that is required.
+    """
+
+    seed: int = 0
+    _random: Random = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self._random = Random(self.seed)
+
+    @property
+    def _llm_type(self) -> str:
+        return "random-tools"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
+        """The model with these tools."""
+        return self.bind(tools=[convert_to_openai_tool(tool)["function"] for tool in tools])
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        tools = kwargs.get("tools") or []
+        if not tools or isinstance(messages[-1], ToolMessage):
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("It is done."))])
+        tool = self._random.choice(tools)
+        properties = tool.get("parameters", {}).get("properties", {})
+        required = set(tool.get("parameters", {}).get("required", properties))
+        arguments = {name: self._draw(tool["name"], name, schema) for name, schema in properties.items() if name in required}
+        call = {"name": tool["name"], "args": arguments, "id": f"call-{self._random.getrandbits(64):016x}"}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+
+    def _draw(self, tool: str, name: str, schema: Mapping[str, Any]) -> Any:
+        values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+        values = values or ([True, False] if schema.get("type") == "boolean" else None)
+        if not values:
+            raise UserError(
+                f"RandomToolModel draws from listed values, and the tool {tool} lists none for {name!r}; give it a Literal type or a default"
+            )
+        return self._random.choice(values)
