@@ -15,7 +15,7 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
-    "tools/": {"tools", "memory.records", "memory.errors"},
+    "tools/": {"tools", "memory.records", "memory.errors", "memory.thoughts"},
     "tools/training/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.claas.settings"},
     "tools/notebook/": {"tools", "memory.records", "memory.errors", "memory.what_if"},
     "graphs/": {"graphs", "nodes", "memory"},
