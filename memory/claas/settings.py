@@ -165,12 +165,15 @@ class Objective:
     """Weight of KL(pi || base) in the loss. Not given; the public code: 0."""
     entropy_weight: float = 0.0
     """Weight of the entropy H(pi) that is subtracted from the loss. Not given."""
+    activation_gib: float = 4.0
+    """Memory for what a pass keeps for its backward pass, in GiB. Where the estimate is larger, layers are computed again instead (gradient
+    checkpointing): the same gradient in about a third more time. 0: always. Not given."""
     correction: StalenessCorrection = field(default_factory=StalenessCorrection)
     teacher: TeacherSettings = field(default_factory=TeacherSettings)
     policy: PolicyGradient = field(default_factory=PolicyGradient)
 
     def __post_init__(self) -> None:
-        _check(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf))
+        _check(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf), activation_gib=(0, math.inf))
         _check_positive(self, "loss", "learning_rate", "max_grad_norm")
         _check_finite(self, "loss", "weight_decay", "kl_weight", "entropy_weight")
 

@@ -404,7 +404,8 @@ class LocalChatModel(BaseChatModel):
         return text
 
     def kind_of_thoughts(self, prompt: Sequence[int]) -> Literal["none", "possible", "begun"]:
-        """Whether a reply to this prompt may begin with a thought (`<think>…</think>`), or the prompt has opened one already."""
+        """The kind of thoughts that a reply to this prompt may begin with: `possible` is one in `<think>…</think>`; `begun`: the prompt has
+        opened it already."""
         template = self._tokenizer.chat_template
         if not isinstance(template, str) or THOUGHT_START not in template:
             return "none"

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError
@@ -30,6 +31,7 @@ __all__ = [
     "OptimizerStepResult",
     "ReplyLogprobs",
     "TrainingSample",
+    "activation_bytes",
     "attach_lora",
     "cross_entropy",
     "learn",
@@ -281,6 +283,35 @@ def _lora_forward(
     return y.view(*x.shape[:-1], -1)
 
 
+# Memory of a pass
+
+
+def activation_bytes(network: Any, tokens: int) -> int:
+    """An estimate of the memory that a pass of this many tokens keeps for its backward pass, without its logits: of each layer, for a
+    token, 14 vectors as wide as the hidden states and 5 as wide as the feed-forward layer. (A Llama with LoRA on all linear layers, in
+    float32; other architectures differ.)"""
+    config = network.config.get_text_config(decoder=True)
+    hidden, inner = int(config.hidden_size), int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    size = next(network.parameters()).element_size()
+    return tokens * int(config.num_hidden_layers) * (14 * hidden + 5 * inner) * size
+
+
+@contextmanager
+def _checkpointed_layers(network: Any) -> Iterator[None]:
+    """Within the context, the network's layers keep their inputs only, and are computed again in the backward pass, which must be made
+    within it, too. (Transformers' own switch needs the training mode, and with it dropout.)"""
+    count = network.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (each for each in network.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count)
+    layers = list(next(lists, []))
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
 # Passes through the network
 
 
@@ -443,9 +474,12 @@ def learn(
     with _fast_lora_layers(network):
         for pack in pack_by_length([len(sample.example) for sample in samples], max_tokens, _pass_overhead_tokens(network)):
             part = [samples[n] for n in pack]
-            batch = _loss_inputs(network, part, objective, teacher=teacher, base=base, critic=critic)
-            share, statistics = objective_loss(batch, objective, tokens)  # ()
-            share.backward()  # type: ignore[no-untyped-call]
+            size = len(part) * max(len(sample.example) for sample in part)  # padding included
+            is_large = activation_bytes(network, size) > objective.activation_gib * 2**30
+            with _checkpointed_layers(network) if is_large else nullcontext():
+                batch = _loss_inputs(network, part, objective, teacher=teacher, base=base, critic=critic)
+                share, statistics = objective_loss(batch, objective, tokens)  # ()
+                share.backward()  # type: ignore[no-untyped-call]
             total += float(share.detach())
             ratio_max = max(ratio_max, statistics.pop("ratio_max"))
             for name, value in statistics.items():

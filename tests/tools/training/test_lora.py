@@ -376,6 +376,55 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
         assert made == expected
 
 
+@pytest.mark.parametrize(
+    "objective", OBJECTIVES, ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}-{o.teacher.hint_weight}"
+)
+def test_layers_that_are_computed_again_give_the_same_gradient(tiny: str, objective: Objective) -> None:
+    gradients, kept = [], []
+    for limit in (math.inf, 0.0):
+        model = LocalChatModel(model=tiny, threads=1)
+        wrapper = scattered(model)
+        samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
+        head = lora.make_critic(model.network) if objective.needs_critic else None
+        updates = lora.make_optimizer(model.network, objective.learning_rate, critic=head, critic_learning_rate=1e-3)
+        passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
+        sizes: list[int] = []
+
+        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            lora.learn(model.network, updates, samples, replace(objective, activation_gib=limit), **passes)
+        weights = lora.lora_parameters(model.network).values()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]))
+        kept.append(sum(sizes))
+        assert not any("forward" in vars(module) for module in model.network.modules())
+    assert gradients[0].abs().max() > 0
+    assert torch.allclose(*gradients, rtol=1e-5, atol=1e-8)
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_the_estimate_of_a_pass_is_near_what_it_keeps(checkpoint: Callable[..., str]) -> None:
+    """Without the logits, in bytes that are kept once however often."""
+    model = LocalChatModel(model=checkpoint(hidden_size=64, intermediate_size=176, num_hidden_layers=6), threads=1)
+    scattered(model)
+    ids = model.chat_ids([{"role": "user", "content": "go north and take the lamp " * 8}])
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.numel() >= len(ids):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = model.network.model(input_ids=torch.tensor([ids]), use_cache=False)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.network.parameters()}
+    found = sum(size for place, size in kept.items() if place not in weights)
+    assert out.last_hidden_state.requires_grad
+    assert 0.5 < lora.activation_bytes(model.network, len(ids)) / found < 2
+
+
 def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) -> None:
     lora.attach_lora(model.network, QUICK)
     samples = told(model)
