@@ -169,3 +169,10 @@ class Lessons:
         if by == "tasks":
             return [lesson for task in ranked[:k] for lesson in reversed(tasks[task])]
         return [lesson for task in ranked for lesson in reversed(tasks[task])][:k]
+
+    def nearest_similarity(self, instruction: str, domain: str = "") -> float:
+        """The similarity of the task in this domain whose text is most like this one; 0 without any."""
+        asked = frozenset(shingles(instruction))
+        with self._lock:
+            texts = {lesson.instruction for lesson in self._lessons.values() if lesson.text and lesson.domain == domain}
+            return max((jaccard(asked, self._tokens[text]) for text in texts), default=0.0)

@@ -359,12 +359,15 @@ class Consult:
     k: int = 1
     by: Literal["tasks", "items"] = "tasks"
     """The unit of k: tasks, with all their lessons, or single lessons."""
+    min_similarity: float = 0.0
+    """The least similarity of a task, in [0, 1]."""
 
     def __call__(self, state: EpisodeChannels) -> PromptLessons:
         found = self.library.search(
             state["task"].instruction,
             self.k,
             by=self.by,
+            min_similarity=self.min_similarity,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
         )

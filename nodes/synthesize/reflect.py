@@ -26,15 +26,18 @@ __all__ = ["AttemptPrompt", "route_next_attempt", "write_about_attempt"]
 
 
 Count = Callable[[str], int]
-AttemptPrompt = Literal["reflexion/reflect", "reflexion/plan", "self_refine/feedback", "self_refine/criticism"]
+AttemptPrompt = Literal[
+    "reflexion/reflect", "reflexion/plan", "reflexion/conversation", "self_refine/feedback", "self_refine/criticism"
+]
 """Name of a prompt about a finished attempt.
 
 - `reflexion/plan`: Reflexion (arXiv:2303.11366), from the attempt with its rewards and the last plans to a new plan.
-  `reflexion/reflect` asks for it on one line, of a model that continues a text, such as `pocket`.
+  `reflexion/reflect` asks for it on one line, of a model that continues a text, such as `pocket`; `reflexion/conversation` for a
+  note on a conversation with a user that is of use in other ones.
 - `self_refine/criticism`: Self-Refine (arXiv:2303.17651), the model's own criticism of the attempt, without a reward.
   `self_refine/feedback` asks for it on one line.
 """
-_MARKS = {"reflexion/plan": "Plan", "self_refine/criticism": "Feedback"}
+_MARKS = {"reflexion/plan": "Plan", "reflexion/conversation": "Plan", "self_refine/criticism": "Feedback"}
 """Prompt -> the word after which the note stands; the note is the whole reply to the others."""
 
 

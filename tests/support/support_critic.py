@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import support_desk
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from support_desk import HOWS, RIGHT, SupportModel
 
@@ -100,10 +102,25 @@ def _critic_of(system: str) -> Any:
     """The part that it plays under a system prompt of the package; None for the agent's own."""
     parts = {
         "You keep a library of lessons for an agent. You see an attempt": _items,
-        "You have just made an attempt at a task": _plan,
+        "You have just had a conversation": _plan,
         "You study how an agent works": _summary,
         "You compare attempts of an agent": _lessons,
         "You keep a library of lessons for an agent. The agent is shown them in its prompts, so each has to be worth its place. You see": _edits,
         "You keep a library of lessons for an agent. The agent is shown them in its prompts, so each has to be worth its place. Several": _merged,
     }
     return next((part for start, part in parts.items() if system.startswith(start)), None)
+
+
+def play(
+    agent: Any, learner: Any, tickets: range, tenant: str = "acme", awaited: bool = False, words: tuple[str, str] = ("", "")
+) -> list[float]:
+    """Serve tickets, each in a thread of its own with feedback at once; returns their rewards. `words` are said of failure, success."""
+    rewards = []
+    for n in tickets:
+        said, kind = support_desk.ticket(n)
+        config = {"configurable": {"thread_id": f"t{n}", "tenant": tenant}}
+        out = asyncio.run(agent.ainvoke({"messages": said}, config)) if awaited else agent.invoke({"messages": said}, config)
+        rewards.append(support_desk.reward(out["messages"], kind))
+        given = {"reward": rewards[-1], "text": words[int(rewards[-1])], "tenant": tenant}
+        asyncio.run(learner.afeedback(f"t{n}", **given)) if awaited else learner.feedback(f"t{n}", **given)
+    return rewards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import HeedfulModel
+from support_critic import HeedfulModel, play
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.icrl import ICRL
@@ -25,20 +24,6 @@ def make(store: Any, **options: Any) -> tuple[Any, ICRLMiddleware, HeedfulModel]
         learner,
         model,
     )
-
-
-def play(
-    agent: Any, learner: Any, tickets: range, tenant: str = "acme", awaited: bool = False, words: tuple[str, str] = ("", "")
-) -> list[float]:
-    rewards = []
-    for n in tickets:
-        said, kind = desk.ticket(n)
-        config = {"configurable": {"thread_id": f"t{n}", "tenant": tenant}}
-        out = asyncio.run(agent.ainvoke({"messages": said}, config)) if awaited else agent.invoke({"messages": said}, config)
-        rewards.append(desk.reward(out["messages"], kind))
-        given = {"reward": rewards[-1], "text": words[int(rewards[-1])], "tenant": tenant}
-        asyncio.run(learner.afeedback(f"t{n}", **given)) if awaited else learner.feedback(f"t{n}", **given)
-    return rewards
 
 
 @pytest.mark.parametrize("awaited", [False, True])

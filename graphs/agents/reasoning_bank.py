@@ -1,0 +1,147 @@
+"""ReasoningBank in an agent of LangChain: lessons from similar conversations stand in the system message.
+
+    agent = create_agent(model, tools, middleware=[learner := ReasoningBankMiddleware("memory")])
+
+After feedback the critic draws at most three lessons from the conversation, in one way if it went well and in another if not. Before
+a model call the lessons of the most similar conversations are looked up. The nodes are those of ReasoningBank's graph
+(graphs/baselines/reasoning_bank.py): study, consult, and its part of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain.agents.middleware import ModelRequest
+from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.runnables import Runnable
+
+from ...memory.conversation_store import Reflection
+from ...memory.lessons import Lessons
+from ...memory.records import Lesson, Task, Trajectory
+from ...memory.storage.journal import Journal
+from ...nodes.ask import Ask, estimate_tokens
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
+from ...nodes.retrieve.chat_layout import ChatLayout
+from ...nodes.synthesize.reasoning_bank import (
+    Consult,
+    LessonExtractor,
+    ReasoningBankPrompt,
+    bank_source,
+    extractor_prompts,
+    lesson_line,
+    study,
+)
+from ..baselines.reasoning_bank import ReasoningBank
+from ..wiring.parts import DEFAULT_WINDOW
+from .critic import CriticMiddleware
+from .learner import Advice, ChatWorld, Consultation, PendingCall, Place, add_to_system_message
+
+__all__ = ["ReasoningBankMiddleware"]
+
+
+class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
+    """Shows lessons that a model drew from similar conversations.
+
+    Conversations are compared by the words of `state_key` at the user's turn, which is the user's first and last message by default.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        critic: the chat model that draws lessons; the agent's own if not given.
+        settings: ReasoningBank's: `k` conversations (5 by default, the paper's 1 is few where feedback is noisy) or items,
+            `max_items`, `max_memory_tokens` (2,000 by default), `success_threshold` (any reward above 0 if not given).
+        min_similarity: the least similarity of a conversation whose lessons are shown, in [0, 1].
+        window: tokens that the critic can read at once.
+        prompts: a directory whose prompt files take the place of those of the same name.
+        options: those of `LearningMiddleware`.
+    """
+
+    method: ClassVar[str] = "reasoning-bank"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        critic: Runnable[Any, Any] | None = None,
+        settings: ReasoningBank | None = None,
+        min_similarity: float = 0.0,
+        window: int = DEFAULT_WINDOW,
+        prompts: Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, critic=critic, **options)
+        self.settings = settings or ReasoningBank(k=5, max_memory_tokens=2_000)
+        self.min_similarity = min_similarity
+        self._world = ChatWorld(self.agent_name)
+        self._extractor = LessonExtractor(
+            sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens), estimate_tokens, window * 3 // 4),
+            environment=self._world,  # type: ignore[arg-type]
+            prompts=extractor_prompts(prompts),
+            max_items=self.settings.max_items,
+        )
+        self._again, self._prompt = Prompt.load("ask/again", prompts), Prompt.load("reasoning_bank/conversations", prompts)
+
+    def make_content(self) -> Lessons:
+        """An empty library."""
+        return Lessons()
+
+    def question(self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any]) -> tuple[Ask, dict[str, Any]]:
+        """ReasoningBank's node `study`, and the conversation that it reads."""
+        bank = {trajectory.id: self._outcome(trajectory)}
+        return study(critic, self._extractor, bank, self._again), {"reading": trajectory.id}
+
+    def _outcome(self, trajectory: Trajectory) -> AttemptOutcome:
+        """How a conversation ended: by its reward, and in the words of the feedback."""
+        least, value = self.settings.success_threshold, trajectory.value
+        success = None if value is None else value > 0 if least is None else value >= least
+        words = " ".join(trajectory.note.split())
+        return AttemptOutcome(trajectory, success, words)
+
+    def reflection(self, trajectory: Trajectory, answer: dict[str, Any] | None) -> Reflection:
+        """The lessons, under the text by which similar conversations find them."""
+        found: Sequence[Lesson] = answer["learned"] if answer else ()
+        key = trajectory.transitions[0].state
+        return Reflection("", "", "", lessons=tuple(replace(one, instruction=key) for one in found if one.text))
+
+    def take_in(self, content: Lessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
+        """Put the lessons of a conversation into the library, in place of the former ones."""
+        source = bank_source(trajectory.id)
+        lessons = reflection.lessons if reflection else ()
+        content.add(lessons or self._extractor.lessons((), [self._outcome(trajectory)], source))
+
+    def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
+        """Call the model with the lessons at the end of its system message."""
+        key = self.state_key(_until_last_turn(request.messages))
+        consult = Consult(
+            content,
+            self._world,  # type: ignore[arg-type]
+            k=self.settings.k,
+            by=self.settings.retrieval_unit,
+            min_similarity=self.min_similarity,
+        )
+        found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})  # type: ignore[typeddict-item]
+        most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
+        view = ReasoningBankPrompt(journal=Journal(), library=content, max_lesson_tokens=most, count_tokens=estimate_tokens)
+        lines = view.text_before(found)
+        section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
+        guided = request if self.mode == "observe" else add_to_system_message(request, section)
+        (response,) = yield PendingCall([guided])
+        lessons = [content.lesson(id) for id in found["lessons"]]
+        entry: dict[str, Any] = {
+            "recalled": found["used"],
+            "lessons": found["lessons"],
+            "tokens": estimate_tokens(section),
+            "said": [lesson_line(one).strip() for one in lessons],
+        }
+        if not lessons:
+            entry["nearest"] = content.nearest_similarity(key, self.agent_name)
+        return Advice(response, entry)
+
+
+def _until_last_turn(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+    """The messages up to the user's last one, so that a turn shows the same lessons at each of its model calls."""
+    last = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), len(messages) - 1)
+    return messages[: last + 1]

@@ -1,0 +1,139 @@
+"""Reflexion in an agent of LangChain: after a conversation with feedback the model writes a note for the next one.
+
+    agent = create_agent(model, tools, middleware=[learner := ReflexionMiddleware("memory", task=kind_of_issue)])
+
+The notes on the last conversations of the same task stand in the system message; the conversations and their rewards do not. The
+nodes are those of Reflexion's graph (graphs/baselines/reflexion.py): compose, and the one that asks for a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain.agents.middleware import ModelRequest
+from langchain_core.runnables import Runnable
+
+from ...memory.buffer import Buffer
+from ...memory.conversation_store import Reflection
+from ...memory.records import Observation, Task, Trajectory, Transition
+from ...nodes.ask import Ask, estimate_tokens
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import Compose, note_line, notes_text
+from ...nodes.retrieve.chat_layout import ChatLayout
+from ...nodes.synthesize.reflect import write_about_attempt
+from ..baselines.reflexion import Reflexion
+from ..wiring.parts import DEFAULT_WINDOW
+from .attempts import ConversationAttempts
+from .critic import CriticMiddleware
+from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message
+
+__all__ = ["ReflexionMiddleware"]
+
+
+class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
+    """Shows the notes that a model wrote on earlier conversations of the same task.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        critic: the chat model that writes notes; the agent's own if not given.
+        settings: Reflexion's: the last three notes, or those that fit into `max_memory_tokens`.
+        window: tokens that the model and the critic can read at once.
+        prompts: a directory whose prompt files take the place of those of the same name.
+        options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
+    """
+
+    method: ClassVar[str] = "reflexion"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        critic: Runnable[Any, Any] | None = None,
+        settings: Reflexion | None = None,
+        window: int = DEFAULT_WINDOW,
+        prompts: Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, critic=critic, **options)
+        self.settings, self.window, self.prompts = settings or Reflexion(), window, prompts
+        self._layout = ChatLayout("sparse", count_tokens=estimate_tokens)
+        self._prompt = Prompt.load("reflexion/conversations", prompts)
+
+    def make_content(self) -> ConversationAttempts:
+        """The conversations that have a note."""
+        return ConversationAttempts()
+
+    def question(
+        self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any]
+    ) -> tuple[Ask, dict[str, Any]]:
+        """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
+        buffer, state = self._compose(trajectory.task, "", content)
+        words = " ".join(trajectory.note.split())
+        state |= {
+            "head": trajectory.id,
+            "rewards": [step.reward for step in trajectory.transitions],
+            "observation": Observation(f"Feedback in words: {words}" if words else ""),
+        }
+        node = write_about_attempt(
+            "reflexion/conversation",
+            model=critic,
+            buffer=buffer,
+            journal=_OneConversation(trajectory.transitions),  # type: ignore[arg-type]
+            layout=self._layout,
+            count=estimate_tokens,
+            window=self.window * 3 // 4,
+            prompts=self.prompts,
+        )
+        return node, state
+
+    def reflection(self, trajectory: Trajectory, answer: dict[str, Any] | None) -> Reflection:
+        """The note."""
+        return Reflection("", "", "", note=answer["note"] if answer else "")
+
+    def take_in(self, content: ConversationAttempts, trajectory: Trajectory, reflection: Reflection | None) -> None:
+        """Put the note on a conversation into the memory, in place of the former one."""
+        if reflection is not None and reflection.note:
+            content.add(replace(trajectory, note=reflection.note))
+        else:
+            content.remove(trajectory)
+
+    def _compose(self, task: Task, thread: str, content: ConversationAttempts) -> tuple[Buffer, dict[str, Any]]:
+        """The earlier attempts at a task that have notes, and the state after Reflexion's node `compose`."""
+        buffer, number = content.buffer(task.id, thread)
+        compose = Compose(
+            buffer,
+            render=note_line,
+            count_tokens=estimate_tokens,
+            window=self.window,
+            keep=self.settings.selection,
+            budget=self.settings.max_memory_tokens,
+            last=self.settings.last_n,
+        )
+        state: dict[str, Any] = {"task": task, "run": "", "episode": number, "observation": Observation("")}
+        if not len(buffer):
+            return buffer, {**state, "shown": []}
+        return buffer, {**state, **compose(state)}  # type: ignore[arg-type]
+
+    def advise(self, request: ModelRequest[Any], place: Place, content: ConversationAttempts) -> Consultation:
+        """Call the model with the notes at the end of its system message."""
+        buffer, state = self._compose(place.task, "", content)
+        lines = notes_text(buffer, state)
+        section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
+        guided = request if self.mode == "observe" else add_to_system_message(request, section)
+        (response,) = yield PendingCall([guided])
+        recalled = [shown.id for shown in state["shown"]]
+        return Advice(response, {"recalled": recalled, "tokens": estimate_tokens(section), "said": lines.splitlines()[1:]})
+
+
+@dataclass(frozen=True)
+class _OneConversation:
+    """A stand-in for a journal that holds the steps of one conversation."""
+
+    transitions: Sequence[Transition]
+
+    def history(self, head: str, last: int | None = None) -> Sequence[Transition]:
+        """The steps, oldest first."""
+        return self.transitions
