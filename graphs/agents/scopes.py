@@ -198,6 +198,10 @@ class ScopedLearner(Generic[Index]):
         """The recorded turns of a thread, with what the method did in each."""
         return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
 
+    def import_trajectories(self, path: Path | str, **scope: str) -> int:
+        """Take in rated conversations of a file, such as one of `learngraph import`; returns their number."""
+        return self._memory(self._labels(scope, strict=True)).conversations.import_trajectories(path)
+
     def close(self) -> None:
         """Close the store, which another learner may open then; for stores that are a folder."""
         if callable(close := getattr(self.store, "close", None)):

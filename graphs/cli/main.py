@@ -65,6 +65,11 @@ COMMANDS: Mapping[str, Command] = {
         ".library",
         "library",
     ),
+    "import": Command(
+        "turn conversations of other tools (OpenAI messages, LangSmith, ATIF) into trajectories that agents learn from",
+        ".traces",
+        "import_traces",
+    ),
     "adamem": Command(
         "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",
         ".adamem.command",
