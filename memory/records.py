@@ -551,6 +551,8 @@ class Piece:
     text: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()
     """Of its tokens, in OpenAI's shape (`token`, `logprob`, `bytes`, `top_logprobs`), if asked for."""
+    num_tokens: int = 1
+    """Tokens since the piece before."""
 
     def __post_init__(self) -> None:
         _tuple(self, "logprobs", self.logprobs)

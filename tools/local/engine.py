@@ -47,7 +47,7 @@ from ...memory.records import ChatRequest, Piece, Reply, Sampling
 from .adapters import Adapter, AdapterSwitch, read_adapter
 from .chats import ReplyFrame
 from .grammar import Grammar, open_grammar_factory
-from .model import LocalChatModel, SampledToken, fingerprint, sample_token
+from .model import Draw, LocalChatModel, SampledToken, fingerprint, sample_tokens
 from .passes import KVCache, PackedNetwork, PrefixCache, SequenceInput
 from .prompts import PromptTokenizer
 from .replies import StreamingDecoder, has_call_format, read_calls
@@ -59,6 +59,9 @@ T = TypeVar("T")
 
 MAX_QUEUED_PIECES = 64
 """Most pieces that are queued for a slow client; further ones are joined to the last."""
+PIECE_SECONDS = 0.02
+"""Shortest time between two pieces of a reply. Each costs the event loop and the client about as much as the network takes for a token
+of a small model; nobody reads faster than this."""
 SHARED_ROWS = 4
 """Running replies of one tenant that get a token in a pass while other tenants have replies running, too; more if all of them have
 more. A pass of 64 replies takes ten times as long as one of a single reply, and a tenant's only reply would wait for it."""
@@ -114,7 +117,8 @@ class _Channel:
         """Add an item, in the event loop, without waiting. Pieces for a client that is too slow are joined."""
         last = self._items[-1] if self._items else None
         if len(self._items) >= MAX_QUEUED_PIECES and isinstance(item, Piece) and isinstance(last, Piece):
-            self._items[-1] = Piece(last.text + item.text, last.logprobs + item.logprobs)
+            num_tokens = last.num_tokens + item.num_tokens
+            self._items[-1] = Piece(last.text + item.text, last.logprobs + item.logprobs, num_tokens)
         else:
             self._items.append(item)
         self._some.set()
@@ -137,17 +141,23 @@ class _ReplyRun:
     frame: ReplyFrame
     decoder: StreamingDecoder
     max_tokens: int
-    generator: torch.Generator
+    draw: Draw
     channel: _Channel
     grammar: Grammar | None = None
     kv_cache: KVCache | None = None
     cached: int = 0
     tokens: list[SampledToken] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
+    penalties: tuple[float, float] = (0.0, 0.0)
+    """For tokens that the reply has, and for each time that it has them."""
     token_counts: dict[int, int] = field(default_factory=dict)
     """Token -> how often the reply has it; for penalties only."""
     num_sent_chars: int = 0
     """Characters of the text that were sent."""
+    num_sent_tokens: int = 0
+    """Tokens that were made when a piece was sent last."""
+    sent_at: float = 0.0
+    """When a piece was sent last."""
     unsent_logprobs: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Log-probabilities that were not sent yet, and where in the text their tokens begin."""
     submitted: bool = False
@@ -300,8 +310,9 @@ class LocalEngine:
             frame=frame,
             decoder=StreamingDecoder(model.decode, frame, sampling.stop, calls, thoughts),
             max_tokens=min(sampling.max_tokens, self.window - len(prompt)),
-            generator=generator,
+            draw=Draw(sampling.temperature, sampling.top_p, generator, request.top_logprobs or 0),
             channel=_Channel(),
+            penalties=(float(request.more.get(PENALTIES[0]) or 0), float(request.more.get(PENALTIES[1]) or 0)),
             bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
         )
 
@@ -613,7 +624,7 @@ class LocalEngine:
         return chosen
 
     def _run_parts(self, runs: list[_ReplyRun], parts: list[SequenceInput], reading: int) -> None:
-        """Run a pass, and draw the next token of every reply whose prompt is read. The first `reading` runs read prompts."""
+        """Run a pass. The first `reading` runs read prompts."""
         try:
             logps = self._passes(parts)
         except Exception as error:  # for example out of memory: these runs fail, the others go on
@@ -623,6 +634,14 @@ class LocalEngine:
             for run in runs:
                 self._fail(run, EngineFailed(f"the model failed at this request: {error}"))
             return
+        self._draw_tokens(runs, logps, reading)
+
+    def _draw_tokens(self, runs: list[_ReplyRun], logps: torch.Tensor, reading: int) -> None:
+        """Draw the next token of every reply whose prompt is read, from log-probabilities of shape (runs, vocabulary)."""
+        drawing: list[_ReplyRun] = []
+        rows: list[int] = []
+        adjusted: list[torch.Tensor] = []
+        broken = logps[:, 0].isnan().tolist()
         for row, run in enumerate(runs):
             if row < reading:
                 if _cache_of(run).size < len(run.prompt):
@@ -630,52 +649,61 @@ class LocalEngine:
                 self._prefilling.remove(run)
                 self._keep_prefix(run)
             try:
-                self._sample_token(run, logps[row])
+                if broken[row]:
+                    raise EngineFailed("the network's log-probabilities are no numbers")
+                is_adjusted = run.bias or any(run.penalties) or run.grammar is not None
+                adjusted.append(self._adjust_logprobs(run, logps[row]) if is_adjusted else logps[row])
             except Exception as error:
-                log.exception("a reply has failed")
-                self._fail(run, error if isinstance(error, UserError) else EngineFailed(f"this reply failed: {error!r}"))
+                self._fail_alone(run, error)
+            else:
+                drawing.append(run)
+                rows.append(row)
+        if not drawing:
+            return
+        tokens = sample_tokens(torch.stack(adjusted), [run.draw for run in drawing], logps[rows])
+        for run, token in zip(drawing, tokens, strict=True):
+            try:
+                self._add_token(run, token)
+            except Exception as error:
+                self._fail_alone(run, error)
             if not run.is_over:
                 self._generating.append(run)
+
+    def _fail_alone(self, run: _ReplyRun, error: Exception) -> None:
+        """End one reply of a pass by an error."""
+        log.error("a reply has failed", exc_info=error)
+        self._fail(run, error if isinstance(error, UserError) else EngineFailed(f"this reply failed: {error!r}"))
 
     def _keep_prefix(self, run: _ReplyRun) -> None:
         ids = [*run.prompt, *(token.id for token in run.tokens)]
         self._prefixes.keep((run.tenant, run.version.owner), ids, _cache_of(run))
 
-    def _sample_token(self, run: _ReplyRun, logps: torch.Tensor) -> None:
-        """Draw a token from log-probabilities of shape (vocabulary,), and send the text that is decided."""
-        sampling = run.request.sampling
+    def _add_token(self, run: _ReplyRun, token: SampledToken) -> None:
+        """Add a token to a reply, and send the text that is decided."""
         top = run.request.top_logprobs
-        token = sample_token(
-            self._adjust_logprobs(run, logps),
-            sampling.temperature,
-            sampling.top_p,
-            run.generator,
-            num_top_logprobs=top or 0,
-            model_logprobs=logps,
-        )
         self.counts.generated_tokens += 1
         run.tokens.append(token)
         if run.grammar is not None:
             run.grammar.advance(token.id)
         run.token_counts[token.id] = run.token_counts.get(token.id, 0) + 1
-        ended = token.id in run.frame.stop_ids
+        ended, now = token.id in run.frame.stop_ids, time.monotonic()
+        is_due = now - run.sent_at >= PIECE_SECONDS
         if not ended:
             if top is not None:
                 entry = self.model.openai_logprob(token.id, token.model_logprob)
                 entry["top_logprobs"] = [self.model.openai_logprob(id_, value) for id_, value in token.top_logprobs]
                 run.unsent_logprobs.append((run.decoder.decoded_length, entry))
-            run.decoder.add(token.id)
+            run.decoder.add(token.id, show=is_due or top is not None)
         if ended or run.decoder.is_stopped or len(run.tokens) >= run.max_tokens:
             self._finish(run, "stop" if ended or run.decoder.is_stopped else "length")
-        else:
+        elif is_due:
+            run.sent_at = now
             self._send(run)
 
     def _adjust_logprobs(self, run: _ReplyRun, logps: torch.Tensor) -> torch.Tensor:
         """Log-probabilities with the request's biases and penalties as OpenAI defines them; tokens that its form forbids get
         -inf."""
-        presence, frequency = (float(run.request.more.get(name) or 0) for name in PENALTIES)
-        if not run.bias and not presence and not frequency and run.grammar is None:
-            return logps
+        presence, frequency = run.penalties
         logps = logps.clone()
         for id_, value in run.bias.items():
             logps[id_] += value
@@ -693,7 +721,11 @@ class LocalEngine:
             entries = tuple(entry for at, entry in run.unsent_logprobs[:sent] if at >= run.decoder.text_begin)
             del run.unsent_logprobs[:sent]
             run.num_sent_chars += len(text)
-            self._queue_item(run, Piece(text, entries))
+            self._send_piece(run, text, entries)
+
+    def _send_piece(self, run: _ReplyRun, text: str, logprobs: tuple[dict[str, Any], ...]) -> None:
+        self._queue_item(run, Piece(text, logprobs, len(run.tokens) - run.num_sent_tokens))
+        run.num_sent_tokens = len(run.tokens)
 
     def _finish(self, run: _ReplyRun, finish: str) -> None:
         run.decoder.end()
@@ -707,7 +739,7 @@ class LocalEngine:
         shown = [(at, entry) for at, entry in run.unsent_logprobs if at >= first or not run.decoder.thoughts]
         entries = tuple(entry for at, entry in shown if not run.decoder.is_stopped or at < end)
         if rest or (entries and not calls):
-            self._queue_item(run, Piece(rest, entries if not calls else ()))
+            self._send_piece(run, rest, entries if not calls else ())
         self._keep_prefix(run)
         reply = Reply(
             text=text,

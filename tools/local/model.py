@@ -37,13 +37,14 @@ from ...memory.thoughts import THOUGHT_START
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
 
 __all__ = [
+    "Draw",
     "LocalChatModel",
     "ModelUsage",
     "OptionScores",
     "SampledToken",
     "common_prefix_length",
     "fingerprint",
-    "sample_token",
+    "sample_tokens",
 ]
 
 PLAIN_TEMPLATE = (
@@ -618,19 +619,14 @@ class LocalChatModel(BaseChatModel):
     def _generate_tokens(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[SampledToken]:
         """Sample tokens, feeding each back through the cache, until the window is full or the reply has its greatest length."""
         self._prefill(prefix, prompt)
+        draw = Draw(sampling.temperature, sampling.top_p, sampling.generator, sampling.top_logprobs or 0)
         token: SampledToken | None = None
         for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
             if token is not None:
                 prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
             assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
-            token = sample_token(
-                prefix.logps,
-                sampling.temperature,
-                sampling.top_p,
-                sampling.generator,
-                num_top_logprobs=sampling.top_logprobs or 0,
-            )
+            (token,) = sample_tokens(prefix.logps[None], [draw])
             self.usage.generated_tokens += 1
             yield token
 
@@ -833,34 +829,56 @@ def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
     return _Trie(tokens, depths, mask, firsts, torch.tensor(owners), torch.tensor(heads), torch.tensor(targets))
 
 
+@dataclass(frozen=True)
+class Draw:
+    """How a token is drawn."""
+
+    temperature: float
+    """0: the most probable token."""
+    top_p: float
+    generator: torch.Generator
+    num_top_logprobs: int = 0
+    """How many of the most probable tokens to report."""
+
+
 @torch.inference_mode()
-def sample_token(
-    logps: torch.Tensor,
-    temperature: float,
-    top_p: float,
-    generator: torch.Generator,
-    *,
-    num_top_logprobs: int = 0,
-    model_logprobs: torch.Tensor | None = None,
-) -> SampledToken:
-    """A token drawn from log-probabilities of shape (vocabulary,).
+def sample_tokens(logps: torch.Tensor, draws: Sequence[Draw], model_logprobs: torch.Tensor | None = None) -> list[SampledToken]:
+    """Tokens drawn from rows of log-probabilities, shape (rows, vocabulary).
 
     Args:
-        num_top_logprobs: how many of the most probable tokens to report.
+        draws: one for each row, each with a generator of its own.
         model_logprobs: the model's own log-probabilities, if `logps` were changed (they need not be normalised then).
+
+    Raises:
+        RuntimeError: the log-probabilities of a row are no numbers.
     """
     logps = logps.cpu()
     model_logprobs = logps if model_logprobs is None else model_logprobs.cpu()
-    if temperature == 0:
-        choice, sampled = int(logps.argmax()), 0.0
-    else:
-        drawn = (logps / temperature).log_softmax(-1)
-        if top_p < 1:
-            ordered, order = drawn.sort(descending=True)
+    heats = torch.tensor([draw.temperature or 1.0 for draw in draws])
+    drawn = (logps / heats[:, None]).log_softmax(-1)
+    for row, draw in enumerate(draws):
+        if draw.top_p < 1 and draw.temperature:
+            ordered, order = drawn[row].sort(descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
-            drawn = drawn.index_fill(0, order[before >= top_p], -torch.inf).log_softmax(-1)
-        choice = int(torch.multinomial(drawn.exp(), 1, generator=generator))
-        sampled = float(drawn[choice])
-    best = model_logprobs.topk(min(num_top_logprobs, len(model_logprobs)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return SampledToken(choice, sampled, float(model_logprobs[choice]), tuple(pairs))
+            drawn[row] = drawn[row].index_fill(0, order[before >= draw.top_p], -torch.inf).log_softmax(-1)
+    # As `torch.multinomial` draws: the first of exponential waiting times with the probabilities as rates.
+    waits = torch.ones_like(drawn)
+    for row, draw in enumerate(draws):
+        if draw.temperature:
+            waits[row].exponential_(generator=draw.generator)
+    scores = drawn.exp().div_(waits)
+    for row, draw in enumerate(draws):
+        if not draw.temperature:
+            scores[row] = logps[row]
+    choices = scores.argmax(-1, keepdim=True)
+    sampled, own = drawn.gather(1, choices)[:, 0].tolist(), model_logprobs.gather(1, choices)[:, 0].tolist()
+    found = []
+    for row, (draw, choice) in enumerate(zip(draws, choices[:, 0].tolist(), strict=True)):
+        if math.isnan(own[row]) or math.isnan(sampled[row]):
+            raise RuntimeError("the network's log-probabilities are no numbers")
+        top: tuple[tuple[int, float], ...] = ()
+        if draw.num_top_logprobs:
+            best = model_logprobs[row].topk(min(draw.num_top_logprobs, model_logprobs.shape[1]))
+            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        found.append(SampledToken(choice, sampled[row] if draw.temperature else 0.0, own[row], top))
+    return found

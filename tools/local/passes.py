@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 
 from .adapters import Adapter, AdapterSwitch
+from .llama import KINDS, llama_logits
 from .model import LocalChatModel, common_prefix_length
 
 __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
@@ -34,6 +36,9 @@ MAX_LOGPROB_DIFFERENCE = 1e-3
 """Greatest difference of a packed pass from a plain one, in nats in float32. If it is larger, each sequence has its own
 pass."""
 
+_Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From ids and positions, (1, rows), and the indices of rows, to the logits after these rows."""
+
 _current = threading.local()
 
 
@@ -43,24 +48,24 @@ class KVCache:
     def __init__(self) -> None:
         self.size = 0
         """Number of tokens in the cache."""
-        self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Layer -> keys and values, each of shape (1, heads, room, head size)."""
+        self.buffer: torch.Tensor | None = None
+        """Shape (2 x layers, 1, heads, room, head size): the keys of the first layer, its values, the keys of the second layer, ..."""
         self.dynamic_cache: Any = None
         """The cache of a model whose sequences cannot share a pass."""
 
-    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the keys and values of new tokens, (1, heads, new, head size); returns those of all. `size` grows after the
-        pass."""
-        end = self.size + keys.shape[-2]
-        found = self.buffers.get(layer)
-        if found is None or found[0].shape[-2] < end:
-            wide = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (keys, values)]
-            if found is not None:
-                for old, new in zip(found, wide, strict=True):
-                    new[..., : self.size, :] = old[..., : self.size, :]
-            found = self.buffers[layer] = (wide[0], wide[1])
-        found[0][..., self.size : end, :], found[1][..., self.size : end, :] = keys, values
-        return found[0][..., :end, :], found[1][..., :end, :]
+    def make_room(self, end: int, layers: int, like: torch.Tensor) -> torch.Tensor:
+        """The buffer, with room for `end` tokens.
+
+        Args:
+            like: keys of one layer, shape (1, heads, tokens, head size).
+        """
+        if self.buffer is None or self.buffer.shape[3] < end:
+            _, heads, _, width = like.shape
+            wide = like.new_empty(2 * layers, 1, heads, end + end // 2 + 64, width)
+            if self.buffer is not None:
+                wide[..., : self.size, :] = self.buffer[..., : self.size, :]
+            self.buffer = wide
+        return self.buffer
 
 
 PrefixOwner = tuple[str, int]
@@ -71,8 +76,7 @@ PrefixOwner = tuple[str, int]
 class _CachedPrefix:
     owner: PrefixOwner
     ids: tuple[int, ...]
-    buffers: dict[int, tuple[torch.Tensor, torch.Tensor]]
-    bytes: int
+    buffer: torch.Tensor
 
 
 class PrefixCache:
@@ -105,8 +109,7 @@ class PrefixCache:
                 best, shared = kept, length
         shared = min(shared, len(prompt) - 1)
         if best is not None and shared:
-            for layer, (keys, values) in best.buffers.items():
-                past.extend(layer, keys[..., :shared, :], values[..., :shared, :])
+            past.make_room(shared, len(best.buffer) // 2, best.buffer[0])[..., :shared, :] = best.buffer[..., :shared, :]
             past.size = shared
             self._kept.remove(best)  # those used last stand last
             self._kept.append(best)
@@ -114,22 +117,21 @@ class PrefixCache:
 
     def keep(self, owner: PrefixOwner, ids: Sequence[int], past: KVCache) -> None:
         """Keep a sequence. Entries that are a prefix of it are dropped."""
-        if past.dynamic_cache is not None or not ids:
+        if past.buffer is None or not ids:
             return
         ids = tuple(ids[: past.size])
-        size = sum(room.nbytes for rooms in past.buffers.values() for room in rooms)
         for kept in [kept for kept in self._kept if kept.owner == owner and kept.ids == ids[: len(kept.ids)]]:
             self._drop(kept)
-        if size <= self._limit:
-            self._kept.append(_CachedPrefix(owner, ids, dict(past.buffers), size))
-            self._bytes[owner[0]] += size
+        if past.buffer.nbytes <= self._limit:
+            self._kept.append(_CachedPrefix(owner, ids, past.buffer))
+            self._bytes[owner[0]] += past.buffer.nbytes
         while self._bytes.total() > self._limit:
             ((tenant, _),) = self._bytes.most_common(1)
             self._drop(next(kept for kept in self._kept if kept.owner[0] == tenant))
 
     def _drop(self, kept: _CachedPrefix) -> None:
         self._kept.remove(kept)
-        self._bytes[kept.owner[0]] -= kept.bytes
+        self._bytes[kept.owner[0]] -= kept.buffer.nbytes
         if not self._bytes[kept.owner[0]]:
             del self._bytes[kept.owner[0]]
 
@@ -144,6 +146,17 @@ class SequenceInput:
     adapter: Adapter | None = None
     """None: the base model."""
     mask: torch.Tensor | None = field(default=None, init=False)
+    seen: tuple[torch.Tensor, ...] = field(default=(), init=False)
+    """Of a pass: keys and values up to the new tokens, in the order of `KVCache.buffer`; each of shape (1, heads, tokens, head size)."""
+    new: tuple[torch.Tensor, ...] = field(default=(), init=False)
+    """The same of the new tokens only."""
+
+    def open_views(self, layers: int, like: torch.Tensor) -> None:
+        """Set `seen` and `new`, for all layers at once: views take about as long as the attention of a token."""
+        past, new = self.cache.size, len(self.ids)
+        buffer = self.cache.make_room(past + new, layers, like)
+        self.seen = buffer.narrow(3, 0, past + new).unbind()
+        self.new = buffer.narrow(3, past, new).unbind()
 
 
 class PackedNetwork:
@@ -153,7 +166,11 @@ class PackedNetwork:
         self._network = model.network
         self._switch = switch
         self._config = self._network.config.get_text_config(decoder=True)
-        self.is_packed = model.can_share_passes and self._is_packing_exact(model)
+        ways = [self._transformers_logits]
+        if type(self._network).__name__ in KINDS:
+            ways.insert(0, self._llama_logits)
+        self._logits = next((way for way in ways if model.can_share_passes and self._is_exact(way, model)), None)
+        self.is_packed = self._logits is not None
         """True if sequences share passes. If not, prefixes are not cached either."""
         self.num_passes = 0
         """Number of passes so far."""
@@ -162,18 +179,15 @@ class PackedNetwork:
     def __call__(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
         """Log-probabilities of the token after each part, shape (parts, vocabulary), float32, on the CPU."""
         self.num_passes += 1
-        if not self.is_packed:
+        if self._logits is None:
             logits = torch.cat([self._single_logits(part) for part in parts])
         else:
-            logits = self._packed_logits(parts)
+            logits = self._packed_logits(self._logits, parts)
         return logits.log_softmax(-1, dtype=torch.float32).cpu()
 
-    def _packed_logits(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
+    def _packed_logits(self, compute: _Forward, parts: Sequence[SequenceInput]) -> torch.Tensor:
         order = sorted(range(len(parts)), key=lambda i: id(parts[i].adapter))  # an adapter's rows stand together
         packed = [parts[i] for i in order]
-        short = -sum(len(part.ids) for part in packed) % MIN_ROWS
-        if short:
-            packed.append(SequenceInput(KVCache(), [0] * short))
         ids: list[int] = []
         positions: list[int] = []
         last: list[int] = []
@@ -191,27 +205,40 @@ class PackedNetwork:
                 if spans and spans[-1][2] is part.adapter:
                     start = spans.pop()[0]
                 spans.append((start, len(ids), part.adapter))
+        short = -len(ids) % MIN_ROWS
+        ids += [0] * short
+        positions += [0] * short
         # At least MIN_ROWS rows here too.
         wanted = last[: len(parts)] + [last[0]] * (MIN_ROWS - len(parts))
-        _current.parts = packed
-        was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION_NAME
+        numbers = [torch.tensor(row, device=device) for row in ([ids], [positions], wanted)]
+        _current.parts, _current.layers = packed, self._config.num_hidden_layers
         try:
             with self._switch.activate(spans):
-                output = self._network(
-                    input_ids=torch.tensor([ids], device=device),
-                    position_ids=torch.tensor([positions], device=device),
-                    use_cache=False,
-                    logits_to_keep=torch.tensor(wanted, device=device),
-                )
+                logits = compute(*numbers)[: len(parts)]
         finally:
-            self._config._attn_implementation = was
-            del _current.parts
+            del _current.parts, _current.layers
         for part in packed:
             part.cache.size += len(part.ids)
-        back = torch.empty(len(parts), dtype=torch.long)
-        back[torch.tensor(order)] = torch.arange(len(parts))
-        logits: torch.Tensor = output.logits[0, : len(parts)]
-        return logits[back.to(device)]
+        if spans:
+            back = torch.empty(len(parts), dtype=torch.long)
+            back[torch.tensor(order)] = torch.arange(len(parts))
+            logits = logits[back.to(device)]
+        return logits
+
+    def _transformers_logits(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION_NAME
+        try:
+            output = self._network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=wanted)
+        finally:
+            self._config._attn_implementation = was
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _llama_logits(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return _attention(layer, query, key, value, scaling=layer.scaling)[0]
+
+        return llama_logits(self._network, ids, positions, wanted, attend)
 
     def _single_logits(self, part: SequenceInput) -> torch.Tensor:
         if part.cache.dynamic_cache is None:
@@ -229,8 +256,8 @@ class PackedNetwork:
         return logits
 
     @torch.inference_mode()
-    def _is_packing_exact(self, model: LocalChatModel) -> bool:
-        """True if this network's packed passes give the same as its plain ones; attention may be implemented in unknown
+    def _is_exact(self, compute: _Forward, model: LocalChatModel) -> bool:
+        """True if packed passes of this kind give the same as the network's plain ones; attention may be implemented in unknown
         ways."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -241,11 +268,10 @@ class PackedNetwork:
         pasts = [KVCache(), KVCache()]
         try:
             for start, end in ((0, 4), (4, 7), (7, 8)):
-                packed = self._packed_logits(
-                    [SequenceInput(past, row[start:end]) for past, row in zip(pasts, rows, strict=True)]
-                )
+                parts = [SequenceInput(past, row[start:end]) for past, row in zip(pasts, rows, strict=True)]
+                packed = self._packed_logits(compute, parts)
         except (TypeError, AttributeError, RuntimeError) as error:
-            log.info("sequences do not share passes: %s", error)
+            log.info("sequences do not share passes by %s: %s", compute.__name__, error)
             return False
         apart = max(
             float((logits[7].float().log_softmax(-1) - own.float().log_softmax(-1)).abs().max())
@@ -253,14 +279,14 @@ class PackedNetwork:
         )
         close = MAX_LOGPROB_DIFFERENCE if self._network.dtype == torch.float32 else 0.3
         if not apart <= close:
-            log.info("sequences do not share passes: they would differ by %g nats", apart)
+            log.info("sequences do not share passes by %s: they would differ by %g nats", compute.__name__, apart)
         return apart <= close
 
 
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **settings: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention, sequence by sequence, over each one's own cache.
+    """Attention, sequence by sequence, over each one's own cache. Rows behind the last sequence are left as they are.
 
     Args:
         query: (1, heads, tokens, head size), of all parts; key and value likewise.
@@ -271,11 +297,23 @@ def _attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     settings.pop("is_causal", None)
-    found, start = [], 0
-    for part in _current.parts:
-        end = start + len(part.ids)
-        keys, values = part.cache.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
-        seen, _ = sdpa_attention_forward(module, query[:, :, start:end], keys, values, part.mask, **settings)
-        found.append(seen)
-        start = end
-    return torch.cat(found, 1), None
+    parts: list[SequenceInput] = _current.parts
+    sizes = [len(part.ids) for part in parts]
+    sizes.append(query.shape[2] - sum(sizes))
+    *queries, rest = query.split(sizes, 2)
+    if not parts[0].seen:
+        for part in parts:
+            part.open_views(_current.layers, key)
+    at, count = 2 * module.layer_idx, len(parts)
+    torch._foreach_copy_([part.new[at] for part in parts], key.split(sizes, 2)[:count])
+    torch._foreach_copy_([part.new[at + 1] for part in parts], value.split(sizes, 2)[:count])
+    scale, grouped = settings.get("scaling"), query.shape[1] != key.shape[1]
+    found = []
+    for part, own in zip(parts, queries, strict=True):
+        keys, values = part.seen[at], part.seen[at + 1]
+        if own.shape[2] == 1:  # most of them: without the wrapper, which takes longer than the attention
+            found.append(scaled_dot_product_attention(own, keys, values, scale=scale, enable_gqa=grouped))
+        else:
+            seen, _ = sdpa_attention_forward(module, own, keys, values, part.mask, **settings)
+            found.append(seen.transpose(1, 2))
+    return torch.cat([*found, rest], 2).transpose(1, 2), None

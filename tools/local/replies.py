@@ -57,10 +57,15 @@ class StreamingDecoder:
         self.text_end = 0
         """Position of the end of `text` in the decoded text, which includes the template's text before a reply."""
 
-    def add(self, token: int) -> None:
-        """Add a token of the reply. (The token that ends the turn is not part of it.)"""
+    def add(self, token: int, *, show: bool = True) -> None:
+        """Add a token of the reply. (The token that ends the turn is not part of it.)
+
+        Args:
+            show: False: the text is not needed yet. It is decoded with a later token, unless there are stop sequences to look for.
+        """
         self._ids.append(token)
-        self._show(over=False)
+        if show or self._stops:
+            self._show(over=False)
 
     def end(self) -> None:
         """Finish the reply: show the text that was held back."""

@@ -72,8 +72,8 @@ class ConcurrentReplies:
         self._open = len(streams)
         self._tasks = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(streams)]
         self._watch = asyncio.create_task(self._watch_disconnect(receive))
-        self.num_pieces = 0
-        """Pieces so far; about as many tokens."""
+        self.num_tokens = 0
+        """Tokens of the pieces so far."""
 
     async def _pump(self, index: int, stream: AsyncIterator[Piece | Exchange]) -> None:
         try:
@@ -112,7 +112,7 @@ class ConcurrentReplies:
             elif isinstance(item, BaseException):
                 raise item
             else:
-                self.num_pieces += isinstance(item, Piece)
+                self.num_tokens += item.num_tokens if isinstance(item, Piece) else 0
                 found.append((index, item))
         return found
 
@@ -276,7 +276,7 @@ class _Answer:
             self.metrics.replies_in_progress.dec(self.count)
             done = [exchange.reply for _, exchange in sorted(self.exchanges.items())]
             tokens = usage(done, self.parsed.num_prompts)["total_tokens"] if len(done) == self.count else 0
-            tokens = max(tokens, self.replies.num_pieces)  # a client that hangs up early pays for the pieces that it got
+            tokens = max(tokens, self.replies.num_tokens)  # a client that hangs up early pays for the pieces that it got
             self.tenants.spend(self.tenant, tokens)
             self.metrics.tokens.labels(self.tenant.name).inc(tokens)
 

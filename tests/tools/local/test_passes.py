@@ -13,13 +13,13 @@ def test_kept_prefixes_stay_within_their_limit() -> None:
     prefixes = PrefixCache(megabytes=1)
     for i in range(500):
         past = KVCache()
-        past.extend(0, torch.zeros(1, 2, 100, 8), torch.zeros(1, 2, 100, 8))
+        past.make_room(100, 1, torch.zeros(1, 2, 100, 8))
         past.size = 100
         prefixes.keep(("acme", i % 3), [i, *range(99)], past)
-        held = sum(room.nbytes for kept in prefixes._kept for rooms in kept.buffers.values() for room in rooms)
+        held = sum(kept.buffer.nbytes for kept in prefixes._kept)
         assert held == prefixes._bytes["acme"] <= 2**20
-    size = sum(room.nbytes for rooms in past.buffers.values() for room in rooms)
-    assert len(prefixes) == 2**20 // size  # full, and no more
+    assert past.buffer is not None
+    assert len(prefixes) == 2**20 // past.buffer.nbytes  # full, and no more
     assert prefixes._kept[-1].ids[0] == 499  # the oldest went
 
 
@@ -28,7 +28,7 @@ def test_the_tenant_that_uses_most_makes_room() -> None:
 
     def keep(tenant: str, first: int) -> None:
         past = KVCache()
-        past.extend(0, torch.zeros(1, 2, 100, 8), torch.zeros(1, 2, 100, 8))
+        past.make_room(100, 1, torch.zeros(1, 2, 100, 8))
         past.size = 100
         prefixes.keep((tenant, 0), [first, *range(99)], past)
 
