@@ -48,7 +48,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, serve, calibrate, explain, list, draw, memory, library, adamem, claas, pocket"),
+        ("jump", "there are run, serve, calibrate, explain, list, draw, memory, library, import, adamem, claas, pocket"),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
