@@ -25,7 +25,12 @@ from .report import say
 
 __all__ = ["run_agent"]
 
-MIDDLEWARES: Mapping[str, tuple[str, str]] = {"jitrl": ("..agents.jitrl", "JitRLMiddleware")}
+MIDDLEWARES: Mapping[str, tuple[str, str]] = {
+    "jitrl": ("..agents.jitrl", "JitRLMiddleware"),
+    "icrl": ("..agents.icrl", "ICRLMiddleware"),
+    "reasoning-bank": ("..agents.reasoning_bank", "ReasoningBankMiddleware"),
+    "reflexion": ("..agents.reflexion", "ReflexionMiddleware"),
+}
 """Method -> module and class of its middleware."""
 
 
