@@ -1,0 +1,117 @@
+"""CLaaS for an agent of LangChain whose model is served by `learngraph serve`: feedback trains its weights.
+
+    model = ChatOpenAI(model="guard", base_url="http://127.0.0.1:8000/v1", api_key="secret")
+    learner = FeedbackMiddleware("memory", base_url="http://127.0.0.1:8000/v1", api_key="secret")
+    agent = create_agent(model, tools, middleware=[learner], checkpointer=saver)
+    learner.feedback("t1", reward=1.0)
+
+The call is the same as with the middlewares that remember, so one line switches from memory to weights. Nothing is added to a prompt:
+the ids of the model's responses are noted with the turn, and feedback on a conversation goes to the service for each response since the
+feedback before it. The service learns as graphs/claas.py says.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+import httpx
+from langchain.agents.middleware import ModelRequest
+
+from ...memory.conversation_store import Conversation, Rating
+from ...memory.errors import UserError
+from ...memory.records import Trajectory
+from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place
+
+__all__ = ["FeedbackMiddleware"]
+
+LOG = logging.getLogger(__name__)
+
+
+class NoMemory:
+    """A memory that keeps nothing: what is learned is in the service's weights."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Do nothing."""
+
+
+class FeedbackMiddleware(LearningMiddleware[NoMemory]):
+    """Sends feedback on an agent's conversations to the service behind its model.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`: it keeps which responses belong to which turn.
+        base_url: the service's address, as the model has it.
+        api_key: a key of the service; its owner is the tenant.
+        timeout: seconds that the service may take to answer.
+        options: those of `LearningMiddleware`.
+    """
+
+    method: ClassVar[str] = "claas"
+
+    def __init__(self, store: Any, *, base_url: str, api_key: str = "", timeout: float = 30.0, **options: Any) -> None:
+        super().__init__(store, **options)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout)
+
+    def make_index(self) -> NoMemory:
+        """A memory that keeps nothing."""
+        return NoMemory()
+
+    def consult(self, request: ModelRequest[Any], place: Place, memory: NoMemory) -> Consultation:
+        """Call the model, and note the id and the version of its response."""
+        (response,) = yield PendingCall([request])
+        about = getattr(response.result[0], "response_metadata", {})
+        id = str(about.get("id") or "")
+        said = f"response {id}" if id else "the response has no id, so feedback on it cannot be sent"
+        return Advice(response, {"response_id": id, "said": [said]})
+
+    def feedback(self, thread_id: str, *, reward: float | None = None, text: str = "", **more: Any) -> Rating:
+        """Rate what the agent did in a thread since the feedback before this, and send that to the service.
+
+        Raises:
+            UserError: as of the other middlewares; or the service cannot be reached, or refuses all of it. What was said is kept, and
+                the same call sends it again: the service counts it once.
+        """
+        rating = super().feedback(thread_id, reward=reward, text=text, **more)
+        scope = {name: value for name, value in more.items() if name in self.scope_names}
+        responses = _responses(self.conversation(thread_id, **scope), self._ratings(thread_id, scope), rating)
+        failures = [failure for id in responses if (failure := self._send(id, rating))]
+        if not responses:
+            raise UserError(
+                f"feedback: no response of thread {thread_id!r} has an id of the service; is its model the one at {self._client.base_url}?"
+            )
+        for failure in failures:
+            LOG.warning("claas: feedback was not taken: %s", failure)
+        if len(failures) == len(responses):
+            raise UserError(f"feedback: the service at {self._client.base_url} took none of {len(responses)}: {failures[0]}")
+        return rating
+
+    def _ratings(self, thread_id: str, scope: dict[str, Any]) -> tuple[Rating, ...]:
+        return self._memory(self._labels(scope, strict=True)).conversations.ratings(thread_id)
+
+    def _send(self, id: str, rating: Rating) -> str:
+        """Send a rating of one response; returns why it was not taken, empty if it was."""
+        body = {"response_id": id, "text": rating.text} | ({} if rating.reward is None else {"reward": rating.reward})
+        try:
+            answer = self._client.post("/feedback", json=body)
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+        return "" if answer.is_success else f"{id}: status {answer.status_code}: {answer.text[:200]}"
+
+    def close(self) -> None:
+        """Close the connection and the store."""
+        self._client.close()
+        super().close()
+
+
+def _responses(conversation: Conversation, ratings: tuple[Rating, ...], rating: Rating) -> list[str]:
+    """The ids of the responses that a rating is about: those since the rating before it."""
+    rated = {one.turn for one in ratings}
+    found: list[str] = []
+    for turn in conversation.turns:
+        found += [entry["response_id"] for entry in turn.advice if entry.get("response_id")]
+        if turn.id == rating.turn:
+            break
+        if turn.id in rated:
+            found = []
+    return found
