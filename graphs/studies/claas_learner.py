@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ..claas import CLaaS, build_learning
 if TYPE_CHECKING:
     from ...tools.pocket.guard import ScenarioTranscript
 
-__all__ = ["StreamLearner", "open_learner"]
+__all__ = ["SCOPE", "StreamLearner", "mean_ess_and_age", "open_learner", "temporary_folder"]
 
 SCOPE = ("study", "default")
 """Tenant and adapter of a trial."""
@@ -48,9 +48,9 @@ class StreamLearner:
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
 
-    def network(self) -> Any:
-        """The network of the newest version."""
-        return self.learner.network(self.versions.current)
+    def network(self, label: str | None = None) -> Any:
+        """The network of a version, by its label; None: the newest one."""
+        return self.learner.network(self.versions.current if label is None else label)
 
     def record(self, played: ScenarioTranscript, number: int) -> None:
         """Append every turn of a played scenario to the buffer, with the verifier's feedback."""
@@ -75,11 +75,6 @@ class StreamLearner:
             verdict = result.verdict
             self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.feedback, "verifier"))
 
-    def mean_ess_and_age(self) -> tuple[float | None, float | None]:
-        """Mean effective share of the minibatches, and their mean age in gradient steps, over all updates. None: no updates."""
-        rows = self.replay.updates(*SCOPE, limit=10**6)
-        return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
-
     async def step(self) -> str:
         """One gradient step, if the buffer has enough exchanges; returns the graph's outcome."""
         state = await self.graph.ainvoke({"tenant": SCOPE[0], "adapter": SCOPE[1]})
@@ -87,10 +82,22 @@ class StreamLearner:
         return str(state["outcome"])
 
 
+def mean_ess_and_age(replay: Replay) -> tuple[float | None, float | None]:
+    """Mean effective share of a trial's minibatches, and their mean age in gradient steps, over all updates. None: no updates."""
+    rows = replay.updates(*SCOPE, limit=10**6)
+    return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
+
+
 @contextmanager
-def open_learner(settings: CLaaS, model: Any) -> Iterator[StreamLearner]:
-    """A learner whose buffer and versions lie in a temporary folder, in memory where there is /dev/shm."""
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder, in memory where there is /dev/shm."""
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder, ExitStack() as stack:
-        replay = stack.enter_context(Replay(Path(folder) / "replay.sqlite", settings.replay, clock=lambda: 0.0))
-        yield StreamLearner(settings, model, Path(folder), replay)
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def open_learner(settings: CLaaS, model: Any, folder: Path) -> Iterator[StreamLearner]:
+    """A learner whose buffer and versions lie in a folder."""
+    with Replay(folder / "replay.sqlite", settings.replay, clock=lambda: 0.0) as replay:
+        yield StreamLearner(settings, model, folder, replay)

@@ -14,23 +14,21 @@ it is copied. Every copy plays all splits again, against other users, with the s
     age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): the use of replay, and its
                       harm. A short memory seldom has B_min exchanges, and so takes fewer steps, as in the paper
     fresh             REINFORCE++ with A_max = 1 and B_min = 2: as many steps as the others, without replay
+    service:ARM       the same arm as users meet it: chats and feedback go through the service of `learngraph serve`, with its gate and
+                      its settings, and nothing waits for the learner (graphs/studies/claas_served.py)
 
 A trial is one order of the stream and one seed, played by one process; finished trials are not played again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...memory.claas.replay import ReplaySettings
 from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
@@ -38,15 +36,12 @@ from ...memory.errors import UserError
 from ...nodes.learn.gate import GateSettings, ReleaseSettings
 from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_flags
-from .claas_learner import StreamLearner, open_learner
+from .claas_curves import draw_curves
 from .claas_old_settings import current_settings
+from .claas_trial import SERVICE, TrialJob, play_trial
 from .continual import Trial, draw_heat_maps, matrix_table, table
 from .sweep import write_json
 from .workers import environment_defaults, run_workers
-
-if TYPE_CHECKING:
-    from ...tools.environments.hierarchy import Scenario
-    from ...tools.pocket.guard import ScenarioTranscript
 
 __all__ = ["ARMS", "ClaasStudyOptions", "claas", "play_trial"]
 
@@ -65,12 +60,6 @@ ARMS: dict[str, CLaaS | None] = {
 """Name -> settings of the learner; None: the arm does not learn."""
 FRESH = replace(CLaaS.reinforce(), replay=ReplaySettings(max_age=1, min_exchanges=2))
 CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
-PROBE_STRIDE = 5
-"""One of so many chats without rules is played, to save time."""
-PROMPT_EXCHANGES = 4
-"""Exchanges in the prompt of `icl`."""
-EXAM_SALT = "exam"
-"""Checkpoints meet other users than the learner met: their aims and questions are drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ class ClaasStudyOptions:
     """Arms, trials and settings of the study."""
 
     arms: tuple[str, ...] = tuple(ARMS)
-    """The arms; `fresh` and `age=A,C` are played if they are named here."""
+    """The arms; `fresh`, `age=A,C` and `service:ARM` are played if they are named here."""
     ages: tuple[int, ...] = ()
     """A_max of the arms `age=A,C`, in gradient steps; default: no such arms."""
     corrections: tuple[str, ...] = CORRECTIONS
@@ -101,6 +90,8 @@ class ClaasStudyOptions:
     """Learning rate of `sdpo`."""
     rank: int = 8
     """r of LoRA."""
+    seconds_per_scenario: float = 1.0
+    """Least time from one scenario to the next in arms `service:ARM`, in which the learner works on. Paper: 30 to 60 s, a step 5 to 10."""
     max_age: int = 50
     """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
@@ -109,22 +100,6 @@ class ClaasStudyOptions:
     """Processes that work at the same time. Each takes one thread."""
     json: bool = False
     """Print JSON, one trial a line, and nothing else."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    arm: str
-    shuffle: int
-    seed: int
-    model: str
-    size: int
-    steps: int
-    settings: CLaaS | None
-
-    @property
-    def name(self) -> str:
-        """Name of the trial's file, without its ending."""
-        return f"{self.arm.replace('=', '-').replace(',', '-')}-h{self.shuffle}-s{self.seed}"
 
 
 def claas(args: Sequence[str]) -> int:
@@ -144,7 +119,7 @@ def claas(args: Sequence[str]) -> int:
     return 0
 
 
-def _jobs(study: ClaasStudyOptions) -> list[_Job]:
+def _jobs(study: ClaasStudyOptions) -> list[TrialJob]:
     """The jobs of all arms, orders and seeds.
 
     Raises:
@@ -163,7 +138,7 @@ def _jobs(study: ClaasStudyOptions) -> list[_Job]:
         for seed in _parse_numbers(study.seeds, "seeds"):
             for arm, settings in arms.items():
                 jobs.append(
-                    _Job(
+                    TrialJob(
                         arm,
                         shuffle,
                         seed,
@@ -171,6 +146,7 @@ def _jobs(study: ClaasStudyOptions) -> list[_Job]:
                         study.scenarios_per_split,
                         study.steps_per_scenario,
                         settings and _study_settings(arm, settings, study, seed),
+                        study.seconds_per_scenario if arm.startswith(SERVICE) else 0.0,
                     )
                 )
     return jobs
@@ -184,11 +160,18 @@ def _arm_settings(name: str) -> CLaaS | None:
     """
     if name in ARMS:
         return ARMS[name]
+    if name.startswith(SERVICE) and (served := ARMS.get(name.removeprefix(SERVICE))) is not None:
+        return served
     if name == "fresh":
         return FRESH
     age, _, correction = name.removeprefix("age=").partition(",")
     if not name.startswith("age=") or not age.isdigit() or correction not in CORRECTIONS:
-        known = ", ".join((*ARMS, "fresh", f"age=A,C with an age A and a correction C of {', '.join(CORRECTIONS)}"))
+        more = (
+            "fresh",
+            "service:ARM of those that learn",
+            f"age=A,C with an age A and a correction C of {', '.join(CORRECTIONS)}",
+        )
+        known = ", ".join((*ARMS, *more))
         raise CommandError(f"learngraph claas study: there is no arm {name}; there are {known}")
     kind: Any = correction
     return CLaaS(
@@ -198,7 +181,10 @@ def _arm_settings(name: str) -> CLaaS | None:
 
 
 def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: int) -> CLaaS:
-    """Settings of an arm with the study's own; nothing is held out and there is no gate, as in the paper."""
+    """Settings of an arm with the study's own; nothing is held out and there is no gate, as in the paper. Through the service they are
+    those that are served, but all versions are kept, for their exams."""
+    if arm.startswith(SERVICE):
+        return replace(settings, rollout=replace(settings.rollout, keep_versions=100_000), seed=seed)
     rate = study.sdpo_learning_rate if settings.loss.kind == "sdpo" else study.learning_rate
     return replace(
         settings,
@@ -224,7 +210,7 @@ def _parse_numbers(text: str, name: str) -> list[int]:
         raise CommandError(f"learngraph claas study: --{name} is a number, or numbers joined by commas; got {text!r}") from None
 
 
-def _play_all(jobs: Sequence[_Job], study: ClaasStudyOptions) -> list[Trial]:
+def _play_all(jobs: Sequence[TrialJob], study: ClaasStudyOptions) -> list[Trial]:
     """All trials, in the order of the jobs. Those in the folder are not played again.
 
     Raises:
@@ -250,17 +236,17 @@ def _play_all(jobs: Sequence[_Job], study: ClaasStudyOptions) -> list[Trial]:
     return [trial for trial in found if trial is not None]
 
 
-def _play_and_save(work: tuple[_Job, Path]) -> None:
+def _play_and_save(work: tuple[TrialJob, Path]) -> None:
     job, folder = work
     write_json(folder / f"{job.name}.json", {"job": asdict(job), "trial": asdict(play_trial(job))})
 
 
-def _load_trial(folder: Path, job: _Job) -> Trial | None:
+def _load_trial(folder: Path, job: TrialJob) -> Trial | None:
     path = folder / f"{job.name}.json"
     if not path.exists():
         return None
     kept = json.loads(path.read_text(encoding="utf-8"))
-    kept["job"]["settings"] = current_settings(kept["job"]["settings"])
+    kept["job"] = {"seconds": 0.0, **kept["job"], "settings": current_settings(kept["job"]["settings"])}
     if kept["job"] != json.loads(json.dumps(asdict(job))):
         raise UserError(f"{path} was played with other settings; give another --out, or remove it")
     return Trial(**kept["trial"])
@@ -273,6 +259,8 @@ def report(trials: Sequence[Trial], study: ClaasStudyOptions) -> str:
         arms.setdefault(trial.arm, []).append(trial)
     paths = [study.out / "matrices.png", study.out / "matrices.svg"]
     draw_heat_maps(arms, paths)
+    curves = [study.out / "curves.png", study.out / "curves.svg"]
+    draw_curves(arms, curves)
     parts = [
         f"{study.model}, {len(trials) // len(arms)} trials an arm (orders of the stream x seeds); mean [95 % over trials, Student's t]\n",
         table(arms),
@@ -280,114 +268,8 @@ def report(trials: Sequence[Trial], study: ClaasStudyOptions) -> str:
             f"\n{arm}: success of each checkpoint on each split, in the order of the stream\n\n{matrix_table(found)}"
             for arm, found in arms.items()
         ),
-        f"\nmatrices  {paths[0]}  {paths[1].name}\ntrials    {study.out / 'trials'}\n",
+        f"\nmatrices  {paths[0]}  {paths[1].name}\ncurves    {curves[0]}  {curves[1].name}\ntrials    {study.out / 'trials'}\n",
     ]
     text = "\n".join(parts)
     (study.out / "report.md").write_text(text, encoding="utf-8")
     return text
-
-
-# A trial
-
-
-def play_trial(job: _Job) -> Trial:
-    """Play one trial, one pass over one stream, in this process."""
-    return asyncio.run(_Stream(job).run())
-
-
-class _Stream:
-    """One trial: one order of the stream, one seed."""
-
-    def __init__(self, job: _Job) -> None:
-        from ...tools.environments.hierarchy import SPLIT_SIZE, scenario_stream
-        from ...tools.models.models import open_model
-
-        self.job = job
-        self.scenarios = [one for n, one in enumerate(scenario_stream(job.shuffle, job.seed)) if n % SPLIT_SIZE < job.size]
-        self.model: Any = open_model(job.model, threads=1)
-        self.past: list[Any] = []
-        self.untrained: list[float] = []
-        self.updates = self.skipped = 0
-        self.first: int | None = None
-
-    async def run(self) -> Trial:
-        started, job = perf_counter(), self.job
-        with ExitStack() as stack:
-            learns = stack.enter_context(open_learner(job.settings, self.model)) if job.settings else None
-            rows, online = [self._success_rates(learns, 0)], []
-            for number, scenario in enumerate(self.scenarios, 1):
-                online.append(await self._play_and_learn(number, scenario, learns))
-                if number % self.job.size == 0:
-                    rows.append(self._success_rates(learns, number))
-            retained = self._retention(learns)
-            drift = learns.mean_ess_and_age() if learns is not None else (None, None)
-        shares = tuple(tuple(row) for row in rows)
-        seconds = round(perf_counter() - started, 1)
-        return Trial(
-            job.arm,
-            job.shuffle,
-            job.seed,
-            shares,
-            tuple(online),
-            self.first,
-            self.updates,
-            self.skipped,
-            seconds,
-            retained,
-            *drift,
-        )
-
-    async def _play_and_learn(self, number: int, scenario: Scenario, learns: StreamLearner | None) -> float:
-        """Play a scenario once and learn from it; 1 if no rule broke, else 0."""
-        from ...tools.pocket.guard_chats import PastExchange
-
-        played = self._play([scenario], learns, seed=1000 * self.job.seed + number)[0]
-        self.past += [PastExchange(scenario, turn) for turn in played.turns]
-        if learns is not None:
-            learns.record(played, number)
-            for _ in range(self.job.steps):
-                outcome = await learns.step()
-                self.updates += outcome == "live"
-                self.skipped += outcome == "skipped"
-            if self.updates and self.first is None:
-                self.first = number
-        return float(played.is_won)
-
-    def _success_rates(self, learns: StreamLearner | None, number: int) -> list[float]:
-        """Share of each split's scenarios that the current learner passes."""
-        if number and learns is None and not self.job.arm.startswith("icl"):
-            return self.untrained  # the result would be the same
-        played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
-        won = [float(one.is_won) for one in played]
-        ends = range(0, len(won) + 1, self.job.size)
-        self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
-        return self.untrained
-
-    def _play(
-        self, scenarios: Sequence[Scenario], learns: StreamLearner | None, seed: int, salt: str = ""
-    ) -> list[ScenarioTranscript]:
-        from ...tools.pocket import guard
-
-        network = self.model.network if learns is None else learns.network()
-        shown = self.past[-PROMPT_EXCHANGES:] if self.job.arm.startswith("icl") else []
-        return guard.play_scenarios(
-            network,
-            self.model.tokenizer,
-            scenarios,
-            seed=seed,
-            salt=salt,
-            past=lambda scenario: shown,
-            show_feedback=self.job.arm == "icl+text",
-        )
-
-    def _retention(self, learns: StreamLearner | None) -> float | None:
-        """Share of chats without rules that are answered as asked, after learning divided by before. None: the arm does not learn."""
-        from ...tools.pocket.guard import reply
-        from ...tools.pocket.guard_chats import retention_probes
-
-        def right(network: Any) -> float:
-            chats = [chat for kind in retention_probes().values() for chat in kind][::PROBE_STRIDE]
-            replies = reply(network, self.model.tokenizer, [said for said, _ in chats], seed=self.job.seed)
-            return sum(given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True)) / len(chats)
-
-        return right(learns.network()) / right(self.model.network) if learns else None

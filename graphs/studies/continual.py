@@ -19,7 +19,7 @@ the mean and its 95 % interval over trials.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,10 @@ class Trial:
     """Effective sample size as a share of the samples, mean over the updates."""
     age: float | None = None
     """Age of the samples in gradient steps, mean over the updates."""
+    dropped: int | None = None
+    """Versions that failed the gate; None: there was no gate."""
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Measurements while learning, by name: one for each scenario, or for each gradient step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
@@ -145,6 +149,7 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
         ("retained", lambda trial: trial.retained),
         ("ESS", lambda trial: trial.ess),
         ("age", lambda trial: trial.age),
+        ("dropped", lambda trial: trial.dropped),
     ]
     columns = [
         (name, [_format_metric([figure(t.matrix) for t in trials]) for trials in arms.values()])
@@ -173,7 +178,7 @@ def _format_metric(numbers: Sequence[float | None], name: str = "") -> str:
     known = [number for number in numbers if number is not None]
     if not known:
         return "–"
-    if name in ("first update by", "updates"):
+    if name in ("first update by", "updates", "dropped"):
         return f"{max(known):g}" if name == "first update by" else f"{mean(known):.0f}"
     return with_interval(mean(known), interval(known))
 
