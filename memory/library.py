@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ from .errors import UserError
 from .records import OPS, Edit, Lesson, Ruling
 from .search.similarity import jaccard, shingles, words
 from .storage.rows import Rows
+from .storage.stored_rows import StoredRows
 
 __all__ = [
     "Library",
@@ -674,11 +675,11 @@ class LibraryVersions:
     The head is the version that `move` named last; before any move it is the first one. No id is used twice in a history, also
     where it branches (a rejected version, a rollback): `at` tells the library which ids are free. A version without a parent
     begins a history of its own, such as a control whose ids name other lessons. Safe to use from several threads; one process
-    writes to a file, others may `read` it.
+    writes to a file, others may `read` it. With the rows of a store (`StoredRows`) several processes may write.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
-        self._rows = Rows(path)
+    def __init__(self, path: Path | str | None = None, *, rows: StoredRows | None = None) -> None:
+        self._rows: Rows | StoredRows = Rows(path) if rows is None else rows
         self._lock = Lock()
         self._made: dict[str, Library] = {}  # every rollout asks for its library
 
@@ -831,6 +832,38 @@ class LibraryVersions:
     def close(self) -> None:
         """Close the file."""
         self._rows.close()
+
+    def refresh(self) -> None:
+        """See what other processes have written, where the versions are in a store."""
+        if isinstance(self._rows, StoredRows):
+            self._rows.refresh()
+
+    def erase(self, names: Collection[str]) -> int:
+        """Take the lessons that these versions brought in or changed out of all versions, for data that must not be kept.
+
+        Returns:
+            The number of lessons that are gone.
+
+        Raises:
+            LibraryError: the versions are in a file, which is append-only.
+        """
+        if not isinstance(self._rows, StoredRows):
+            raise LibraryError("a file of versions is append-only; delete the file, or keep versions in a store")
+        gone = set[str]()
+        for name in set(names) & set(self.names()):
+            row = self._row(name)
+            before = {one["id"]: one["text"] for one in (self._row(row["parent"])["lessons"] if row["parent"] else ())}
+            gone |= {one["id"] for one in row["lessons"] if before.get(one["id"]) != one["text"]}
+
+        def without(row: Mapping[str, Any]) -> Mapping[str, Any]:
+            if "name" not in row:
+                return row
+            rulings = [] if row["name"] in names else row["rulings"]
+            return {**row, "lessons": [one for one in row["lessons"] if one["id"] not in gone], "rulings": rulings}
+
+        self._rows.rewrite(without)
+        self._made.clear()
+        return len(gone)
 
     def __repr__(self) -> str:
         return f"LibraryVersions({str(self._rows.path) if self._rows.path else ''})"

@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from langchain.agents.middleware import ModelRequest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
@@ -39,6 +38,9 @@ from .learner import (
 )
 from .scopes import ScopeMemory
 from .status import LearnerStatus
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import ModelRequest
 
 __all__ = ["CriticMiddleware", "StudyIndex"]
 
@@ -108,6 +110,22 @@ class StudyIndex(Generic[Content]):
             if found is not None:
                 self._busy.add(found.id)
             return found
+
+    @property
+    def has_news(self) -> bool:
+        """True if conversations changed since the last `take_news`."""
+        return bool(self._news)
+
+    def claim_group(self, size: int) -> list[Trajectory]:
+        """Conversations of one task with a reward, `size` of them, as `claim` gives one; empty if no task has so many."""
+        with self._lock:
+            tasks: dict[str, list[Trajectory]] = {}
+            for id, one in self.waiting.items():
+                if id not in self._busy and one.value is not None:
+                    tasks.setdefault(one.task.id, []).append(one)
+            group = next((found[:size] for found in tasks.values() if len(found) >= size), [])
+            self._busy |= {one.id for one in group}
+            return group
 
     def release(self, trajectory: Trajectory) -> None:
         """Give back what `claim` gave."""
@@ -252,8 +270,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             answer, error = None, str(bad)
             LOG.warning("%s: nothing was learned from %s: %s", self.method, trajectory.id, bad)
         except Exception as failure:
-            index.failure, index.resume_at = f"{type(failure).__name__}: {failure}", time.monotonic() + RETRY_SECONDS
-            LOG.warning("%s: the critic could not be asked about %s: %s", self.method, trajectory.id, index.failure)
+            self._note_failure(index, trajectory, failure)
             return
         found = replace(
             self.reflection(trajectory, answer),
@@ -266,3 +283,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         memory.conversations.add_reflection(found, trajectory.id)
         index.add(memory.conversations.trajectories.get(trajectory.id) or trajectory)  # its feedback may have changed meanwhile
         self._take_news(memory)
+
+    def _note_failure(self, index: StudyIndex[Content], trajectory: Trajectory, failure: Exception) -> None:
+        """Leave conversations waiting, and the critic alone for a while."""
+        index.failure, index.resume_at = f"{type(failure).__name__}: {failure}", time.monotonic() + RETRY_SECONDS
+        LOG.warning("%s: the critic could not be asked about %s: %s", self.method, trajectory.id, index.failure)

@@ -10,9 +10,7 @@ in it, to other conversations of its scope: where users must not see each other'
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
-
-from langchain.agents.middleware import ModelRequest
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...memory.records import Observation
 from ...nodes.ask import estimate_tokens
@@ -23,6 +21,9 @@ from ..icrl import ICRL
 from ..wiring.parts import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
 from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import ModelRequest
 
 __all__ = ["ICRLMiddleware"]
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain.agents.middleware import ModelRequest
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
@@ -39,6 +38,9 @@ from ..baselines.reasoning_bank import ReasoningBank
 from ..wiring.parts import DEFAULT_WINDOW
 from .critic import CriticMiddleware
 from .learner import Advice, ChatWorld, Consultation, PendingCall, Place, add_to_system_message
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import ModelRequest
 
 __all__ = ["ReasoningBankMiddleware"]
 

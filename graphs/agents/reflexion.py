@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain.agents.middleware import ModelRequest
 from langchain_core.runnables import Runnable
 
 from ...memory.buffer import Buffer
@@ -29,6 +28,9 @@ from ..wiring.parts import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
 from .critic import CriticMiddleware
 from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import ModelRequest
 
 __all__ = ["ReflexionMiddleware"]
 

@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 
-from learngraph.graphs.agents.middleware import LessonsMiddleware
+from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.memory.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Lesson
 from learngraph.nodes.prompt import Prompt
@@ -182,6 +182,6 @@ def test_lessons_in_messages_of_any_form() -> None:
 
 
 def test_without_langchain_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.middleware"
+    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.lessons"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: LessonsMiddleware is for agents of langchain, which is missing: pip install" in out.stderr
+    assert "ImportError: learning agents need langchain, which is missing: pip install" in out.stderr

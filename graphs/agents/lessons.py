@@ -1,0 +1,287 @@
+"""Lessons in the agents of LangChain: read from a library, and learned from rated conversations if there is a critic.
+
+    create_agent(model, tools, middleware=[LessonsMiddleware("library.yaml")])                          # reads
+    create_agent(model, tools, middleware=[learner := LessonsMiddleware(store="memory", critic=model)]) # reads and learns
+
+Learning is Training-Free GRPO's (graphs/training_free_grpo.py) without playing anything again: as soon as five conversations of one
+task have a reward, the critic compares them, as it would compare five rollouts, and its edits make the next version of the scope's
+library. No version is tested before it is used; where tasks can be played again, `learn_lessons` tests each one first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+
+from ...memory.conversation_store import Rating, Reflection, trajectory_digest
+from ...memory.errors import UserError
+from ...memory.library import Library, LibraryError, LibraryVersions, find_library, open_library
+from ...memory.records import Comparison, Trajectory
+from ...memory.storage.stored_rows import StoredRows
+from ...nodes.extract.groups import is_lost_comparison
+from ...nodes.prompt import Prompt
+from ..wiring.parts import DEFAULT_WINDOW
+from .critic import CriticMiddleware, Study, StudyIndex
+from .learner import NO_STREAM, Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .scopes import ScopeMemory
+from .status import LearnerStatus
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import ModelRequest
+
+__all__ = ["LessonsMiddleware"]
+
+LOG = logging.getLogger(__name__)
+GROUPS_AT_ONCE = 1
+"""Groups that are compared before a model call, or at feedback; `learn` compares all."""
+
+
+class LessonsMiddleware(CriticMiddleware[None]):
+    """Middleware that writes lessons at the end of an agent's system message. An empty library adds nothing.
+
+    The rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons at the same place, in the same words. The
+    default rollouts of training-free-grpo, ReAct, have them in the user's message, before the steps of the attempt.
+
+    Args:
+        library: the lessons: a `Library`, a file (YAML, versions in `.jsonl`, or a run folder), or `LibraryVersions`, of which the
+            head is shown. It is looked up at every call, so that an agent in service picks up what a person edits and what a
+            learner accepts. If a file can no longer be read, a warning says so, and the lessons read last are shown. With a critic
+            it is what each scope's own library begins with.
+        lessons_per_prompt: lessons shown at most, those most like the last message of the user; 0: all.
+        prompts: a directory whose prompt files take the place of those of the same name (`training_free_grpo/lessons`).
+        show_ids: whether lessons are shown with their ids, as they are in learning.
+        critic: the chat model that compares conversations; None: lessons are only read.
+        store: where a middleware that learns keeps conversations and libraries: any LangGraph store, or the folder of a
+            `ChromaStore`.
+        group_size: conversations of one task that are compared at a time, at least 2.
+        reward_range: the rewards that count as 0 and as full success.
+        settings: Training-Free GRPO's, of which the limits of the library and of the critic have an effect.
+        window: tokens that the critic can read at once.
+        options: those of `LearningMiddleware`.
+
+    Raises:
+        LibraryError: there is no library there.
+        UserError: an argument is not what it may be.
+    """
+
+    method: ClassVar[str] = "lessons"
+
+    def __init__(
+        self,
+        library: Library | LibraryVersions | Path | str | None = None,
+        lessons_per_prompt: int = 0,
+        prompts: Path | None = None,
+        *,
+        show_ids: bool = True,
+        critic: Runnable[Any, Any] | None = None,
+        store: BaseStore | Path | str | None = None,
+        group_size: int = 5,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        settings: Any = None,
+        window: int = DEFAULT_WINDOW,
+        **options: Any,
+    ) -> None:
+        if (critic is None) != (store is None):
+            raise UserError("LessonsMiddleware learns with critic= and store=, and only reads without both; one is missing")
+        if library is None and critic is None:
+            raise UserError("LessonsMiddleware: give a library to read, or critic= and store= to learn one")
+        if group_size < 2 or reward_range[0] >= reward_range[1]:
+            raise UserError(f"asked for groups of 2 or more and a range of rewards, got {group_size} and {reward_range}")
+        super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
+        if lessons_per_prompt < 0:
+            raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
+        self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
+        self.group_size, self.reward_range, self.settings, self.window = group_size, reward_range, settings, window
+        self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
+        self._library = Library() if library is None else library
+        self._stamp: tuple[int, ...] | None = None
+        self._library_read = self._read(library) if isinstance(library, str | Path) else self._library
+        self._versions: dict[tuple[str, ...], LibraryVersions] = {}
+
+    # -- reading ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def library(self) -> Library:
+        """The lessons that are shown now; with a critic, those that each scope begins with."""
+        if isinstance(self._library, str | Path):
+            try:
+                self._library_read = self._read(self._library)
+            except LibraryError as error:
+                warnings.warn(f"{error}; the lessons read before are shown", stacklevel=2)
+        found = self._library_read
+        if isinstance(found, Library):
+            return found
+        return found.at(found.head) if found.head else Library()
+
+    def _read(self, place: Path | str) -> Library | LibraryVersions:
+        """The library in a file or folder; read again only if the file has changed."""
+        path = find_library(place)
+        try:
+            stat = os.stat(path)
+        except OSError as error:
+            raise LibraryError(f"cannot read {path}: {error.strerror}") from error
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if stamp == self._stamp:
+            return self._library_read
+        self._stamp = stamp  # also of a broken file, so that it is warned of once
+        return open_library(path)
+
+    def _section(self, request: ModelRequest[Any], library: Library) -> tuple[str, tuple[str, ...]]:
+        """The lessons for a request as text, empty without any, and their ids."""
+        asked = str(next((m.text for m in reversed(request.messages) if isinstance(m, HumanMessage)), ""))
+        shown = library.select(asked, self.lessons_per_prompt)
+        text = library.text(asked, self.lessons_per_prompt, self.show_ids).rstrip("\n")
+        return (self._prompt.text(lessons=text) if shown else ""), tuple(lesson.id for lesson in shown)
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        """Ask the model with the lessons in the system message."""
+        if self.critic is None:
+            return handler(add_to_system_message(request, self._section(request, self.library)[0]))
+        return super().wrap_model_call(request, handler)
+
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
+        """Ask the model with the lessons in the system message, in an agent that is awaited."""
+        if self.critic is None:
+            return await handler(add_to_system_message(request, self._section(request, self.library)[0]))
+        return await super().awrap_model_call(request, handler)
+
+    def before_agent(self, state: Any, runtime: Any) -> None:
+        """As `LearningMiddleware.before_agent`, if this middleware learns."""
+        if self.critic is not None:
+            super().before_agent(state, runtime)
+
+    def after_agent(self, state: Any, runtime: Any) -> None:
+        """As `LearningMiddleware.after_agent`, if this middleware learns."""
+        if self.critic is not None:
+            super().after_agent(state, runtime)
+
+    # -- learning ---------------------------------------------------------------------------------------------------------
+
+    def feedback(self, thread_id: str, **given: Any) -> Rating:
+        """As `CriticMiddleware.feedback`.
+
+        Raises:
+            UserError: this middleware only reads.
+        """
+        if self.critic is None:
+            raise UserError(
+                "this LessonsMiddleware only reads, and takes no feedback; give critic= and store= to have it learn"
+            )
+        return super().feedback(thread_id, **given)
+
+    def versions(self, **scope: str) -> LibraryVersions:
+        """The versions of a scope's library. A person may `rollback`, and no version is lost."""
+        return self._scope_versions(self._labels(scope, strict=True))
+
+    def _scope_versions(self, scope: tuple[str, ...]) -> LibraryVersions:
+        with self._lock:
+            if scope not in self._versions:
+                found = LibraryVersions(rows=StoredRows(self.store, (*scope, "library")))
+                if not found.head:
+                    found.put("start", self.library, why="the start")
+                self._versions[scope] = found
+            return self._versions[scope]
+
+    def make_content(self) -> None:
+        """Nothing: the library is in the store."""
+
+    def take_in(self, content: None, trajectory: Trajectory, reflection: Reflection | None) -> None:
+        """Nothing: the library is in the store."""
+
+    def advise(self, request: ModelRequest[Any], place: Place, content: None) -> Consultation:
+        """Call the model with the lessons of the scope's library."""
+        versions = self._scope_versions(place.scope)
+        library = versions.at(versions.head)
+        section, shown = self._section(request, library)
+        guided = request if self.mode == "observe" else add_to_system_message(request, section)
+        (response,) = yield PendingCall([guided])
+        said = [f"[{id}] {library.lesson(id).text}" for id in shown]
+        return Advice(response, {"recalled": list(shown), "version": versions.head, "said": said})
+
+    def _study(self, memory: ScopeMemory[StudyIndex[None]], most: int | None) -> Study:
+        """Have the critic compare groups of conversations that wait, `GROUPS_AT_ONCE` at most unless all are asked for."""
+        index, versions, count = memory.index, self._scope_versions(memory.conversations.scope), 0
+        if index.has_news:
+            versions.refresh()
+        self._take_news(memory)
+        while (most is None or count < GROUPS_AT_ONCE) and time.monotonic() >= index.resume_at:
+            group = index.claim_group(self.group_size)
+            if not group:
+                return
+            try:
+                yield from self._compare(memory, group, versions)
+            finally:
+                for one in group:
+                    index.release(one)
+            count += 1
+
+    def _compare(self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], versions: LibraryVersions) -> Study:
+        """Have a group compared, and its edits made the next version."""
+        from ..training_free_grpo import TrainingFreeGRPO
+        from .lesson_groups import GroupComparison, group_name
+
+        assert self.critic is not None
+        model = self.critic
+        critic = not_streamed(model) if isinstance(model, BaseChatModel) else model.with_config(tags=[NO_STREAM])
+        settings = self.settings or TrainingFreeGRPO(consolidate="code")
+        method = GroupComparison(versions, critic, settings, self.window, self.reward_range)
+        try:
+            graph, state = method.comparison(group)
+            answer = yield PendingCall(runnable=graph, input=state)
+            comparison: Comparison = answer["comparisons"][0]
+            node, state = method.consolidation(group, comparison)
+            made = yield PendingCall(runnable=node, input=state)
+            method.accept(group, made["candidate"])
+        except Exception as failure:
+            self._note_failure(memory.index, group[0], failure)
+            return
+        error = comparison.failures[-1] if is_lost_comparison(comparison) and comparison.failures else ""
+        if error:
+            LOG.warning("%s: a comparison of %d conversations was lost: %s", self.method, len(group), error)
+        memory.index.failure = ""
+        for one in group:
+            found = Reflection(
+                id=memory.index.reflection_id(one),
+                thread=one.id.rpartition("/")[0],
+                about=trajectory_digest(one),
+                note=f"{comparison.kind} {group_name(group)}",
+                error=error,
+            )
+            memory.conversations.add_reflection(found, one.id)
+            memory.index.add(memory.conversations.trajectories.get(one.id) or one)
+        self._take_news(memory)
+
+    def status(self, **scope: str) -> LearnerStatus:
+        """The state of this learner in a scope: what was compared, what waits, and what was lost."""
+        found = super().status(**scope)
+        memory, versions = self._memory(self._labels(scope, strict=True)), self.versions(**scope)
+        groups = {one.note.partition(" ")[2]: one for one in memory.index.reflections.values()}.values()
+        return replace(
+            found,
+            lessons=len(versions.at(versions.head).lessons),
+            alike=sum(one.note.startswith("alike ") for one in groups),
+            unreadable=tuple(one.error for one in groups if one.error),
+        )
+
+    def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+        """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
+        labels = self._labels(scope, strict=True)
+        gone = None if threads is None else set(threads)
+        written = self._memory(labels).conversations.reflections.all()
+        groups = {one.note.partition(" ")[2] for one in written if gone is None or one.thread in gone}
+        count = super().forget(threads, **scope)
+        if self.critic is not None:
+            self._scope_versions(labels).erase([f"{group}/1" for group in groups if group])
+        return count

@@ -1,0 +1,90 @@
+"""Rows with ids in a namespace of a LangGraph store: what `Rows` is for a file, for several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from langgraph.store.base import BaseStore
+
+__all__ = ["StoredRows"]
+
+PAGE = 1000
+"""Items per search."""
+
+
+class StoredRows:
+    """Rows by id (the row's `id` field), in the order of writing. A row that is there already is not written again.
+
+    What other processes write is seen after `refresh`.
+
+    Args:
+        store: any LangGraph store.
+        namespace: labels of the namespace.
+    """
+
+    path = None
+
+    def __init__(self, store: BaseStore, namespace: Sequence[str]) -> None:
+        self.store, self.namespace = store, tuple(namespace)
+        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._lock = Lock()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the store again."""
+        items = list[Any]()
+        for offset in range(0, 1 << 62, PAGE):
+            page = self.store.search(self.namespace, limit=PAGE, offset=offset)
+            items += [item for item in page if item.namespace == self.namespace]
+            if len(page) < PAGE:
+                break
+        items.sort(key=lambda item: (item.value["number"], item.key))
+        with self._lock:
+            self._rows = {item.key: item.value["row"] for item in items}
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write `row` unless there is one with its id."""
+        with self._lock:
+            if row["id"] in self._rows:
+                return
+            known = self.store.get(self.namespace, row["id"])
+            if known is None:
+                value = {"number": len(self._rows), "row": dict(row)}
+                self.store.put(self.namespace, row["id"], value, index=False)
+            self._rows[row["id"]] = known.value["row"] if known is not None else row
+
+    def rewrite(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> None:
+        """Put the changed row in the place of each; None: delete it. For data that must not be kept."""
+        self.refresh()
+        with self._lock:
+            for number, (id, row) in enumerate(list(self._rows.items())):
+                changed = change(row)
+                if changed is None:
+                    self.store.delete(self.namespace, id)
+                    del self._rows[id]
+                elif changed != row:
+                    self.store.put(self.namespace, id, {"number": number, "row": dict(changed)}, index=False)
+                    self._rows[id] = changed
+
+    def sync(self) -> None:
+        """Nothing: the store writes at once."""
+
+    def close(self) -> None:
+        """Nothing: the store is not this object's."""
+
+    def get(self, id: str) -> Mapping[str, Any] | None:
+        """The row with this id, or None."""
+        return self._rows.get(id)
+
+    def values(self) -> list[Mapping[str, Any]]:
+        """All rows, oldest first."""
+        with self._lock:
+            return list(self._rows.values())
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)

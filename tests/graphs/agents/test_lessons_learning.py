@@ -1,0 +1,179 @@
+"""Lessons that are learned: `LessonsMiddleware` with a critic from rated conversations, `learn_lessons` from tasks that are played."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support_desk as desk
+from approved_prompts import assert_approved
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from support_critic import HeedfulModel, play
+
+from learngraph.graphs.agents.evaluation import AgentTask
+from learngraph.graphs.agents.learn_lessons import learn_lessons
+from learngraph.graphs.agents.lessons import LessonsMiddleware
+from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
+from learngraph.memory.errors import UserError
+from learngraph.memory.library import Library
+from learngraph.memory.records import Lesson
+
+
+def make(store: Any, critic: HeedfulModel | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulModel]:
+    model = HeedfulModel()
+    learner = LessonsMiddleware(store=store, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options})
+    agent = create_agent(
+        model,
+        [desk.lookup_order, desk.resolve],
+        system_prompt="You help customers.",
+        middleware=[learner],
+        checkpointer=InMemorySaver(),
+    )
+    return agent, learner, model
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_it_learns_from_feedback(awaited: bool) -> None:
+    agent, learner, _ = make(InMemoryStore())
+    rewards = play(agent, learner, range(60), awaited=awaited)
+    assert sum(rewards[:8]) < 8
+    assert rewards[-12:] == [1.0] * 12
+    status = learner.status(tenant="acme")
+    assert status.lessons >= 4
+    assert status.alike > 0, "at the end there is nothing left to compare"
+    assert not status.unreadable
+    versions = learner.versions(tenant="acme")
+    assert versions.head.startswith("conversations/")
+    assert "resolve it by" in learner.explain("t59", tenant="acme")
+
+
+def test_observing_learns_but_changes_nothing_in_the_request() -> None:
+    agent, learner, model = make(InMemoryStore(), mode="observe")
+    play(agent, learner, range(32))
+    assert set(model.seen) == {"You help customers."}
+    assert learner.status(tenant="acme").lessons > 0
+
+
+def test_tenants_have_libraries_of_their_own_and_deleted_conversations_take_their_lessons_with_them() -> None:
+    agent, learner, model = make(InMemoryStore(), task=None)
+    play(agent, learner, range(12))
+    play(agent, learner, range(3), tenant="bob")
+    library = learner.versions(tenant="acme")
+    assert library.at(library.head).lessons
+    model.seen.clear()
+    play(agent, learner, range(3, 4), tenant="carol")
+    assert set(model.seen) == {"You help customers."}
+    kept = learner._memory(learner._labels({"tenant": "acme"})).conversations.reflections.all()
+    one = next(found for found in kept if found.note.startswith("mixed "))
+    version = f"{one.note.partition(' ')[2]}/1"
+    brought = {lesson.id for lesson in library.at(version).lessons} - {
+        x.id for x in library.at(library.parent(version)).lessons
+    }
+    assert brought
+    assert learner.forget([one.thread], tenant="acme") == 1
+    left = [lesson.id for name in library.names() for lesson in library.at(name).lessons]
+    assert brought.isdisjoint(left)
+    assert library.rulings(version) == ()
+    assert learner.status(tenant="bob").rated == 3
+    learner.forget(tenant="acme")
+    assert [lesson for name in library.names() for lesson in library.at(name).lessons] == []
+    assert learner.status(tenant="acme").rated == 0
+
+
+def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    critic = HeedfulModel(garbles=True)
+    agent, learner, model = make(InMemoryStore(), critic, task=None)
+    with caplog.at_level(logging.WARNING):
+        play(agent, learner, range(6))
+    status = learner.status(tenant="acme")
+    assert status.lessons == 0
+    assert len(status.unreadable) == 2 - status.alike
+    assert "could not be read" in str(status)
+    assert any("a comparison of 3 conversations was lost" in said for said in caplog.messages)
+    assert set(model.seen) == {"You help customers."}
+
+
+def test_two_processes_that_compare_the_same_conversations_keep_their_lessons_once() -> None:
+    store = InMemoryStore()
+    agent, learner, _ = make(store, task=None)
+    play(agent, learner, range(9))
+    other_agent, other, idle = make(store, task=None)
+    assert other.learn(tenant="acme").lessons == learner.status(tenant="acme").lessons
+    assert idle.criticised == []
+    play(other_agent, other, range(9, 10))
+    assert "When a customer says" in idle.seen[-1]
+
+
+def test_without_a_critic_it_only_reads() -> None:
+    learner = LessonsMiddleware(Library((Lesson("L0", "Be kind."),)))
+    with pytest.raises(UserError, match="only reads, and takes no feedback; give critic= and store="):
+        learner.feedback("t0", reward=1.0)
+    for options, says in (
+        ({"critic": HeedfulModel()}, "one is missing"),
+        ({}, "give a library to read"),
+        ({"critic": HeedfulModel(), "store": InMemoryStore(), "group_size": 1}, "groups of 2 or more"),
+    ):
+        with pytest.raises(UserError, match=says):
+            LessonsMiddleware(**options)  # type: ignore[arg-type]
+
+
+def test_the_whole_system_message_and_the_comparison_are_as_approved() -> None:
+    agent, learner, model = make(InMemoryStore(), library=Library((Lesson("L0", "Look every order up first."),)))
+    play(agent, learner, range(0, 24, 4), words=("That was not what I needed.", "Thank you."))
+    assert_approved("lessons-conversation", lambda: str(play(agent, learner, range(24, 25)) and model.seen[-1]))
+    assert_approved("lessons-comparison", lambda: next(one for one in model.criticised if one.startswith("You compare")))
+
+
+# Tasks that are played again
+
+
+def make_agent(middleware: Any, seed: int) -> Any:
+    return create_agent(HeedfulModel(seed=seed), [desk.lookup_order, desk.resolve], middleware=list(middleware))
+
+
+def tasks(count: int) -> list[AgentTask]:
+    return [AgentTask(f"t{n}", desk.ticket(n)[0], desk.ticket(n)[1]) for n in range(count)]
+
+
+def reward(task: AgentTask, messages: Any) -> float:
+    return desk.reward(messages, task.reference)
+
+
+def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path: Path) -> None:
+    settings = TrainingFreeGRPO(epochs=1, group_size=6, trial_rollouts=2)
+    critic = HeedfulModel()
+    versions = learn_lessons(make_agent, tasks(12), reward, critic, settings=settings, folder=tmp_path)
+    library = versions.at(versions.head)
+    learned = {
+        kind for kind, how in desk.RIGHT.items() if any(f"'{kind}', resolve it by {how}" in x.text for x in library.lessons)
+    }
+    assert len(learned) >= 3
+    agent = make_agent([LessonsMiddleware(versions)], 99)
+    for task in [one for one in tasks(12) if one.reference in learned]:
+        assert reward(task, agent.invoke({"messages": task.messages})["messages"]) == 1.0
+    asked = len(critic.criticised)
+    versions.close()
+    again = learn_lessons(make_agent, tasks(12), reward, critic, settings=settings, folder=tmp_path)
+    assert again.at(again.head) == library
+    assert len(critic.criticised) == asked, "nothing is asked again"
+
+
+def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        versions = learn_lessons(
+            make_agent, tasks(4), reward, HeedfulModel(garbles=True), settings=TrainingFreeGRPO(epochs=1, trial_rollouts=1)
+        )
+    assert versions.at(versions.head).lessons == ()
+    assert any("comparisons were lost" in said for said in caplog.messages)
+    assert any("no lesson was learned" in said for said in caplog.messages)
+
+
+def test_tasks_that_cannot_be_learned_on_are_refused() -> None:
+    with pytest.raises(UserError, match="got 1 and none held out"):
+        learn_lessons(make_agent, tasks(1), reward, HeedfulModel())
+    with pytest.raises(UserError, match="an id of its own"):
+        learn_lessons(make_agent, tasks(2) * 2, reward, HeedfulModel())
