@@ -135,6 +135,16 @@ def tiny(checkpoint: Callable[..., str]) -> str:
 
 
 @pytest.fixture(scope="session")
+def hermes(checkpoint: Callable[..., str]) -> str:
+    """Folder of a random Llama whose chat template writes tool calls."""
+    from chats import HERMES
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = HERMES
+    return checkpoint(tokenizer, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
 def words(checkpoint: Callable[..., str]) -> str:
     """Folder of a random Llama with a word tokenizer whose turns end with the line."""
     return checkpoint(word_tokenizer())

@@ -1,4 +1,4 @@
-"""Chats to fine-tune on, short and long, with and without a system message."""
+"""Chats to fine-tune on, short and long, with and without a system message; and a chat template with tools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from learngraph.tools.local.model import LocalChatModel
 
 Chat = list[dict[str, str]]
+HERMES = (
+    "{% if tools %}<|start|>system\nTools: {% for t in tools %}{{ t.function.name }} {% endfor %}"
+    'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>\n{% endif %}'
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
+    "</tool_call>{% endfor %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+"""A chat template that writes tools and calls as Hermes and Qwen models do."""
 
 
 def chat(question: str, reply: str, system: str = "") -> Chat:

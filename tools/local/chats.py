@@ -52,8 +52,8 @@ def token_bytes(name: str) -> bytes | None:
     return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
 
 
-def langchain_turn(message: BaseMessage) -> dict[str, str]:
-    """A LangChain message as chat templates take it. Raises `UserError` for content that is not text."""
+def langchain_turn(message: BaseMessage) -> dict[str, Any]:
+    """A LangChain message as chat templates take it, with its tool calls. Raises `UserError` for content that is not text."""
     role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
     if isinstance(message, ChatMessage):
         role = message.role
@@ -61,9 +61,20 @@ def langchain_turn(message: BaseMessage) -> dict[str, str]:
         raise UserError(f"a {type(message).__name__} has no role in a local model's chat; it knows {[*ROLES.values()]}")
     if not isinstance(message.content, str):
         kinds = {"text" if isinstance(block, str) else str(block.get("type")) for block in message.content}
-        if kinds - {"text"}:
-            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
-    return {"role": role, "content": str(message.text)}
+        # Providers repeat the calls of a message in its content.
+        unread = kinds - {"text", *(("tool_use", "tool_call", "function_call") if isinstance(message, AIMessage) else ())}
+        if unread:
+            raise UserError(f"a local model reads text only; a {role} message has {sorted(unread)}")
+    turn: dict[str, Any] = {"role": role, "content": str(message.text)}
+    if isinstance(message, AIMessage) and message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+        turn |= {"name": message.name} if message.name else {}
+    return turn
 
 
 def openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,11 +46,11 @@ from ...memory.errors import AdapterError, EngineFailed, Unavailable, UserError,
 from ...memory.records import ChatRequest, Piece, Reply, Sampling
 from .adapters import Adapter, AdapterSwitch, read_adapter
 from .chats import ReplyFrame
-from .grammar import Grammar, open_grammar_factory
+from .grammar import Grammar
 from .model import Draw, LocalChatModel, SampledToken, fingerprint, sample_tokens
 from .passes import KVCache, PackedNetwork, PrefixCache, SequenceInput
 from .prompts import PromptTokenizer
-from .replies import StreamingDecoder, has_call_format, read_calls
+from .replies import StreamingDecoder, read_calls
 
 __all__ = ["EngineCounts", "LocalEngine"]
 
@@ -217,8 +217,8 @@ class LocalEngine:
         self._max_prefill_tokens = max_prefill_tokens
         self._max_streams = max_streams
         self._frame = model.chat_frame()
-        self._grammars = open_grammar_factory(model)
-        tools, forms = _supports_tools(model), self._grammars is not None
+        self._grammars = model.grammar_factory
+        tools, forms = model.writes_calls, self._grammars is not None
         known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
         self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
         """Options beyond the core that this engine supports."""
@@ -831,12 +831,3 @@ def _check_sampling(sampling: Sampling, more: dict[str, Any], vocabulary: int) -
         value = more.get(name) or 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not -2 <= value <= 2:
             raise UserError(f"{name} is a number from -2 to 2, got {value!r}")
-
-
-def _supports_tools(model: LocalChatModel) -> bool:
-    template = model.tokenizer.chat_template
-
-    def roundtrip(text: str) -> str:
-        return model.decode(model.get_token_ids(text))
-
-    return isinstance(template, str) and has_call_format(model.render_chat, roundtrip, template)

@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...memory.errors import UserError
 from ...memory.records import ChatRequest
-
-if TYPE_CHECKING:
-    from .model import LocalChatModel
+from .chats import ReplyFrame
 
 __all__ = ["Grammar", "GrammarFactory", "open_grammar_factory"]
 
@@ -27,13 +25,20 @@ log = logging.getLogger(__name__)
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line, as models mostly write it. If white space is free, a model may write nothing but white space."""
 
+OPENING = "<tool_call>"
+OPENED_CALL = rf"/(.|\n)*{OPENING}/"
+FREE_TEXT = rf"/(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/"
+CALL_REST = '"\\n"? one "\\n"? "</tool_call>"'
+"""A call behind its opening. The line ends are optional, because in some templates they end the turn."""
+
 
 class Grammar:
     """The tokens that one reply may still have. For one reply, and one thread at a time."""
 
-    def __init__(self, matcher: Any, vocabulary: int) -> None:
+    def __init__(self, matcher: Any, vocabulary: int, stop_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._stop_ids = list(stop_ids)
 
     def token_mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Mask of the tokens that may come next, shape (vocabulary,)."""
@@ -41,6 +46,8 @@ class Grammar:
         found = np.zeros(self._vocabulary, dtype=np.bool_)
         known = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)
         found[: len(known)] = known
+        if not self._matcher.is_accepting():  # a token that ends the turn may be a text as well, such as a line's end
+            found[self._stop_ids] = False
         if self._matcher.is_error() or not found.any():
             raise UserError(f"the reply's form cannot be kept: {self._matcher.get_error() or 'no token may follow'}")
         return found
@@ -51,25 +58,35 @@ class Grammar:
 
 
 class GrammarFactory:
-    """A maker of grammars for a model's tokenizer."""
+    """A maker of grammars for a model's tokenizer.
 
-    def __init__(self, model: LocalChatModel) -> None:
+    Args:
+        tokenizer: the tokenizer.
+        frame: what the chat template puts around a reply.
+        vocabulary: number of logits of the network.
+    """
+
+    def __init__(self, tokenizer: Any, frame: ReplyFrame, vocabulary: int) -> None:
         import llguidance  # type: ignore[import-not-found, unused-ignore]
         import llguidance.hf  # type: ignore[import-not-found, unused-ignore]
 
         self._library = llguidance
-        self._lead = model.chat_frame().lead
-        self._vocabulary = int(model.network.get_output_embeddings().weight.shape[0])
-        self._tokens = llguidance.hf.from_tokenizer(
-            model.tokenizer, n_vocab=len(model.tokenizer), eos_token=sorted(model.chat_frame().stop_ids)
-        )
+        self._lead = frame.lead
+        self._vocabulary = vocabulary
+        self._stop_ids = sorted(frame.stop_ids)
+        self._tokens = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer), eos_token=self._stop_ids)
         text = '{"a": ["b c", 1.5, true]}'
-        if self._tokens.decode_str(model.get_token_ids(text)) != text:
+        if self._tokens.decode_str(tokenizer(text, add_special_tokens=False)["input_ids"]) != text:
             raise ValueError("its tokens cannot write JSON")
         self._make({"start": "%json " + json.dumps({"type": "object", "x-guidance": COMPACT_JSON})}).token_mask()
 
-    def make(self, request: ChatRequest) -> Grammar | None:
+    def make(self, request: ChatRequest, *, hold_calls: bool = False, single: bool = False) -> Grammar | None:
         """The grammar of a request's reply; None: the reply is free. Call it in a thread, since it may take long.
+
+        Args:
+            request: the request.
+            hold_calls: where the reply may be a text or call a tool as it likes, hold its calls to the tools' schemas.
+            single: allow one call at most.
 
         Raises:
             UserError: the schema is invalid or not supported, or there is no tool of that name.
@@ -77,12 +94,21 @@ class GrammarFactory:
         schema = _response_schema(request.response_format)
         choice = request.tool_choice
         forced = _forced_tools(request.tools, choice)
-        if schema is None and not forced:
+        may_call = hold_calls and bool(request.tools) and choice != "none"
+        if schema is None and not forced and not may_call:
             return None
         rules: dict[str, str] = {}
         starts = []
         if forced:
-            starts.append("calls" if choice == "required" else "call")
+            starts.append("calls" if choice == "required" and not single else "call")
+        elif schema is None:
+            forced = tuple(request.tools)
+            starts += ["TEXT", "called" if single else 'called ("\\n" call)*']
+            rules |= {
+                "TEXT": FREE_TEXT,
+                "opening[lazy]": OPENED_CALL,
+                "called": f"opening {CALL_REST}",
+            }
         else:
             starts.append("content")
             rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT_JSON})
@@ -91,9 +117,9 @@ class GrammarFactory:
                 forced = tuple(request.tools)
         if forced:
             rules["calls"] = 'call ("\\n" call)*'
-            rules["call"] = f"{json.dumps('<tool_call>' + chr(10))} one {json.dumps(chr(10) + '</tool_call>')}"
+            rules["call"] = f"{_quote(OPENING)} {CALL_REST}"
             rules["one"] = "%json " + json.dumps({"anyOf": [_call_schema(tool) for tool in forced], "x-guidance": COMPACT_JSON})
-        lead = json.dumps(self._lead) + " " if self._lead else ""
+        lead = _quote(self._lead) + " " if self._lead else ""
         return self._make({"start": f"{lead}({' | '.join(starts)})", **rules})
 
     def _make(self, rules: Mapping[str, str]) -> Grammar:
@@ -101,21 +127,23 @@ class GrammarFactory:
         matcher = self._library.LLMatcher(self._tokens, self._library.LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
             raise UserError(f"replies cannot be held to this form: {matcher.get_error().strip().splitlines()[0]}")
-        return Grammar(matcher, self._vocabulary)
+        return Grammar(matcher, self._vocabulary, self._stop_ids)
 
 
-def open_grammar_factory(model: LocalChatModel) -> GrammarFactory | None:
-    """The maker of grammars for a model; None: the package is missing, or does not support the model's tokenizer."""
-    frame = model.chat_frame()
+def open_grammar_factory(tokenizer: Any, frame: ReplyFrame, vocabulary: int) -> GrammarFactory | None:
+    """The maker of grammars for a model, as `GrammarFactory`; None: the package is missing, or does not support the tokenizer."""
     if not frame.stop_ids or frame.end_text:  # a turn must end with a token, which no text can contain
         return None
     try:
-        return GrammarFactory(model)
+        return GrammarFactory(tokenizer, frame, vocabulary)
     except ImportError:
         return None
     except Exception as error:  # the library raises many kinds of error for tokenizers that it does not support
         log.info("response_format is refused: replies of this tokenizer cannot be held to a form (%s)", error)
         return None
+
+
+_quote = json.dumps  # a text as a terminal of a grammar
 
 
 def _response_schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -152,11 +180,12 @@ def _forced_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapp
 
 def _call_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function", {})
+    parameters = function.get("parameters") or {"type": "object"}
     return {
         "type": "object",
         "properties": {
             "name": {"const": function.get("name")},
-            "arguments": function.get("parameters") or {"type": "object"},
+            "arguments": {**({"additionalProperties": False} if "properties" in parameters else {}), **parameters},
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,

@@ -12,29 +12,36 @@ import hashlib
 import inspect
 import json
 import math
+import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
-from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-)
+from langchain_core.callbacks import CallbackManager, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages.tool import tool_call, tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, Field, PrivateAttr
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest
 from ...memory.thoughts import THOUGHT_START
-from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
+from .calls import ANSWER, ToolOffer, UnlistableCall, call_text, calls_as_text, list_calls, read_choice
+from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes
+from .grammar import Grammar, GrammarFactory, open_grammar_factory
+from .replies import StreamingDecoder, has_call_format, read_calls
 
 __all__ = [
     "Draw",
@@ -70,6 +77,7 @@ own, which needs no mask (tests/performance/bench_scoring.py)."""
 
 PROBE_TEXT = "Qzq"
 CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 FINGERPRINT_TEXT = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
@@ -180,6 +188,9 @@ class LocalChatModel(BaseChatModel):
     sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or bound with
     `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`, `max_tokens`, `seed`,
     `logprobs`, `top_logprobs` and `stop`.
+
+    It calls tools (`bind_tools`), so it can be an agent's model. A scoring is a run of a chat model to callbacks and tracers, as
+    a reply is; its message is the most probable option.
 
     Raises `UserError` for a checkpoint that cannot be loaded, messages that are not text or that the chat template refuses,
     and prompts that do not fit the window.
@@ -303,7 +314,7 @@ class LocalChatModel(BaseChatModel):
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
-        return self._prompt([langchain_turn(message) for message in messages])
+        return self._prompt(self._turns(messages))
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of a chat in OpenAI's shape through the chat template, up to where the reply begins.
@@ -313,6 +324,12 @@ class LocalChatModel(BaseChatModel):
         calls go to the template as objects, which is what templates expect.
         """
         return self._prompt([openai_turn(message) for message in messages], tools)
+
+    def _turns(self, messages: Sequence[BaseMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+        """Messages as the chat template takes them. One that knows no tools gets them, their calls and results as text."""
+        turns = [langchain_turn(message) for message in messages]
+        has_calls = bool(tools) or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
+        return calls_as_text(turns, tools) if has_calls and not self.writes_calls else turns
 
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
@@ -432,6 +449,12 @@ class LocalChatModel(BaseChatModel):
         """
         if isinstance(options, str) or not options:
             raise UserError(f"{self.model}: asked to score {options!r}; give a list of at least one option")
+        replies = self._distinct_replies(options)
+        with self._scoring_run(messages, options) as report:
+            report(scores := self._score_replies(self.prompt_ids(messages), replies))
+        return scores
+
+    def _distinct_replies(self, options: Sequence[str]) -> list[tuple[int, ...]]:
         replies: list[tuple[int, ...]] = []
         seen: dict[tuple[int, ...], str] = {}
         for option in options:
@@ -443,7 +466,9 @@ class LocalChatModel(BaseChatModel):
                 raise UserError(f"{self.model}: option {option!r} stands {same}; options must differ")
             seen[reply] = option
             replies.append(reply)
-        prompt = self.prompt_ids(messages)
+        return replies
+
+    def _score_replies(self, prompt: list[int], replies: list[tuple[int, ...]]) -> OptionScores:
         longest = max(len(reply) for reply in replies)
         if len(prompt) + longest > self._window:
             raise WindowError(
@@ -459,6 +484,41 @@ class LocalChatModel(BaseChatModel):
                 scores = OptionScores(self._score_each(prompt, replies))
         scores.prompt_tokens = len(prompt)
         return scores
+
+    @contextmanager
+    def _scoring_run(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Iterator[Callable[[OptionScores], None]]:
+        """A run that the callbacks of the surrounding node, chain or model see. It gives a function that takes the scores."""
+        config = ensure_config()
+        manager = CallbackManager.configure(
+            config.get("callbacks"),
+            self.callbacks,
+            self.verbose,
+            config.get("tags"),
+            self.tags,
+            config.get("metadata"),
+            self.metadata,
+        )
+        if not manager.handlers:
+            yield lambda scores: None
+            return
+        params = {**self._identifying_params, "_type": self._llm_type, "options": list(options)}
+        (run,) = manager.on_chat_model_start(self._serialized, [list(messages)], invocation_params=params, name="score")
+
+        def report(scores: OptionScores) -> None:
+            best = max(range(len(scores)), key=scores.__getitem__)
+            size = scores.prompt_tokens
+            message = AIMessage(
+                content=options[best],
+                response_metadata={"model_name": self.model, "option_logprobs": dict(zip(options, scores, strict=True))},
+                usage_metadata=UsageMetadata(input_tokens=size, output_tokens=0, total_tokens=size),
+            )
+            run.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message)]]))
+
+        try:
+            yield report
+        except BaseException as error:
+            run.on_llm_error(error)
+            raise
 
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
         trie = _trie(tuple(replies))
@@ -593,6 +653,109 @@ class LocalChatModel(BaseChatModel):
         """True if sequences can share a pass, and prompts a cache: full attention in all layers."""
         return self._tree
 
+    # Tools
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the chat template writes tools and calls in the form that is read from replies."""
+        template = self._tokenizer.chat_template
+
+        def roundtrip(text: str) -> str:
+            return self.decode(self._encode(text))
+
+        return isinstance(template, str) and has_call_format(self.render_chat, roundtrip, template)
+
+    @cached_property
+    def grammar_factory(self) -> GrammarFactory | None:
+        """The maker of grammars for replies; None: the package llguidance is missing, or does not support the tokenizer."""
+        vocabulary = int(self._network.get_output_embeddings().weight.shape[0])
+        return open_grammar_factory(self._tokenizer, self.chat_frame(), vocabulary)
+
+    @override
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools that it may call.
+
+        How it calls them depends on the checkpoint. Where its chat template writes tools as Hermes and Qwen models do, replies
+        are generated, and a grammar holds calls to the tools' schemas (`pip install 'learngraph[structured]'`). For any other
+        template, calls that can be listed (`list_calls`: enums, true or false, bounded whole numbers) are scored, and one is drawn
+        at the call's `temperature` and `seed`; if the model need not call a tool, one more option stands for a reply in words. The
+        message's `response_metadata` then has `call_logprobs`: the options as texts, with log-probabilities in nats that are
+        normalised over the options. Calls that cannot be listed are generated under a grammar in that case, too.
+
+        Args:
+            tools: functions, LangChain tools, classes or schemas.
+            tool_choice: `auto` or None: as the model likes; `any`: some tool; `none`; or a tool's name.
+            parallel_tool_calls: False allows one call a reply.
+            strict: of no effect: calls are held to their schemas wherever that is possible.
+            kwargs: options of the calls, such as `temperature`.
+
+        Raises:
+            UserError: no tool of that name, or the model can neither list nor write such calls.
+        """
+        functions = [convert_to_openai_tool(tool) for tool in tools]
+        bound = {"tools": functions, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        self._offer(**bound)
+        return self.bind(**bound, **kwargs)
+
+    def _offer(
+        self, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any, parallel_tool_calls: bool | None
+    ) -> ToolOffer:
+        """How the tools can be called. Raises `UserError` where they cannot."""
+        functions = tuple(dict(tool) for tool in tools or ())
+        names = [str(tool["function"]["name"]) for tool in functions]
+        choice = read_choice(tool_choice, names)
+        if not functions or choice == "none":
+            return ToolOffer()
+        single = parallel_tool_calls is False
+        can_hold = self.grammar_factory is not None
+        generated = ToolOffer(functions, choice, single, held=can_hold)
+        if self.writes_calls and can_hold:
+            return generated
+        named = choice["function"]["name"] if isinstance(choice, dict) else ""
+        try:
+            listed = list_calls([tool for tool in functions if named in ("", tool["function"]["name"])])
+        except UnlistableCall as error:
+            if can_hold or (self.writes_calls and choice == "auto"):
+                return generated
+            raise UserError(
+                f"{self.model}: {error}, and this model can only choose among calls that can be listed: give the argument an enum "
+                "(Literal) or fewer values, or use a model whose chat template writes tools, such as local:Qwen/Qwen3-0.6B, with "
+                "pip install 'learngraph[structured]'"
+            ) from error
+        words = [{"name": ANSWER, "arguments": {}}] if choice == "auto" else []
+        return ToolOffer(functions, choice, single, listed=(*listed, *words))
+
+    def _listed_call(self, messages: Sequence[BaseMessage], offer: ToolOffer, sampling: _Sampling) -> AIMessage | None:
+        """A message with one of the listed calls, drawn by their scores; None: a reply in words was drawn."""
+        options = [call_text(call) for call in offer.listed]
+        prompt = self._prompt(self._turns(messages, offer.tools_in_prompt), offer.tools_in_prompt if self.writes_calls else ())
+        scores = self._score_replies(prompt, self._distinct_replies(options))
+        logprobs = torch.tensor(scores).log_softmax(-1)
+        (choice,) = sample_tokens(logprobs[None], [Draw(sampling.temperature, sampling.top_p, sampling.generator)])
+        drawn = offer.listed[choice.id]
+        if drawn["name"] == ANSWER:
+            return None
+        size = len(prompt)
+        metadata = {
+            "model_name": self.model,
+            "finish_reason": "tool_calls",
+            "call_logprobs": dict(zip(options, logprobs.tolist(), strict=True)),
+        }
+        return AIMessage(
+            content="",
+            tool_calls=[tool_call(name=drawn["name"], args=drawn["arguments"], id=f"call_{secrets.token_hex(12)}")],
+            response_metadata=metadata,
+            usage_metadata=UsageMetadata(input_tokens=size, output_tokens=0, total_tokens=size),
+        )
+
     def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: ReplyFrame) -> _Sampling:
         given = {name: value for name, value in kwargs.items() if value is not None}
         given.pop("stream", None)  # LangChain's own
@@ -616,7 +779,9 @@ class LocalChatModel(BaseChatModel):
         stops = tuple(text for text in (*(stop or self.stop or ()), frame.end_text) if text)
         return _Sampling(temperature, top_p, length, top, stops, generator)
 
-    def _generate_tokens(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[SampledToken]:
+    def _generate_tokens(
+        self, prefix: _Prefix, prompt: list[int], sampling: _Sampling, grammar: Grammar | None = None
+    ) -> Iterator[SampledToken]:
         """Sample tokens, feeding each back through the cache, until the window is full or the reply has its greatest length."""
         self._prefill(prefix, prompt)
         draw = Draw(sampling.temperature, sampling.top_p, sampling.generator, sampling.top_logprobs or 0)
@@ -626,7 +791,12 @@ class LocalChatModel(BaseChatModel):
                 prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
             assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
-            (token,) = sample_tokens(prefix.logps[None], [draw])
+            allowed = prefix.logps
+            if grammar is not None:
+                allowed = allowed.cpu().masked_fill(~torch.from_numpy(grammar.token_mask()), -torch.inf)
+            (token,) = sample_tokens(allowed[None], [draw], prefix.logps[None])
+            if grammar is not None:
+                grammar.advance(token.id)
             self.usage.generated_tokens += 1
             yield token
 
@@ -635,34 +805,44 @@ class LocalChatModel(BaseChatModel):
     ) -> Iterator[tuple[str, AIMessage | None]]:
         """The reply's text in parts, and last an empty part with the message that has its metadata."""
         frame = self.chat_frame()
+        offer = self._offer(*(kwargs.pop(name, None) for name in TOOL_OPTIONS))
         sampling = self._sampling(stop, kwargs, frame)
-        prompt = self.prompt_ids(messages)
+        if offer.listed:
+            message = self._listed_call(messages, offer, sampling)
+            if message is not None:
+                yield "", message
+                return
+            offer = ToolOffer()
+        prompt = self._prompt(self._turns(messages, offer.tools), offer.tools if self.writes_calls else ())
+        grammar = None
+        if offer.held and self.grammar_factory is not None:
+            request = ChatRequest(tools=offer.tools, tool_choice=offer.choice)
+            grammar = self.grammar_factory.make(request, hold_calls=True, single=offer.single)
         prefix = self._take_prefix(prompt)
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
         drawn: list[SampledToken] = []
-        spoken: list[int] = []
-        shown = ""
-        reason = "length"
-        for token in self._generate_tokens(prefix, prompt, sampling):
+        decoder = StreamingDecoder(self.decode, frame, sampling.stop, bool(offer.tools))
+        shown, reason, stopped = 0, "length", False
+        for token in self._generate_tokens(prefix, prompt, sampling, grammar):
             drawn.append(token)
             stopped = token.id in frame.stop_ids
             if not stopped:
-                spoken.append(token.id)
-            text, cut = visible_text(self.decode(spoken), frame.lead, sampling.stop, finished=stopped)
-            if text[len(shown) :]:
-                yield text[len(shown) :], None
-                shown = text
-            if stopped or cut:
+                decoder.add(token.id)
+                if decoder.text[shown:]:
+                    yield decoder.text[shown:], None
+                    shown = len(decoder.text)
+            if stopped or decoder.is_stopped:
                 reason = "stop"
                 break
-        text, _ = visible_text(self.decode(spoken), frame.lead, sampling.stop, finished=True)
-        if text[len(shown) :]:
-            yield text[len(shown) :], None
+        decoder.end()
+        text, calls = read_calls(decoder.text) if offer.tools else (decoder.text, ())
+        if text[shown:]:
+            yield text[shown:], None
         self._keep_prefix(prefix)
         metadata: dict[str, Any] = {
             "model_name": self.model,
-            "finish_reason": reason,
+            "finish_reason": "tool_calls" if calls else reason,
             "token_ids": [token.id for token in drawn],
             "sampled_logprobs": [token.sampled_logprob for token in drawn],
             "model_logprobs": [token.model_logprob for token in drawn],
@@ -671,7 +851,7 @@ class LocalChatModel(BaseChatModel):
             content = [
                 self.openai_logprob(token.id, token.model_logprob)
                 | {"top_logprobs": [self.openai_logprob(id_, value) for id_, value in token.top_logprobs]}
-                for token in drawn[: len(spoken)]
+                for token in drawn[: len(drawn) - stopped]
             ]
             metadata["logprobs"] = {"content": content}
         usage = UsageMetadata(
@@ -680,7 +860,11 @@ class LocalChatModel(BaseChatModel):
             total_tokens=len(prompt) + len(drawn),
             input_token_details={"cache_read": reused},
         )
-        yield "", AIMessage(content=text, response_metadata=metadata, usage_metadata=usage)
+        made = [
+            tool_call(name=call["function"]["name"], args=json.loads(call["function"]["arguments"]), id=call["id"])
+            for call in calls
+        ]
+        yield "", AIMessage(content=text, tool_calls=made, response_metadata=metadata, usage_metadata=usage)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated tokens, without special ones."""
@@ -720,6 +904,12 @@ class LocalChatModel(BaseChatModel):
             if end is not None:
                 chunk = AIMessageChunk(
                     content="",
+                    tool_call_chunks=[
+                        tool_call_chunk(
+                            name=call["name"], args=json.dumps(call["args"], ensure_ascii=False), id=call["id"], index=index
+                        )
+                        for index, call in enumerate(end.tool_calls)
+                    ],
                     response_metadata=end.response_metadata,
                     usage_metadata=end.usage_metadata,
                     chunk_position="last",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from chats import HERMES
 from langchain_core.messages import HumanMessage
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
@@ -29,13 +30,6 @@ THINKER = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """As Qwen3's: thinks, unless it is switched off."""
-HERMES = (
-    "{% if tools %}<|start|>system\nTools: {% for t in tools %}{{ t.function.name }} {% endfor %}"
-    'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>\n{% endif %}'
-    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
-    "</tool_call>{% endfor %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
 
 
 def ask(text: str, *, top: int | None = None, tools: Any = (), **sampling: Any) -> ChatRequest:

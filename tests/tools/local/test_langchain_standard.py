@@ -1,7 +1,7 @@
-"""LangChain's own tests of chat models, on LocalChatModel with a random Llama.
+"""LangChain's own tests of chat models, on LocalChatModel with a random Llama whose chat template writes tool calls.
 
-The suite's switches say what a local text model has not: tool calls, structured output, pictures, sound, and a `model`
-argument that would load another checkpoint within a call. Its recorded-traffic test needs a network.
+The suite's switches say what a local text model has not: pictures, sound, and a `model` argument that would load another checkpoint
+within a call. Its recorded-traffic test needs a network.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from learngraph.tools.local.model import LocalChatModel
 
 class _Local:
     @pytest.fixture(autouse=True)
-    def _checkpoint(self, tiny: str) -> None:
-        self.folder = tiny
+    def _checkpoint(self, hermes: str) -> None:
+        self.folder = hermes
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -46,4 +46,14 @@ class TestUnit(_Local, ChatModelUnitTests):
 
 
 class TestIntegration(_Local, ChatModelIntegrationTests):
-    pass
+    """Without the tests of tools, in which a model must know what to pass; ours are in test_calls.py."""
+
+    @property
+    @override
+    def has_tool_calling(self) -> bool:
+        return False
+
+    @property
+    @override
+    def has_structured_output(self) -> bool:
+        return False

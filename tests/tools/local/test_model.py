@@ -352,8 +352,8 @@ def test_what_cannot_be_loaded_or_said(model: LocalChatModel, tmp_path: Any, tin
     picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])
     with pytest.raises(UserError, match="reads text only"):
         model.invoke([picture])
-    with pytest.raises(UserError, match=r"has no \['tools'\]"):
-        model.invoke("hello", tools=[])
+    with pytest.raises(UserError, match=r"has no \['n'\]"):
+        model.invoke("hello", n=2)
     with pytest.raises(UserError, match="temperature -1"):
         model.invoke("hello", temperature=-1)
 

@@ -1,0 +1,323 @@
+"""Tools of a local model: calls held by a grammar, calls chosen by their scores, agents that use them, and what callbacks see."""
+
+import json
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+import torch
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.graph import START, StateGraph
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict, override
+
+from learngraph.memory.errors import UserError
+from learngraph.tools.local.calls import ANSWER, UnlistableCall, call_text, calls_as_text, list_calls
+from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.models.models import open_model
+
+CALLED: list[tuple[str, Any]] = []
+
+
+@tool
+def resolve(action: Literal["refund", "reship"], urgent: bool) -> str:
+    """Resolve the ticket."""
+    CALLED.append(("resolve", action))
+    return f"done: {action}"
+
+
+@tool
+def escalate() -> str:
+    """Hand the ticket to a person."""
+    CALLED.append(("escalate", None))
+    return "handed over"
+
+
+@tool
+def search(query: str) -> str:
+    """Search the handbook."""
+    return "nothing"
+
+
+@pytest.fixture
+def writer(hermes: str) -> LocalChatModel:
+    """A model whose template writes tool calls, with a grammar."""
+    pytest.importorskip("llguidance")
+    return LocalChatModel(model=hermes, threads=1, max_tokens=300)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Any:
+    return open_model("pocket", threads=1)
+
+
+def functions(*tools: Any) -> list[dict[str, Any]]:
+    return [convert_to_openai_tool(one) for one in tools]
+
+
+# Listing
+
+
+def test_calls_are_listed_in_the_order_of_the_tools() -> None:
+    calls = list_calls(functions(resolve, escalate))
+    assert calls == [
+        {"name": "resolve", "arguments": {"action": "refund", "urgent": True}},
+        {"name": "resolve", "arguments": {"action": "refund", "urgent": False}},
+        {"name": "resolve", "arguments": {"action": "reship", "urgent": True}},
+        {"name": "resolve", "arguments": {"action": "reship", "urgent": False}},
+        {"name": "escalate", "arguments": {}},
+    ]
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(BaseModel):
+    row: int = Field(ge=1, le=2)
+    colour: Colour
+
+
+class Paint(BaseModel):
+    """Paint a place."""
+
+    place: Place
+    colour: Colour | None = None
+
+
+def test_numbers_objects_and_optional_arguments_are_listed() -> None:
+    calls = [call["arguments"] for call in list_calls(functions(Paint))]
+    assert len(calls) == 2 * 2 * (1 + 3)  # the optional colour is left out, red, blue or null
+    assert {"place": {"row": 2, "colour": "red"}} in calls
+    assert {"place": {"row": 1, "colour": "blue"}, "colour": None} in calls
+
+
+def test_what_cannot_be_listed_is_named() -> None:
+    with pytest.raises(UnlistableCall, match="'query' of search takes any string"):
+        list_calls(functions(escalate, search))
+    with pytest.raises(UnlistableCall, match="'resolve' there are more than 3 different calls"):
+        list_calls(functions(resolve), most=3)
+    with pytest.raises(UnlistableCall, match="anything takes any arguments"):
+        list_calls([{"type": "function", "function": {"name": "anything", "parameters": {"additionalProperties": True}}}])
+
+
+# Held by a grammar
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forced_call_fits_its_schema(writer: LocalChatModel, seed: int) -> None:
+    bound = writer.bind_tools([resolve, escalate, search], tool_choice="resolve")
+    said = bound.invoke("where is it?", seed=seed)
+    (call,) = said.tool_calls
+    assert call["name"] == "resolve"
+    assert call["args"]["action"] in ("refund", "reship")
+    assert isinstance(call["args"]["urgent"], bool)
+    assert said.text == ""
+    assert said.response_metadata["finish_reason"] == "tool_calls"
+    parts = list(bound.stream("where is it?", seed=seed))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole += part
+    assert isinstance(whole, AIMessageChunk)
+    assert [(one["name"], one["args"]) for one in whole.tool_calls] == [(call["name"], call["args"])]
+
+
+def test_any_call_and_one_at_most(writer: LocalChatModel) -> None:
+    bound = writer.bind_tools([resolve, escalate], tool_choice="any", parallel_tool_calls=False)
+    assert {len(bound.invoke("where?", seed=seed).tool_calls) for seed in range(5)} == {1}
+
+
+def teach(model: LocalChatModel, messages: list[Any], tools: list[Any], wanted: str) -> None:
+    """The model learns one reply by heart."""
+    prompt = model.chat_ids(messages, functions(*tools))
+    ids = [*prompt, *model.get_token_ids(wanted + "<|end|>")]
+    updates = torch.optim.Adam(model.network.parameters(), 1e-2)
+    for _ in range(120):
+        updates.zero_grad()
+        logits = model.network(torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        torch.nn.functional.cross_entropy(logits, torch.tensor(ids[len(prompt) :])).backward()
+        updates.step()
+    model.clear_cache()
+
+
+def test_a_model_that_may_call_writes_text_and_then_a_call_that_is_held_to_its_schema(writer: LocalChatModel) -> None:
+    wrong = 'Well. <tool_call>\n{"name": "resolve", "arguments": {"action": "repaint", "urgent": true}}\n</tool_call>'
+    teach(writer, [{"role": "user", "content": "broken"}], [resolve, search], wrong)
+    said = writer.bind_tools([resolve, search], temperature=0).invoke("broken")
+    assert said.text == "Well."
+    (call,) = said.tool_calls
+    assert call["name"] == "resolve"
+    assert call["args"]["action"] in ("refund", "reship")  # not "repaint", which the schema does not have
+    free = writer.invoke("broken", temperature=0, max_tokens=30)
+    assert not free.tool_calls
+
+
+def test_an_agent_of_a_model_that_writes_calls(writer: LocalChatModel) -> None:
+    call = '<tool_call>\n{"name": "resolve", "arguments": {"action": "reship", "urgent": true}}\n</tool_call>'
+    teach(writer, [{"role": "user", "content": "broken"}], [resolve, escalate], call)
+    limit = ModelCallLimitMiddleware(run_limit=1, exit_behavior="end")  # what the random model says afterwards is of no use
+    agent = create_agent(writer.model_copy(update={"temperature": 0.0}), [resolve, escalate], middleware=[limit])
+    CALLED.clear()
+    messages = agent.invoke({"messages": "broken"})["messages"]
+    assert CALLED == [("resolve", "reship")]
+    assert isinstance(messages[2], ToolMessage)
+    assert messages[2].content == "done: reship"
+
+
+# Chosen by scores
+
+
+def test_a_template_without_tools_gets_them_as_text() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "resolve", "arguments": {"action": "refund"}}}
+    turns = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "broken"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+        {"role": "user", "content": "thanks"},
+    ]
+    made = calls_as_text(turns, functions(escalate))
+    assert [turn["role"] for turn in made] == ["system", "user", "assistant", "user"]
+    assert '"name": "escalate"' in made[1]["content"]
+    assert made[1]["content"].endswith("broken")
+    assert made[2]["content"] == call_text({"name": "resolve", "arguments": {"action": "refund"}})
+    assert made[3]["content"] == "Result of resolve: done\nthanks"
+    assert turns[3]["role"] == "tool"
+
+
+def test_a_listed_call_is_drawn_by_its_score(pocket: LocalChatModel) -> None:
+    bound = pocket.bind_tools([resolve, escalate], tool_choice="any")
+    said = bound.invoke("broken", temperature=0)
+    logprobs = said.response_metadata["call_logprobs"]
+    assert len(logprobs) == 5
+    assert sum(map(math.exp, logprobs.values())) == pytest.approx(1)
+    (call,) = said.tool_calls
+    assert call_text({"name": call["name"], "arguments": call["args"]}) == max(logprobs, key=logprobs.__getitem__)
+    prompt = [HumanMessage(calls_as_text([{"role": "user", "content": "broken"}], functions(resolve, escalate))[0]["content"])]
+    scores = torch.tensor(pocket.score(prompt, list(logprobs))).log_softmax(-1)
+    assert list(logprobs.values()) == pytest.approx(scores.tolist(), abs=1e-4)
+    many = [bound.invoke("broken", seed=seed, temperature=30.0).tool_calls[0]["name"] for seed in range(30)]
+    assert set(many) == {"resolve", "escalate"}
+    assert many == [bound.invoke("broken", seed=seed, temperature=30.0).tool_calls[0]["name"] for seed in range(30)]
+    named = pocket.bind_tools([resolve, escalate], tool_choice="escalate").invoke("broken")
+    assert named.tool_calls[0]["name"] == "escalate"
+
+
+def test_a_reply_in_words_is_one_of_the_options(pocket: LocalChatModel) -> None:
+    bound = pocket.bind_tools([escalate])
+    said = [bound.invoke("broken", seed=seed, temperature=50.0, max_tokens=5) for seed in range(20)]
+    assert {len(one.tool_calls) for one in said} == {0, 1}
+    assert all(ANSWER in "".join(one.response_metadata["call_logprobs"]) for one in said if one.tool_calls)
+    assert not pocket.bind_tools([escalate], tool_choice="none").invoke("broken", max_tokens=3).tool_calls
+
+
+def test_an_agent_of_pocket_calls_tools(pocket: LocalChatModel) -> None:
+    limit = ModelCallLimitMiddleware(run_limit=3, exit_behavior="end")
+    agent = create_agent(pocket.model_copy(update={"max_new_tokens": 8}), [resolve, escalate], middleware=[limit])
+    CALLED.clear()
+    messages = agent.invoke({"messages": "my order is broken"})["messages"]
+    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
+    assert calls
+    assert len(calls) == len(CALLED) == sum(isinstance(message, ToolMessage) for message in messages)
+
+
+def test_calls_that_can_be_neither_listed_nor_written_are_refused(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LocalChatModel(model=checkpoint())
+    model.grammar_factory = None  # as where the package or the tokenizer does not allow one
+    with pytest.raises(UserError, match=r"'query' of search takes any string.*give the argument an enum.*Qwen"):
+        model.bind_tools([escalate, search])
+    assert model.bind_tools([escalate], tool_choice="any").invoke("hello").tool_calls
+    with pytest.raises(UserError, match="got 'fly', and the tools are"):
+        model.bind_tools([escalate], tool_choice="fly")
+
+
+def test_calls_that_cannot_be_listed_are_generated_where_a_grammar_can_hold_them(pocket: LocalChatModel) -> None:
+    pytest.importorskip("llguidance")
+    said = pocket.bind_tools([search], tool_choice="any").invoke("broken", seed=1, max_tokens=400)
+    if said.response_metadata["finish_reason"] == "length":  # the model did not end its text
+        assert said.text.startswith('<tool_call>{"name": "search", "arguments": {"query": "')
+    else:
+        assert isinstance(said.tool_calls[0]["args"]["query"], str)
+
+
+class Answer(BaseModel):
+    """Answer by colour."""
+
+    colour: Colour
+
+
+def test_structured_output(writer: LocalChatModel, pocket: LocalChatModel) -> None:
+    for model in (writer, pocket):
+        assert isinstance(model.with_structured_output(Answer).invoke("which?"), Answer)
+
+
+# Callbacks
+
+
+class Runs(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.starts: list[Any] = []
+        self.ends: list[Any] = []
+        self.errors: list[Any] = []
+
+    @override
+    def on_chat_model_start(self, serialized: Any, messages: Any, **more: Any) -> None:
+        self.starts.append((messages, more))
+
+    @override
+    def on_llm_end(self, response: Any, **more: Any) -> None:
+        self.ends.append((response, more))
+
+    @override
+    def on_llm_error(self, error: Any, **more: Any) -> None:
+        self.errors.append(error)
+
+
+class Scored(TypedDict):
+    scores: list[float]
+
+
+def test_a_scoring_is_a_run_of_the_node_that_asked_for_it(pocket: LocalChatModel) -> None:
+    def propose(state: Scored) -> Scored:
+        return {"scores": pocket.score([HumanMessage("a door")], ["open door", "go"])}
+
+    builder = StateGraph(Scored)
+    builder.add_node(propose)
+    builder.add_edge(START, "propose")
+    graph = builder.compile()
+    runs = Runs()
+    scores = graph.invoke({"scores": []}, {"callbacks": [runs]})["scores"]
+    ((messages, more),), ((result, _),) = runs.starts, runs.ends
+    assert messages[0][0].text == "a door"
+    assert more["invocation_params"]["options"] == ["open door", "go"]
+    assert more["parent_run_id"] is not None
+    said = result.generations[0][0].message
+    assert said.response_metadata["option_logprobs"] == dict(zip(["open door", "go"], scores, strict=True))
+    assert said.text == ["open door", "go"][scores.index(max(scores))]
+    assert said.usage_metadata["input_tokens"] > 0
+    shown = [chunk.text for chunk, _ in graph.stream({"scores": []}, stream_mode="messages")]
+    assert shown == [said.text]
+    with pytest.raises(UserError, match="does not fit"):
+        builder_of_long(pocket).invoke({"scores": []}, {"callbacks": [runs]})
+    assert len(runs.errors) == 1
+    json.dumps(said.response_metadata)
+
+
+def builder_of_long(model: LocalChatModel) -> Any:
+    def propose(state: Scored) -> Scored:
+        return {"scores": model.score([HumanMessage("door " * 3000)], ["go"])}
+
+    builder = StateGraph(Scored)
+    builder.add_node(propose)
+    builder.add_edge(START, "propose")
+    return builder.compile()
