@@ -49,6 +49,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
 from ..memory.records import Task
+from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, contrast, discriminate, invent, propose, summarise
 from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, success_reward
@@ -315,13 +316,13 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens
     mode = feasible_mode(settings.consolidate, run.critic.line_only)
-    batch = steps.BeginStep(schedule)
+    batch, player = steps.BeginStep(schedule), model_name(run.parts.model)
     fingerprint = group_fingerprint(run.critic, run.model, group_settings(settings))
     inventor = None
     if settings.arm == "self-generated":
         inventor = invent(run.model("invent"), run.critic, settings.max_lessons)
     nodes: dict[str, Node] = {
-        "begin": steps.Start(versions, settings.library, settings.arm, limits, count),
+        "begin": steps.Start(versions, settings.library, settings.arm, limits, count, player=player),
         "batch": batch,
         "group": steps.CachedGroup(group_graph(settings, run.player, run.critic, run.model, chain), run.player, fingerprint),
         "consolidate": steps.Consolidate(mode, consolidate(run.model("consolidate"), run.critic, mode), schedule),
@@ -336,8 +337,9 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
             patience=settings.patience,
             min_groups=settings.min_groups,
             dropped_problems=run.dropped,
+            player="" if settings.accept == "always" else player,
         ),
-        "invent": steps.Invent(inventor, versions, schedule.problems, limits, count),
+        "invent": steps.Invent(inventor, versions, schedule.problems, limits, count, run.critic.author),
         "finish": steps.Finish(
             versions, run.player, schedule, limits, arm=settings.arm, group_size=settings.group_size, count=count
         ),

@@ -122,6 +122,10 @@ class Library:
     """n of the next id. It never decreases: ids of deleted lessons are not used again."""
     free_from: int = field(default=0, compare=False, repr=False)
     """The n from which ids are free in the history (`LibraryVersions`) of this library; not written to files."""
+    written_by: str = field(default="", compare=False)
+    """Name of the model that wrote the lessons; empty: not known, or no model."""
+    tested_with: str = field(default="", compare=False)
+    """Name of the model with which these lessons passed their accept test; empty: they passed none."""
 
     def __post_init__(self) -> None:
         tidy = tuple(x if x.text == (text := one_line(x.text)) else replace(x, text=text) for x in self.lessons)
@@ -144,6 +148,19 @@ class Library:
         """
         shown = json.dumps([(lesson.id, lesson.text) for lesson in self.lessons])
         return blake2b(shown.encode(), digest_size=10).hexdigest()
+
+    def other_model(self, reader: str) -> str:
+        """A sentence if a model is about to read lessons that passed their accept test with another one, or that another one wrote
+        and no test was passed; empty if there is nothing to say, also where it is not known.
+
+        Lessons help the model that they were written for: another one may do worse with them than without.
+        """
+        known = self.tested_with or self.written_by
+        if not self.lessons or not known or not reader or known == reader:
+            return ""
+        told = f"were written by {self.written_by}" if self.written_by else "were learned"
+        test = f"passed their accept test with {self.tested_with}" if self.tested_with else "passed no accept test"
+        return f"these lessons {told} and {test}; {reader} is about to read them: test whether they help it, too"
 
     def resolve(self, id: object) -> str | None:
         """The id of the lesson that a spelling names (`[L3]`, `l3`, `L3:`, ` 3 ` and 3 name L3); None if there is none."""
@@ -215,7 +232,7 @@ class Library:
                 if edit.op == op:
                     ruled[n] = step(edit)
         gone = draft.evict(max(edit.step for edit in edits))
-        made = Library(tuple(draft.lessons.values()), draft.next, self.free_from)
+        made = Library(tuple(draft.lessons.values()), draft.next, self.free_from, self.written_by)
         return made, (*(ruling for n in range(len(edits)) for ruling in ruled[n]), *gone)
 
     def trim_to_limits(self, limits: LibraryLimits, count: Callable[[str], int]) -> tuple[Library, tuple[Ruling, ...]]:
@@ -229,7 +246,8 @@ class Library:
                 del draft.lessons[lesson.id]
                 gone.append(Ruling(Edit("delete", (lesson.id,), lesson.text, wrong), True, f"evicted: {wrong}", lesson.id))
         gone += draft.evict(0)
-        return replace(self, lessons=tuple(draft.lessons.values())), tuple(gone)
+        tested = "" if gone else self.tested_with
+        return replace(self, lessons=tuple(draft.lessons.values()), tested_with=tested), tuple(gone)
 
     def with_votes(self, votes: Iterable[tuple[str, int]]) -> Library:
         """The library with these votes counted: (lesson id, votes: above 0 helpful, below 0 harmful). Unknown ids are ignored."""
@@ -302,7 +320,12 @@ class Library:
         body = [dict(_file_fields(lesson)) for lesson in self.lessons]
         style = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
         told = yaml.dump(body, Dumper=Dumper, **style) if body else ""
-        return f"{_HEADER}next: {self.next}\nlessons:{chr(10) + told if told else ' []' + chr(10)}"
+        models = {"written_by": self.written_by, "tested_with": self.tested_with}
+        known = {name: value for name, value in models.items() if value}
+        if self.tested_with:
+            known["tested_key"] = self.key
+        head = yaml.dump(known, Dumper=Dumper, **style) if known else ""
+        return f"{_HEADER}{head}next: {self.next}\nlessons:{chr(10) + told if told else ' []' + chr(10)}"
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "the library", free_from: int = 0) -> Library:
@@ -327,11 +350,14 @@ class Library:
             raise LibraryError(f"{source}{where}: this is not YAML: {why}{hint}") from error
         except (ValueError, RecursionError) as error:
             raise LibraryError(f"{source}: this is not YAML: {error}") from error
-        places, first = node, 0
+        places, first, models = node, 0, dict[str, str]()
         if isinstance(data, dict):
             for name in data:
-                if name not in ("next", "lessons"):
-                    raise LibraryError(f"{source}: there is no {name!r} in a library; there are next and lessons")
+                if name not in ("next", "lessons", *_MODELS):
+                    raise LibraryError(
+                        f"{source}: there is no {name!r} in a library; there are next and lessons, {', '.join(_MODELS)}"
+                    )
+            models = {name: one_line(str(data[name])) for name in _MODELS if data.get(name)}
             first, data = data.get("next", 0), data.get("lessons")
             places = next((value for key, value in node.value if key.value == "lessons"), None)
             if not isinstance(first, int) or isinstance(first, bool) or first < 0:
@@ -355,7 +381,9 @@ class Library:
         for _, lesson in found:
             lessons.append(lesson if lesson.id else replace(lesson, id=f"L{free}"))
             free += not lesson.id
-        return cls(tuple(lessons), free, free_from)
+        read = cls(tuple(lessons), free, free_from, models.get("written_by", ""))
+        # A library that a person has edited since is not the one that passed the test.
+        return replace(read, tested_with=models.get("tested_with", "")) if models.get("tested_key") == read.key else read
 
 
 def _line(lesson: Lesson, ids: bool = True) -> str:
@@ -560,6 +588,7 @@ _HEADER = """\
 # A library of lessons (learngraph). Every text may be edited, lessons may be deleted, moved and added: a new one needs only a
 # text (- text: ...) and is given an id when it is read. An id stays with its lesson; next is the number of the next id.
 """
+_MODELS = ("written_by", "tested_with", "tested_key")
 _BROKEN_YAML = re.compile(r"[\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 _ALWAYS = ("id", "text", "helpful", "harmful", "shown", "step", "problems", "rewards")
@@ -725,6 +754,8 @@ class LibraryVersions:
             "why": why,
             "rulings": [asdict(ruling) for ruling in rulings],
         }
+        row |= {"written_by": library.written_by} if library.written_by else {}
+        row |= {"tested_with": library.tested_with} if library.tested_with else {}
         row = json.loads(json.dumps(_plain(row)))
         with self._lock:
             there = self._rows.get(f"version {name}")
@@ -775,16 +806,24 @@ class LibraryVersions:
         Raises:
             LibraryError: there is no such version; names the existing ones.
         """
-        row, taken = self._row(name), 0
+        row, taken, tested = self._row(name), 0, self._tested_with(name)
         for other in self._versions():
             if before and other["name"] == before:
                 break
             taken = max(taken, other["next"])
         made = self._made.get(name)
-        if made is None or made.free_from != taken:
-            made = Library(tuple(Lesson(**lesson) for lesson in row["lessons"]), row["next"], taken)
+        if made is None or (made.free_from, made.tested_with) != (taken, tested):
+            lessons = tuple(Lesson(**lesson) for lesson in row["lessons"])
+            made = Library(lessons, row["next"], taken, row.get("written_by", ""), tested)  # old rows name no models
             self._made[name] = made
         return made
+
+    def _tested_with(self, name: str) -> str:
+        """The model with which this version passed its accept test, by its own row or by a later move."""
+        moves = (
+            row["tested_with"] for row in reversed(self._rows.values()) if row.get("head") == name and "tested_with" in row
+        )
+        return str(next(moves, None) or self._row(name).get("tested_with", ""))
 
     def names(self) -> list[str]:
         """The names of all versions, the oldest first."""
@@ -809,13 +848,23 @@ class LibraryVersions:
         moves = (row["head"] for row in reversed(rows) if "head" in row)
         return next(moves, None) or next((row["name"] for row in rows if "name" in row), "")
 
-    def move(self, name: str, why: str = "") -> None:
-        """Make this version the current one. The move is recorded, and no version is lost."""
+    def move(self, name: str, why: str = "", tested_with: str = "") -> None:
+        """Make this version the current one. The move is recorded, and no version is lost.
+
+        Args:
+            name: the version's name.
+            why: the reason.
+            tested_with: name of the model with which it passed its accept test; empty: no test.
+
+        Raises:
+            LibraryError: there is no such version.
+        """
         self._row(name)
+        tested = {"tested_with": _plain(tested_with)} if tested_with else {}
         with self._lock:
             if self.head != name:
                 number = sum("head" in row for row in self._rows.values())
-                self._rows.append({"id": f"head {number}", "head": name, "why": _plain(why)})
+                self._rows.append({"id": f"head {number}", "head": name, "why": _plain(why), **tested})
 
     def rollback(self, name: str) -> None:
         """Go back to an earlier version; the later ones stay."""

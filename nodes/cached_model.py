@@ -28,7 +28,7 @@ from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
 from .ask import estimate_tokens, has_no_callbacks, text
 
-__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit", "chat_messages"]
+__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit", "chat_messages", "model_name"]
 
 PASSED_THROUGH = ("score", "window", "get_num_tokens", "takes_reply_schema")
 """Attributes of a model that are passed on: they cost nothing and always return the same, so they are not stored."""
@@ -334,3 +334,14 @@ def _message_fields(message: BaseMessage) -> dict[str, Any]:
     return {"type": message.type, "content": message.content} | {
         name: fields[name] for name in MESSAGE_FIELDS if fields.get(name)
     }
+
+
+def model_name(model: Any) -> str:
+    """A model's name for people, such as `gpt-5-mini` or `Qwen/Qwen3-0.6B`; of a folder the last two parts. Empty without a name."""
+    while not hasattr(model, "_identifying_params"):
+        inner = getattr(model, "model", None) or getattr(model, "bound", None)
+        if inner is None or isinstance(inner, str):
+            break
+        model = inner
+    found = next((name for at in ("model", "model_name") if isinstance(name := getattr(model, at, None), str)), "")
+    return "/".join([part for part in found.replace("\\", "/").split("/") if part][-2:])

@@ -2,6 +2,7 @@
 
     learngraph library show runs/learned
     learngraph library export runs/learned lessons.yaml
+    learngraph library export runs/learned skills/order-tickets/SKILL.md
     learngraph library import lessons.yaml runs/learned
     learngraph library rollback runs/learned NAME
 
@@ -15,18 +16,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
 from ...memory.errors import plural
 from ...memory.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
+from ...memory.library_pages import agents_page, skill_page
 from ..studies.old_names import read_settings, run_stem
 from ..wiring.flags import CommandError, parse_flags, run_subcommand
 
 __all__ = ["LibraryExportOptions", "library"]
 
 USAGE = """\
-usage: learngraph library show PATH [VERSION] | diff PATH [OLD NEW] | export PATH FILE.yaml [--version V]
+usage: learngraph library show PATH [VERSION] | diff PATH [OLD NEW] | export PATH FILE [--version V]
                           | import FILE.yaml PATH | rollback PATH VERSION
 
 PATH is a YAML file, a file of versions (.jsonl), the folder of a run of training-free-grpo, or the folder of one arm and seed in
@@ -34,7 +37,7 @@ it. Of a whole run, show, diff and export take the first arm's first seed; impor
 
 show      prints the lessons of a version (the current one, if none is named), and the names of all versions
 diff      prints the changes between two versions; without names, those from the parent of the current version to it
-export    writes a version as a YAML file that a person can read and edit
+export    writes a version as a YAML file that a person can read and edit, as SKILL.md, or as a section of AGENTS.md
 import    makes such a file the current version; the earlier ones stay
 rollback  makes an earlier version the current one; the later ones stay
 Each with --help."""
@@ -120,7 +123,9 @@ def _reason_suffix(why: str) -> str:
 def _lessons_text(held: Library) -> str:
     if not held.lessons:
         return "no lessons"
-    text = ""
+    text = f"Written by {held.written_by}. " if held.written_by else ""
+    text += f"The accept test was passed with {held.tested_with}." if held.tested_with else ""
+    text = f"{text.rstrip()}\n" if text else ""
     for lesson in held.lessons:
         learned = f"learned on {_shorten_list(lesson.problems)}; " if lesson.problems else ""
         votes = f"+{lesson.helpful} -{lesson.harmful}, shown {lesson.shown} times"
@@ -173,14 +178,19 @@ class LibraryExportOptions:
     path: Positional[str]
     """A file of versions, or a run folder."""
     file: Positional[Path]
-    """The YAML file to write."""
+    """The file to write."""
     version: str = ""
     """The name of the version; the current one if not given."""
+    format: Literal["yaml", "skill", "agents", "by name"] = "by name"
+    """yaml: for people to edit, and to import. skill: a SKILL.md of Agent Skills, whose name is its folder's. agents: a section of an
+    AGENTS.md, whose other text stays. By name: SKILL.md and AGENTS.md are what they are called, other files are YAML."""
+    description: str = ""
+    """What a skill is and when to read it; from the lessons' tasks if not given."""
 
 
 def export(args: Sequence[str]) -> int:
-    """Write a version as YAML."""
-    about = "Write a version as a YAML file that a person can read and edit."
+    """Write a version as YAML, or as a page that coding agents read."""
+    about = "Write a version as YAML that a person can read and edit, as SKILL.md, or as a section of AGENTS.md."
     options = parse_flags(LibraryExportOptions, args, "learngraph library export", about)
     place = _first_library(options.path)
     source = open_library(place)
@@ -193,18 +203,35 @@ def export(args: Sequence[str]) -> int:
         if not name:
             raise LibraryError(f"{place} holds no version yet")
         held = source.at(name)
-    _write_library(options.file, held)
-    print(f"{name}: {plural(len(held.lessons), 'lesson')} written to {options.file}")
+    file = options.file
+    kind = (
+        {"SKILL.md": "skill", "AGENTS.md": "agents"}.get(file.name, "yaml") if options.format == "by name" else options.format
+    )
+    if options.description and kind != "skill":
+        raise CommandError(f"--description is of a skill, and {file} is to be {kind}: add --format skill")
+    if kind == "skill":
+        _write_page(file, skill_page(held, file.resolve().parent.name, options.description))
+    elif kind == "agents":
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        _write_page(file, agents_page(held, before))
+    else:
+        _write_library(file, held)
+    print(f"{name}: {plural(len(held.lessons), 'lesson')} written to {file}")
     return 0
 
 
 def _write_library(file: Path, held: Library) -> None:
-    """Write a library to a YAML file in one piece, since an agent may be reading it."""
+    """Write a library to a YAML file."""
     if file.suffix not in (".yaml", ".yml"):
-        raise CommandError(f"{file} is to be a YAML file: its name ends in .yaml")
+        raise CommandError(f"{file} is to be a YAML file: its name ends in .yaml; --format writes other files")
+    _write_page(file, held.to_yaml())
+
+
+def _write_page(file: Path, text: str) -> None:
+    """Write a file in one piece, since an agent may be reading it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
-    part.write_text(held.to_yaml(), encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(file)
 
 

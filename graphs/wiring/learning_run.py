@@ -13,7 +13,7 @@ from ...memory.library import LibraryLimits, LibraryVersions
 from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
-from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
+from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit, model_name
 from ...nodes.extract.critic import Critic, CriticSettings, critic_prompts
 from ...nodes.extract.groups import RewardSettings
 from ...nodes.extract.leaks import bare_answers
@@ -225,6 +225,7 @@ def make_critic(
         max_prompt_tokens=parts.max_prompt_tokens,
         line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
+        author="" if settings.author == "rule" else model_name(critic.model or parts.model),
     )
 
 

@@ -111,6 +111,8 @@ class Critic:
     """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
     """The problems by id. Lessons are found again by the instructions of their problems."""
+    author: str = ""
+    """Name of the model that writes the lessons; empty: a rule does."""
 
     def ask(
         self,

@@ -303,6 +303,7 @@ class ReviseLibrary(Runnable[Any, Any]):
         rulings = [*dropped, *decision.rulings, *taken, *ruled]
         if decision.note:
             rulings = [replace(r, reason=f"{r.reason}; {decision.note}" if r.reason else decision.note) for r in rulings]
+        made = replace(made, written_by=critic.author or made.written_by)
         critic.versions.put(name, made, parent=state["library"], why=decision.why, rulings=rulings)
         return {"candidate": name, "usage": asked.get("usage", Usage())}
 

@@ -5,10 +5,11 @@ A group's own nodes are in nodes/extract/groups.py, the accept test is in nodes/
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from operator import add
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -49,6 +50,8 @@ __all__ = [
     "deduplicate",
     "passthrough",
 ]
+
+log = logging.getLogger(__name__)
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 REJECTED_SHOWN = 3
@@ -210,10 +213,14 @@ class Start:
     limits: LibraryLimits = field(default_factory=LibraryLimits, repr=False)
     count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
+    player: str = field(default="", repr=False)
+    """Name of the model that plays."""
 
     def __call__(self, state: LearningRunInput) -> dict[str, Any]:
         first = f"{state['run']}/0"
         library, rulings = self._read().trim_to_limits(self.limits, self.count)
+        if warning := library.other_model(self.player):
+            log.warning("%s: %s", self.library, warning)
         self.versions.put(first, library, why="the start", rulings=rulings)
         return {
             "step": 0,
@@ -485,12 +492,14 @@ class RecordStep:
     patience: int = 2
     min_groups: int = 1
     dropped_problems: tuple[str, ...] = field(default=(), repr=False)
+    player: str = field(default="", repr=False)
+    """Name of the model that plays the accept test; empty where its rule accepts everything."""
 
     def __call__(self, state: LearningRunState) -> dict[str, Any]:
         step, stalled = state["step"], state["stalled"] + (not state["candidate"])
         stopped = self._stop_reason(state, stalled)
         if state["accepted"]:
-            self.versions.move(state["library"], state["why"])
+            self.versions.move(state["library"], state["why"], self.player if state.get("trial") else "")
         now = {} if state["accepted"] or state["stops"] else self._keep_votes(state)
         self.log.append(self._row(cast(LearningRunState, {**state, **now}), stopped))
         rejected = [*(state.get("rejected") or ()), *self._rejected_edits(state)][-REJECTED_SHOWN:]
@@ -625,6 +634,8 @@ class Invent(Runnable[Any, Any]):
     tasks: tuple[Task, ...] = field(repr=False)
     limits: LibraryLimits = field(repr=False)
     count: Callable[[str], int] = field(repr=False)
+    author: str = field(default="", repr=False)
+    """Name of the model that writes."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         assert self.ask is not None
@@ -645,7 +656,8 @@ class Invent(Runnable[Any, Any]):
 
     def _store(self, state: LearningRunState, found: Mapping[str, Any]) -> dict[str, Any]:
         name = f"{state['run']}/self-generated"
-        self.versions.put(name, as_library(found["insights"], self.limits, self.count), why="written without rollouts")
+        library = replace(as_library(found["insights"], self.limits, self.count), written_by=self.author)
+        self.versions.put(name, library, why="written without rollouts")
         return {"library": name, "best": name, "usage": found.get("usage", Usage())}
 
 

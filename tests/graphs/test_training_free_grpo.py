@@ -1533,3 +1533,38 @@ def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_versio
     assert ended["best"] == "r/random"
     assert bench.product(ended).to_yaml() == whole.product(out).to_yaml()
     assert bench.product(ended).lessons
+
+
+# Which model the lessons are of
+
+
+class NamedChat(Chat):
+    model_name: str = "org/small-1"
+
+
+def test_a_library_names_the_models_that_wrote_and_tested_it_and_warns_another_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(NamedChat(), critic=NamedChat(model_name="org/large-1"))
+    out = bench.run()
+    held = bench.product(out)
+    assert out["best"] == "r/2-kept"  # the accepted version with the votes of the next step
+    assert (held.written_by, held.tested_with) == ("org/large-1", "org/small-1")
+    assert bench.versions.at("r/0").tested_with == ""
+    file = tmp_path / "lessons.yaml"
+    file.write_text(held.to_yaml())
+
+    settings = TrainingFreeGRPO(group_size=2, library=str(file), epochs=1)
+    Bench(NamedChat(), settings).run()
+    assert not caplog.records
+    Bench(NamedChat(model_name="org/other"), settings).run()
+    assert (
+        "written by org/large-1 and passed their accept test with org/small-1; org/other is about to read them" in caplog.text
+    )
+
+
+def test_a_library_that_everything_is_accepted_into_passed_no_test() -> None:
+    bench = Bench(NamedChat(), TrainingFreeGRPO(group_size=4, epochs=2, accept="always"))
+    held = bench.product(bench.run())
+    assert held.lessons
+    assert (held.written_by, held.tested_with) == ("org/small-1", "")

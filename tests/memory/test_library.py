@@ -5,6 +5,7 @@ Names such as D11 are those of known defects of published code, each of which ha
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -651,3 +652,40 @@ def test_a_library_is_found_where_it_lies(tmp_path: Path) -> None:
         assert found.head == seed
     with pytest.raises(LibraryError, match=r"s0.*s1.*name one of them"):
         find_library(tmp_path)
+
+
+def test_the_models_of_a_library_are_kept_and_an_edit_ends_the_test() -> None:
+    held = Library((Lesson("L0", "Look first"),), written_by="org/a", tested_with="org/b")
+    again = Library.from_yaml(held.to_yaml())
+    assert (again, again.written_by, again.tested_with) == (held, "org/a", "org/b")
+    edited = Library.from_yaml(held.to_yaml().replace("Look first", "Look last"))
+    assert (edited.written_by, edited.tested_with) == ("org/a", "")
+    voted, _ = held.apply([Edit("keep", ("L0",))], LOOSE, size)
+    assert voted.with_votes([("L0", 1)]).written_by == "org/a"
+    assert held.with_shown_counts(["L0"]).tested_with == "org/b"
+    longer, _ = held.apply([Edit("add", (), "Count twice")], LOOSE, size)
+    assert longer.tested_with == ""
+    for library in (Library(), Library((Lesson("L0", "Look first"),))):
+        assert library.other_model("org/c") == ""
+    assert held.other_model("org/b") == held.other_model("") == ""
+    assert held.other_model("org/c").startswith("these lessons were written by org/a and passed their accept test with org/b")
+    assert "passed no accept test; org/c" in edited.other_model("org/c")
+
+
+def test_versions_keep_their_models_and_old_files_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "library.jsonl"
+    versions = LibraryVersions(path)
+    versions.put("r/0", Library())
+    versions.put("r/1", Library((Lesson("L0", "Look first"),), written_by="org/a"), parent="r/0")
+    assert versions.at("r/1").tested_with == ""
+    versions.move("r/1", "accepted", "org/b")
+    versions.close()
+    found = LibraryVersions.read(path).at("r/1")
+    assert (found.written_by, found.tested_with) == ("org/a", "org/b")
+    old = "\n".join(
+        json.dumps({key: value for key, value in json.loads(line).items() if key not in ("written_by", "tested_with")})
+        for line in path.read_text().splitlines()
+    )
+    path.write_text(old + "\n")
+    found = LibraryVersions.read(path).at("r/1")
+    assert (found.text(), found.written_by, found.tested_with) == ("- [L0] Look first\n", "", "")

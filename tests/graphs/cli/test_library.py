@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from filelock import FileLock
 
 from learngraph.graphs.cli.library import library
 from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryLimits, LibraryVersions
-from learngraph.memory.records import Edit
+from learngraph.memory.records import Edit, Lesson
 
 Say = Callable[..., str]
 
@@ -191,3 +192,61 @@ def test_help(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
             library(args.split())
         assert not end.value.code
         assert capsys.readouterr().out.startswith(f"usage: learngraph library {usage}")
+
+
+# Pages for coding agents
+
+
+def test_a_skill_is_in_the_form_that_agents_read(run: Path, say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "skills" / "order-tickets" / "SKILL.md"
+    assert say("export", run, file) == f"r/1: 2 lessons written to {file}\n"
+    empty, head, body = file.read_text().split("---\n")
+    assert not empty
+    described = yaml.safe_load(head)
+    assert described["name"] == "order-tickets"
+    assert described["description"].startswith("Lessons that an agent learned")
+    assert described["metadata"] == {"lessons": "2"}
+    assert body.endswith("- Look before you leap: always\n- Count twice\n")
+    say("export", run, file, "--description", "How tickets: about orders are solved")
+    assert yaml.safe_load(file.read_text().split("---\n")[1])["description"] == "How tickets: about orders are solved"
+    with pytest.raises(UserError, match=r"lower-case letters, digits and single hyphens.*got 'My Skill'"):
+        library(["export", str(run), str(tmp_path / "My Skill" / "SKILL.md")])
+    with pytest.raises(UserError, match="1024 characters at most, got 2000"):
+        library(["export", str(run), str(file), "--description", "x" * 2000])
+    with pytest.raises(UserError, match="--description is of a skill"):
+        library(["export", str(run), str(tmp_path / "a.yaml"), "--description", "x"])
+    with pytest.raises(UserError, match="has no lessons"):
+        library(["export", str(run), str(file), "--version", "r/0"])
+
+
+def test_the_lessons_of_an_agents_page_are_replaced_and_all_else_stays(run: Path, say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "AGENTS.md"
+    file.write_text("# Our project\n\nRun the tests.\n")
+    say("export", run, file)
+    once = file.read_text()
+    assert once.startswith("# Our project\n\nRun the tests.\n\n<!-- learngraph lessons: begin -->\n## Lessons learned\n")
+    file.write_text(once + "\nBe kind.\n")
+    (tmp_path / "l.yaml").write_text("- Only this\n")
+    say("export", tmp_path / "l.yaml", file)
+    twice = file.read_text()
+    assert "- Only this\n" in twice
+    assert "Count twice" not in twice
+    assert twice.startswith("# Our project")
+    assert twice.endswith("Be kind.\n")
+    say("export", tmp_path / "l.yaml", tmp_path / "new.md", "--format", "agents")
+    assert (tmp_path / "new.md").read_text().startswith("<!-- learngraph")
+    file.write_text(twice.replace("<!-- learngraph lessons: end -->", ""))
+    with pytest.raises(UserError, match="only one of the two marks"):
+        library(["export", str(run), str(file)])
+
+
+def test_show_and_pages_say_which_models_the_lessons_are_of(say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "l.yaml"
+    file.write_text(Library((Lesson("L0", "Look first"),), written_by="org/a", tested_with="org/b").to_yaml())
+    assert say("show", file).startswith("Written by org/a. The accept test was passed with org/b.\n[L0] Look first")
+    page = tmp_path / "one-skill" / "SKILL.md"
+    say("export", file, page)
+    head = yaml.safe_load(page.read_text().split("---\n")[1])
+    assert head["metadata"] == {"lessons": "1", "written-by": "org/a", "accept-test-passed-with": "org/b"}
+    say("export", file, tmp_path / "AGENTS.md")
+    assert "<!-- accept-test-passed-with: org/b -->" in (tmp_path / "AGENTS.md").read_text()
