@@ -1,13 +1,14 @@
-"""JitRL behind `langgraph dev`: named in `langgraph.json`, it joins tools to graphs as the command line does.
+"""The methods behind `langgraph dev`: named in `langgraph.json`, they join tools to graphs as the command line does.
 
 The input is plain JSON, `{"seed": 3, "episodes": 2}`: play two episodes of the environment's task 3. Asking again on the same
 thread plays further episodes; what they earned is remembered in a Chroma directory, steps and checkpoints are kept in
-files, all under `runs/dev` of the directory that the server was started in.
+files, all under `runs/dev` of the directory that the server was started in. In a chat (LangGraph Studio's, or any client that sends
+`messages`), "task 3, 2 episodes" asks for the same, and the scores come back as a message. `training-free-grpo` needs no input: it
+learns lessons from practice problems, and answers with them.
 
-What is played with what is set per assistant (`config={"configurable": {"env": "toy", "model": "uniform"}}`):
-
-    env      as `learngraph run --env`; `twx:coin` if not given
-    model    as `learngraph run --model`, or `uniform`; `pocket` if not given
+What is played with what is set per assistant, as its context or config (`{"env": "toy", "model": "uniform", "beta": 5}`). The form
+has the world, the model, a preset and all settings of the method, with descriptions. A setting that cannot be used is answered in
+words by every run of the assistant.
 
 An assistant, not a single run: the server rebuilds the graph to read a thread, from what it knows of the assistant.
 
@@ -20,32 +21,38 @@ that off, and nothing is lost: our serializer restores only our records, with or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NotRequired
 
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import StateGraph
+from langgraph.graph import StateGraph, add_messages
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import get_runtime
 from langgraph.store.base import BaseStore
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.records import Trajectory
+from ...memory.records import Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
 from ...memory.storage.shelf import RecordStore
-from .. import jitrl
+from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
+from .dev_settings import DevChoice, DevRequestError, check_names, context_schema, read_choice
 from .options import RunOptions
 from .play import make_method_inputs
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()
@@ -53,24 +60,35 @@ FLOW = """
 flowchart LR
   START --> plan --> episode --> tally
   tally -->|another| episode
-  tally -->|enough| END
+  tally -->|enough| answer --> END
+"""
+LEARNING_FLOW = """
+flowchart LR
+  START --> plan --> learn --> answer --> END
+"""
+REFUSAL_FLOW = """
+flowchart LR
+  START --> refuse --> END
 """
 
 
-class DevRequestError(UserError, ValueError):
-    """The input cannot be read. A ValueError, because the server hides the messages of other errors from clients."""
+class Chat(TypedDict):
+    """The channel of a chat."""
+
+    messages: NotRequired[Annotated[list[AnyMessage], add_messages]]
+    """What was said; the last message of a user says what to play."""
 
 
-class DevRequest(TypedDict):
-    """The input: a task, and how many episodes of it are played."""
+class DevRequest(Chat):
+    """The input: a task, and how many episodes of it are played; or a message that says so."""
 
-    seed: int
+    seed: NotRequired[int]
     """Number of the test task in the environment."""
-    episodes: int
+    episodes: NotRequired[int]
     """Episodes to play, after those that this thread has played."""
 
 
-class DevOutput(TypedDict):
+class DevOutput(Chat):
     """The output: the scores and lengths of the episodes."""
 
     scores: list[float]
@@ -83,6 +101,26 @@ class DevState(DevRequest, run.RunState):
     """The channels of a run, and the request behind it."""
 
 
+class LearningOutput(Chat):
+    """The output of learning: lessons."""
+
+    lessons: list[str]
+    best_score: float | None
+    """Mean reward of the lessons on the held-out problems; None where nothing was tested."""
+    stopped: str
+    """The reason for ending early; empty without one."""
+
+
+class LearningState(LearningOutput):
+    """The channels of learning."""
+
+    run: str
+    runs: int
+    """Runs of this thread so far."""
+    best: str
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class PlanDevRun:
     """Make a run's plan of a request. The thread is the run: its id names it, and its episodes are counted on."""
@@ -90,9 +128,15 @@ class PlanDevRun:
     role: ClassVar[str] = "environment"
 
     environment: Any
+    method: str
+    choice: DevChoice
 
     def __call__(self, state: DevState, config: RunnableConfig) -> dict[str, Any]:
+        check_context(self.method, self.choice)
         seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
+        said = (state.get("messages") or [None])[-1]
+        if isinstance(said, HumanMessage):
+            seed, episodes = _read_message(str(said.text))
         if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
             raise DevRequestError(
                 f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
@@ -105,44 +149,153 @@ class PlanDevRun:
         }
 
 
-async def make(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph for an assistant. The server asks for it at every request, so it is made once per environment and model."""
-    chosen = config.get("configurable") or {}
-    return await asyncio.to_thread(_make_graph, str(chosen.get("env", "twx:coin")), str(chosen.get("model", "pocket")))
+def _read_message(said: str) -> tuple[int, int]:
+    """The task and the number of episodes in a message."""
+    numbers = [int(found) for found in re.findall(r"\d+", said)]
+    if not 1 <= len(numbers) <= 2:
+        raise DevRequestError(f"say which task to play and how often, such as 'task 3, 2 episodes'; got {said!r:.80}")
+    return numbers[0], numbers[1] if len(numbers) > 1 else 1
 
 
-def _make_graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
+def check_context(method: str, choice: DevChoice) -> None:
+    """Raise `DevRequestError` if the run was given a context that has unknown names, or that this graph was not made for."""
+    context = get_runtime().context
+    if not isinstance(context, Mapping):
+        return
+    check_names(method, context)
+    if read_choice(method, context) != choice:
+        raise DevRequestError(
+            f"this run asks for {dict(context)}, but the graph was made for {choice}: set it for the assistant, not for a run"
+        )
+
+
+def answer_scores(state: DevState) -> dict[str, Any]:
+    """A message with the scores of all episodes of the thread."""
+    scores = ", ".join(f"{score:g}" for score in state["scores"])
+    return {"messages": [AIMessage(f"{state['task'].id}, {len(state['scores'])} episodes so far, scores {scores}.")]}
+
+
+@dataclass(frozen=True)
+class PlanLearning:
+    """Name the learning run by the thread and the number of its runs."""
+
+    role: ClassVar[str] = "compute"
+
+    method: str
+    choice: DevChoice
+
+    def __call__(self, state: LearningState, config: RunnableConfig) -> dict[str, Any]:
+        check_context(self.method, self.choice)
+        number = state.get("runs", 0)
+        return {"run": f"{config['configurable']['thread_id']}/{number}", "runs": number + 1}
+
+
+def _factory(method: str) -> Callable[[RunnableConfig], Awaitable[Graph]]:
+    """The function that `langgraph.json` names: it makes a method's graph for an assistant, and is asked to at every request."""
+
+    async def make(config: RunnableConfig) -> Graph:
+        return await asyncio.to_thread(_make_graph, method, dict(config.get("configurable") or {}))
+
+    make.__name__, make.__doc__ = method, METHODS[method].summary
+    return make
+
+
+globals().update({name.replace("-", "_"): _factory(name) for name in METHODS})
+
+
+def _make_graph(method: str, given: Mapping[str, Any]) -> Graph:
     with _MAKING:  # a cache alone would let two threads open the same files
-        return _graph(env, model)
+        try:
+            choice = read_choice(method, given)
+            return _learning_graph(choice) if METHODS[method].has_training_phase else _episode_graph(method, choice)
+        except UserError as error:
+            return _refusal_graph(method, str(error))
+
+
+def _refusal_graph(method: str, why: str) -> Graph:
+    """A graph whose every run is answered with what is wrong; the form stays readable, so that it can be put right."""
+
+    def refuse(state: DevState) -> dict[str, Any]:
+        raise DevRequestError(why)
+
+    learns = METHODS[method].has_training_phase
+    schemas: dict[str, Any] = {
+        "input_schema": Chat if learns else DevRequest,
+        "output_schema": LearningOutput if learns else DevOutput,
+        "context_schema": context_schema(method),
+    }
+    builder = StateGraph(LearningState if learns else DevState, **schemas)
+    return compile_graph(wire(builder, REFUSAL_FLOW, {"refuse": refuse}), name=method)
 
 
 @lru_cache(maxsize=8)
-def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
-    from ...tools.environments.catalogue import open_environment
-
-    environment = open_environment(env)
-    folder = FOLDER / "".join(c if c.isalnum() else "-" for c in f"{env}-{model}")
-    shelf = RecordStore(_store(), ("trajectories", env, model), Trajectory)
-    parts = _parts(env, model, environment, Journal(folder / "steps.jsonl"))
-    episode = jitrl.build(replace(parts, shelf=shelf))
+def _episode_graph(method: str, choice: DevChoice) -> Graph:
+    inputs, folder = _inputs(method, choice.env, choice.model)
     nodes: dict[str, Node] = {
-        "plan": PlanDevRun(environment),  # type: ignore[dict-item]  # takes the config too
-        "episode": episode,
-        "tally": run.TallyEpisode(Rows(folder / "episodes.jsonl")),
+        "plan": PlanDevRun(inputs.environment, method, choice),  # type: ignore[dict-item]  # takes the config too
+        "episode": METHODS[method].build(inputs, choice.settings),
+        "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
+        "answer": answer_scores,  # type: ignore[dict-item]
     }
-    builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput)
-    return compile_graph(wire(builder, FLOW, nodes, {"tally": run.route_next_episode}), name="jitrl")
+    builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput, context_schema=context_schema(method))
+    return compile_graph(wire(builder, FLOW, nodes, {"tally": run.route_next_episode}), name=method)
 
 
-def _parts(env: str, model: str, environment: Any, journal: Journal) -> MethodInputs:
+@lru_cache(maxsize=8)
+def _learning_graph(choice: DevChoice) -> Graph:
+    from .. import training_free_grpo
+    from ..wiring.learning_run import RunResources
+
+    method = "training-free-grpo"
+    inputs, folder = _inputs(method, choice.env, choice.model)
+    versions = _versions(folder / "library.jsonl")
+    resources = RunResources(versions=versions, log=_rows(folder / "learned.jsonl"))
+
+    def answer(state: LearningState) -> dict[str, Any]:
+        lessons = [lesson.text for lesson in versions.at(state["best"]).lessons]
+        score = "untested" if state["best_score"] is None else f"{state['best_score']:.3g} on held-out problems"
+        told = "\n".join(f"- {text}" for text in lessons) or "No lessons."
+        ended = f"\nIt ended early: {state['stopped']}" if state["stopped"] else ""
+        return {"lessons": lessons, "messages": [AIMessage(f"{told}\n({score}){ended}")]}
+
+    nodes: dict[str, Node] = {
+        "plan": PlanLearning(method, choice),  # type: ignore[dict-item]
+        "learn": training_free_grpo.build(inputs, choice.settings, resources=resources),
+        "answer": answer,  # type: ignore[dict-item]
+    }
+    builder = StateGraph(LearningState, input_schema=Chat, output_schema=LearningOutput, context_schema=context_schema(method))
+    return compile_graph(wire(builder, LEARNING_FLOW, nodes), name=method)
+
+
+@lru_cache(maxsize=32)
+def _inputs(method: str, env: str, model: str) -> tuple[MethodInputs, Path]:
+    """The inputs that a method is built from, and its folder. Assistants that differ in other settings share both."""
+    from ...tools.environments.catalogue import open_environment
     from ...tools.models.models import open_model
 
-    if model == "uniform":
-        return MethodInputs(environment, journal)
-    made: MethodInputs = make_method_inputs(
-        RunOptions(env=env, model=model), environment, open_model(model, threads=1), journal
-    )
-    return made
+    environment = open_environment(env)
+    # The first method that was served here has its files, and its memory, under the world and the model alone.
+    own = () if method == "jitrl" else (method,)
+    folder = FOLDER / "".join(c if c.isalnum() else "-" for c in "-".join((*own, env, model)))
+    options = RunOptions(env=env, prior="uniform") if model == "uniform" else RunOptions(env=env, model=model)
+    opened = None if model == "uniform" else open_model(model, threads=1)
+    journal = Journal(folder / "steps.jsonl")
+    inputs: MethodInputs = make_method_inputs(options, environment, opened, journal, METHODS[method])
+    if METHODS[method].has_memory:
+        inputs = replace(inputs, shelf=RecordStore(_store(), ("trajectories", *own, env, model), Trajectory))
+    return inputs, folder
+
+
+@lru_cache(maxsize=64)
+def _rows(path: Path) -> Rows:
+    return Rows(path)
+
+
+@lru_cache(maxsize=64)
+def _versions(path: Path) -> Any:
+    from ...memory.library import LibraryVersions
+
+    return LibraryVersions(path)
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +306,7 @@ def _store() -> BaseStore:
 
 
 def store() -> BaseStore:
-    """The server's store: Chroma, the same that JitRL remembers in."""
+    """The server's store: Chroma, the same that the methods remember in."""
     return _store()
 
 

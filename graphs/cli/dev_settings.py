@@ -1,0 +1,123 @@
+"""The settings of the graphs behind `langgraph dev`: the form that LangGraph Studio shows, and what a client has set in it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Any, cast, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from ...memory.errors import UserError
+from ..methods import METHODS
+from .method_settings import ablation_names, method_settings, preset_names
+
+__all__ = ["DevChoice", "DevRequestError", "check_names", "context_schema", "known_settings", "read_choice"]
+
+COMMON: Mapping[str, tuple[str, str]] = {
+    "env": ("twx:coin", "The world, as `learngraph run --env` takes it; `learngraph list` shows all."),
+    "model": ("pocket", "The model, as `--model` takes it, or `uniform`: no model, every admissible action is equally likely."),
+    "preset": ("default", "The settings to start from; the other fields change single ones."),
+}
+"""Field of every method -> its default and its description."""
+DEV_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"training-free-grpo": {"problems": 8, "held_out": 6, "epochs": 1}}
+"""Method -> defaults that are smaller than the command line's, since a client waits for the end."""
+
+
+class DevRequestError(UserError, ValueError):
+    """The input or a setting cannot be used. A ValueError, because the server hides the messages of other errors from clients."""
+
+
+@dataclass(frozen=True)
+class DevChoice:
+    """A client's choice: the world, the model, and the method's settings."""
+
+    env: str
+    model: str
+    settings: Any
+
+
+def known_settings(method: str) -> list[str]:
+    """The names of the fields that a client may set."""
+    return [*COMMON, *(one.name for one in fields(METHODS[method].settings))]
+
+
+@lru_cache(maxsize=64)
+def context_schema(method: str) -> type[Any]:
+    """The form of a method's settings, every field of which may be left out, with descriptions and defaults.
+
+    It is a TypedDict, so that LangGraph passes on what it does not know, and the graph can say in words what is wrong.
+    """
+    settings = METHODS[method].settings
+    presets = ", ".join([*preset_names(settings), *ablation_names(settings)])
+    form: dict[str, Any] = {}
+    for name, (default, text) in COMMON.items():
+        text = f"{text} There are {presets}." if name == "preset" else text
+        form[name] = Annotated[str, Field(description=text, json_schema_extra={"default": default})]
+    hints, texts, usual = get_type_hints(settings), _field_texts(settings), _defaults(method)
+    for one in fields(settings):
+        default = getattr(usual, one.name)
+        default = list(default) if isinstance(default, tuple) else default
+        extra = {"default": default}
+        form[one.name] = Annotated[hints[one.name], Field(description=texts.get(one.name), json_schema_extra=extra)]
+    title = "".join(part.capitalize() for part in method.split("-"))
+    return cast("type[Any]", cast(Any, TypedDict)(f"{title}Context", form, total=False))
+
+
+def _defaults(method: str, preset: str = "default") -> Any:
+    return replace(method_settings(method, preset), **DEV_DEFAULTS.get(method, {}))
+
+
+def _field_texts(settings: type) -> dict[str, str]:
+    """Field -> the text below it in the source."""
+    found: dict[str, str] = {}
+    for owner in reversed(settings.__mro__[:-1]):
+        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
+        for statement, after in pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(after, ast.Expr):
+                text = after.value.value if isinstance(after.value, ast.Constant) else None
+                if isinstance(text, str):
+                    found[statement.target.id] = inspect.cleandoc(text)
+    return found
+
+
+def read_choice(method: str, given: Mapping[str, Any]) -> DevChoice:
+    """The choice in a client's values by the fields of the form; other names are left alone, since the server adds its own.
+
+    Raises:
+        DevRequestError: a value does not fit its field, or there is no such preset.
+    """
+    chosen = {name: given[name] for name in COMMON if given.get(name) is not None}
+    for name, value in chosen.items():
+        if not isinstance(value, str) or not value:
+            raise DevRequestError(f"{name} is a text such as {COMMON[name][0]!r}, got {value!r}")
+    hints = get_type_hints(METHODS[method].settings)
+    values = {one.name: given[one.name] for one in fields(METHODS[method].settings) if one.name in given}
+    for name, value in values.items():
+        try:
+            values[name] = TypeAdapter(hints[name]).validate_python(value)
+        except ValidationError as error:
+            wrong = error.errors()[0]["msg"]
+            raise DevRequestError(f"{method}: {name}: {wrong[:1].lower()}{wrong[1:]}, got {value!r:.80}") from None
+    try:
+        settings = replace(_defaults(method, chosen.get("preset", "default")), **values)
+    except UserError as error:
+        raise DevRequestError(str(error)) from error
+    return DevChoice(chosen.get("env", COMMON["env"][0]), chosen.get("model", COMMON["model"][0]), settings)
+
+
+def check_names(method: str, given: Mapping[str, Any]) -> None:
+    """Raise `DevRequestError` if the context of a run has a name that is no field of the form."""
+    known = known_settings(method)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise DevRequestError(f"{method} has no setting {name!r}; {hint}")

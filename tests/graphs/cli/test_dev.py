@@ -1,0 +1,171 @@
+"""The graphs that `langgraph.json` names, played as the server plays them: made for an assistant, with a checkpointer put in."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from learngraph.graphs.cli import dev
+from learngraph.graphs.cli.dev_settings import DevRequestError, context_schema
+from learngraph.graphs.methods import METHODS
+from learngraph.memory.storage.checkpoints import serializer
+
+ROOT = Path(__file__).parents[3]
+GRAPHS = json.loads((ROOT / "langgraph.json").read_text())["graphs"]
+TOY = {"env": "toy", "model": "uniform"}
+SAVER = InMemorySaver(serde=serializer())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for every test; what was opened there is closed again."""
+    monkeypatch.setattr(dev, "FOLDER", tmp_path)
+    yield tmp_path
+    if dev._store.cache_info().currsize:
+        dev._store().close()
+    for cached in (dev._episode_graph, dev._learning_graph, dev._inputs, dev._rows, dev._versions, dev._store):
+        cached.cache_clear()
+
+
+async def make(name: str, **settings: Any) -> Any:
+    module, _, attribute = GRAPHS[name]["path"].partition(":")
+    factory = getattr(import_module(module), attribute)
+    assert iscoroutinefunction(factory)
+    graph = await factory({"configurable": settings})
+    graph.checkpointer = SAVER
+    return graph
+
+
+def thread() -> Any:
+    return {"configurable": {"thread_id": uuid.uuid4().hex}}
+
+
+def test_every_method_is_listed_with_its_description() -> None:
+    assert {name: entry["description"] for name, entry in GRAPHS.items()} == {
+        name: method.summary for name, method in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_the_form_has_the_world_the_model_and_all_settings_in_words(name: str) -> None:
+    graph = await make(name, **TOY)
+    form = graph.get_context_jsonschema()
+    assert form["properties"].keys() >= {"env", "model", "preset"}
+    assert not form.get("required")
+    for field, shown in form["properties"].items():
+        assert len(shown["description"]) > 10, field
+        assert "default" in shown, field
+    json.dumps(form)
+    assert "messages" in graph.get_input_jsonschema()["properties"]
+
+
+def test_a_form_says_choices_and_defaults() -> None:
+    from pydantic import TypeAdapter
+
+    form = TypeAdapter(context_schema("jitrl")).json_schema()["properties"]
+    assert form["beta"]["default"] == METHODS["jitrl"].settings().beta
+    assert "guarded" in form["advantage_estimator"]["enum"]
+    assert "paper" in form["preset"]["description"]
+
+
+@pytest.mark.parametrize("name", ["jitrl", "random", "tabular", "static"])
+async def test_episodes_are_played_and_asked_for_again(name: str, folder: Path) -> None:
+    graph, config = await make(name, **TOY), thread()
+    out = await graph.ainvoke({"seed": 0, "episodes": 2}, config)
+    assert len(out["scores"]) == len(out["lengths"]) == 2
+    assert isinstance(out["messages"][-1], AIMessage)
+    again = await graph.ainvoke({"seed": 0, "episodes": 1}, config)
+    assert again["scores"][:2] == out["scores"]
+    assert len(again["scores"]) == 3
+    place = "toy-uniform" if name == "jitrl" else f"{name}-toy-uniform"
+    rows = [json.loads(line) for line in (folder / place / "episodes.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"{config['configurable']['thread_id']}/{n}" for n in range(3)]
+
+
+NEED_A_WRITER = ("react", "cot", "long-cot", "tool-agent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.has_training_phase and n not in NEED_A_WRITER])
+async def test_every_method_plays_with_a_model(name: str) -> None:
+    graph = await make(name, env="toy", model="pocket")
+    out = await graph.ainvoke({"seed": 0, "episodes": 1}, thread())
+    assert len(out["scores"]) == 1
+
+
+@pytest.mark.parametrize("name", NEED_A_WRITER)
+async def test_methods_that_reason_in_writing_say_which_model_would_do(name: str) -> None:
+    graph = await make(name, env="toy", model="pocket")
+    with pytest.raises(DevRequestError, match=r"give a (chat )?model"):
+        await graph.ainvoke({"seed": 0, "episodes": 1}, thread())
+
+
+async def test_a_chat_asks_for_the_same() -> None:
+    graph, config = await make("jitrl", **TOY), thread()
+    out = await graph.ainvoke({"messages": [HumanMessage("please play task 0, 2 episodes")]}, config)
+    assert len(out["scores"]) == 2
+    assert out["messages"][-1].text == f"keep-test-0, 2 episodes so far, scores {out['scores'][0]:g}, {out['scores'][1]:g}."
+    out = await graph.ainvoke({"messages": [{"role": "user", "content": "task 0 again"}]}, config)
+    assert len(out["scores"]) == 3
+    with pytest.raises(DevRequestError, match="say which task to play and how often"):
+        await graph.ainvoke({"messages": [HumanMessage("hello")]}, config)
+    out = await graph.ainvoke({"messages": [HumanMessage("0")]}, config)
+    assert len(out["scores"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": "toyy"}, "toyy"),
+        ({"model": "gpt"}, "there is no model 'gpt'; there are pocket"),
+        ({"beta": "much"}, "jitrl: beta: .*number.*got 'much'"),
+        ({"advantage_estimator": "best"}, "advantage_estimator: input should be 'guarded'"),
+        ({"preset": "papre"}, "no preset 'papre'; it has default, paper"),
+        ({"k": 0}, "jitrl"),
+        ({"env": 3}, "env is a text such as 'twx:coin', got 3"),
+    ],
+)
+async def test_a_wrong_setting_is_answered_in_words(settings: dict[str, Any], words: str) -> None:
+    graph = await make("jitrl", **{**TOY, **settings})
+    assert graph.get_context_jsonschema()["properties"]["beta"]
+    with pytest.raises(DevRequestError, match=words):  # a ValueError: the server shows its words
+        await graph.ainvoke({"seed": 0, "episodes": 1}, thread())
+
+
+async def test_a_context_that_the_graph_was_not_made_for_is_refused() -> None:
+    graph = await make("jitrl", **TOY, beta=2.0)
+    out = await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={**TOY, "beta": 2})
+    assert len(out["scores"]) == 1
+    with pytest.raises(DevRequestError, match="no setting 'betta'; did you mean 'beta'"):
+        await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={"betta": 1})
+    with pytest.raises(DevRequestError, match="set it for the assistant"):
+        await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={**TOY, "beta": 3})
+
+
+async def test_settings_reach_the_method() -> None:
+    graph = await make("jitrl", **TOY, preset="paper", beta=3)
+    node = graph.builder.nodes["plan"].runnable.func
+    assert node.choice.settings == METHODS["jitrl"].settings.paper().__class__(
+        **{**vars_of(METHODS["jitrl"].settings.paper()), "beta": 3.0}
+    )
+
+
+def vars_of(settings: Any) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+
+
+@pytest.mark.slow
+async def test_lessons_are_learned_and_said() -> None:
+    graph, config = await make("training-free-grpo", env="toy", model="pocket", problems=2, held_out=1, group_size=2), thread()
+    out = await graph.ainvoke({"messages": [HumanMessage("learn")]}, config)
+    assert isinstance(out["lessons"], list)
+    assert isinstance(out["messages"][-1], AIMessage)
+    again = await graph.ainvoke({"messages": []}, config)
+    assert len(again["messages"]) == 3
