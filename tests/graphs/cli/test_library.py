@@ -158,7 +158,7 @@ def test_a_run_at_work_is_looked_at_and_not_written_to(run: Path, say: Say, tmp_
         ("diff {yaml}", "nothing to compare it with"),
         ("diff {run} r/0", "compares two versions, or none are named; got r/0"),
         ("diff {run}/learned-s0/library.jsonl r/0 r/9", "there is no version 'r/9'"),
-        ("export {run}", "needs FILE: The YAML file to write"),
+        ("export {run}", "needs FILE: The file to write"),
         ("export {run} x.txt", "its name ends in .yaml"),
         ("export {run} x.yaml --version r/9", "there is no version 'r/9'"),
         ("export {run} x.yaml --verse r/9", "there is no --verse; there are --version"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_done_is_said_in_words(
 
 def test_help(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
     assert say("--help").startswith("usage: learngraph library show PATH [VERSION]")
-    for args, usage in (("show --help", "show [-h] PATH [VERSION]"), ("export -h", "export [-h] PATH FILE [--version STR]")):
+    for args, usage in (("show --help", "show [-h] PATH [VERSION]"), ("export -h", "export [-h] [OPTIONS] PATH FILE")):
         with pytest.raises(SystemExit) as end:
             library(args.split())
         assert not end.value.code
