@@ -65,7 +65,8 @@ def learn_lessons(
         folder: where versions, attempts, and the log are kept: the same call goes on after a crash, at no further cost. None: in
             memory.
         run: name of the run.
-        agent_version: text that changes whenever the agent does: attempts of another version are not taken from the folder.
+        agent_version: text that changes whenever the agent or the reward function does: attempts of another version are not taken
+            from the folder.
         workers: conversations at once.
 
     Raises:

@@ -67,13 +67,10 @@ class GroupComparison:
         graph = group_graph(settings, player, self._critic(group), lambda stage: self.critic)  # type: ignore[arg-type]
         return graph, {**self._step(group), "task": _task(group)}
 
-    def consolidation(self, group: Sequence[Trajectory], comparison: Comparison) -> tuple[Runnable[Any, Any], dict[str, Any]]:
-        """The node that makes a version of the comparison's edits, and its input; it returns the `candidate`'s name."""
+    def edit(self, group: Sequence[Trajectory], comparison: Comparison) -> None:
+        """Make a version of the comparison's edits, and make it the head; without edits the version that has its votes."""
         node = consolidate(self.critic, self._critic(group), self.settings.consolidate)
-        return node, {**self._step(group), "comparisons": [comparison]}
-
-    def accept(self, group: Sequence[Trajectory], candidate: str) -> None:
-        """Make the candidate the head; without one the version that has the votes of the comparison, if there is one."""
+        candidate = node.invoke({**self._step(group), "comparisons": [comparison]})["candidate"]
         kept = f"{group_name(group)}/1-kept"
         if candidate or kept in self.versions.names():
             self.versions.move(candidate or kept, f"{len(group)} conversations were compared")

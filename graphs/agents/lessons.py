@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
@@ -109,6 +110,7 @@ class LessonsMiddleware(CriticMiddleware[None]):
         self._stamp: tuple[int, ...] | None = None
         self._library_read = self._read(library) if isinstance(library, str | Path) else self._library
         self._versions: dict[tuple[str, ...], LibraryVersions] = {}
+        self._editing = threading.Lock()
 
     # -- reading ----------------------------------------------------------------------------------------------------------
 
@@ -241,9 +243,9 @@ class LessonsMiddleware(CriticMiddleware[None]):
             graph, state = method.comparison(group)
             answer = yield PendingCall(runnable=graph, input=state)
             comparison: Comparison = answer["comparisons"][0]
-            node, state = method.consolidation(group, comparison)
-            made = yield PendingCall(runnable=node, input=state)
-            method.accept(group, made["candidate"])
+            with self._editing:  # of two groups that are compared at once, each is to edit what the other made
+                versions.refresh()
+                method.edit(group, comparison)
         except Exception as failure:
             self._note_failure(memory.index, group[0], failure)
             return

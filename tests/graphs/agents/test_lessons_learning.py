@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,40 @@ def test_two_processes_that_compare_the_same_conversations_keep_their_lessons_on
     assert idle.criticised == []
     play(other_agent, other, range(9, 10))
     assert "When a customer says" in idle.seen[-1]
+
+
+def test_groups_that_are_compared_at_once_both_enter_the_library() -> None:
+    store = InMemoryStore()
+    agent, learner, _ = make(store)
+    learner.group_size = 100  # nothing is compared yet
+    for n in range(24):
+        agent.invoke({"messages": desk.ticket(n)[0]}, {"configurable": {"thread_id": f"t{n}", "tenant": "acme"}})
+        learner.feedback(f"t{n}", reward=float(n // 4 % 2), tenant="acme")
+    learner.group_size = 3
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: learner.learn(tenant="acme"), range(8)))
+    versions = learner.versions(tenant="acme")
+    made, line, name = {one for one in versions.names() if one.endswith("/1")}, set[str](), versions.head
+    while name:
+        line.add(name)
+        name = versions.parent(name)
+    assert len(made) == 8
+    assert made <= line, "each version was made from the one before"
+
+
+def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
+    agent, learner, _ = make(str(tmp_path), task=None)
+    play(agent, learner, range(6))
+    library = learner.versions(tenant="acme")
+    before = library.at(library.head)
+    assert before.lessons
+    learner.store.close()
+    _, again, idle = make(str(tmp_path), task=None)
+    library = again.versions(tenant="acme")
+    assert library.at(library.head) == before
+    assert again.learn(tenant="acme").studied == 6
+    assert idle.criticised == []
+    again.store.close()
 
 
 def test_without_a_critic_it_only_reads() -> None:
