@@ -20,8 +20,8 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
                          - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
-    modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0
-              has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone                  Eq. 10
+    modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0, or any
+              while S^2 = 0, has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone   Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
@@ -33,6 +33,8 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
   state's own mean is right there, and too high where a state has paid well: what works must be kept. Hence the lower of the two.
 - Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
 - Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
+- Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
+  was found: then every action is lifted, or a model that is surely wrong would never see a reward.
 - Eq. 26': within an episode, an action that led back to the same state without progress (memory/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 

@@ -30,7 +30,7 @@ class CandidatesWithStatistics(EpisodeChannels, RecallChannels, CandidateChannel
     """Candidates, neighbours, the mean and variance of all returns in scope, and what the running episode repeats."""
 
 
-class CandidatesWithAdvice(EpisodeChannels, NeighbourChannels, CandidateChannels, AdviceChannels):
+class CandidatesWithAdvice(EpisodeChannels, RecallChannels, CandidateChannels, AdviceChannels):
     """Candidates with their estimates from memory."""
 
 
@@ -266,12 +266,14 @@ class Modulate:
     """The least prior probability of a candidate, so that an action which the model all but rules out can still be learned; 0
     leaves the prior unchanged."""
     lift_only_proven: bool = False
-    """True: only actions that were tried and found better than the state's value are lifted to `min_prior`."""
+    """True: only actions that were tried and found better than the state's value are lifted to `min_prior`, and all of them as long as
+    every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure."""
 
     def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         lowest = math.log(self.min_prior) if self.min_prior and state["neighbours"] else -math.inf
-        lifted = [not self.lift_only_proven or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
+        lift_all = not self.lift_only_proven or state["variance"] == 0
+        lifted = [lift_all or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
         scores = [max(c.logit, lowest) if lift else c.logit for c, lift in zip(state["candidates"], lifted, strict=True)]
         return _update(state, scores, self.beta)
 

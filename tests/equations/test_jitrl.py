@@ -372,6 +372,21 @@ def test_eq_10_only_an_action_that_was_found_better_is_lifted() -> None:
     assert after == pytest.approx([z + 10 * shifts[a] for z, a in zip(floors, "abcd", strict=True)])
 
 
+def test_eq_10_while_all_returns_are_the_same_every_action_is_lifted() -> None:
+    """30 episodes without a point: a prior of .9999 on "a" has shown nothing, and "b" and "c" have .01 to begin with. As soon as one
+    return differs, they have what the model gives them."""
+    here = [Neighbour("x", 1.0, "a", 30, 0.0)]
+    nothing = guarded(here, average=0.0, variance=0.0, a=0.9998, b=0.0001, c=0.0001)
+    shifts = shifts_of(nothing)
+    assert shifts == {"a": 0.25 / math.sqrt(31), "b": 0.25, "c": 0.25}
+    floors = [math.log(0.9998), math.log(0.01), math.log(0.01)]
+    after = [c.logit for c in nothing["candidates"]]  # type: ignore[attr-defined]
+    assert after == pytest.approx([z + 10 * shifts[a] for z, a in zip(floors, "abc", strict=True)])
+    assert chances_of(nothing)["b"] > 0.05
+    something = guarded(here, average=0.0, variance=1e-6, a=0.9998, b=0.0001, c=0.0001)
+    assert chances_of(something)["b"] < 0.01
+
+
 OTHERS = {f"other {n}": 0.01 / 6 for n in range(6)}
 
 
