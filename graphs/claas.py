@@ -14,7 +14,8 @@ Serving, one chat turn:
 
 Learning, one gradient step:
 
-    sample    evict what is older than A_max steps, lease M exchanges, stratified               (x, y, r) ~ B
+    sample    evict what is older than A_max steps, lease M exchanges, stratified; wait if the newest reply with feedback is
+              of a version `max_lead` steps ago                                                 (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
     step      one update, scaled down to the gate's bounds; a new immutable version             theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
@@ -22,11 +23,12 @@ Learning, one gradient step:
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step
-    skip      nothing to learn: no feedback that the teacher can read (sdpo), rewards all alike (ppo, reinforce), all too stale
+    skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale
 
 The loss L is a mean over the tokens of the minibatch; p is the learner, q the teacher, which also reads the feedback:
 
-    sdpo (default)  w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
+    mixed (default) what the feedback on each reply can teach: where it has words, sdpo, else reinforce; all rewards count in A
+    sdpo            w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
     ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
     reinforce       the same with A = (G - mean G) / max(std G, s), mean and std over the tokens, G_t = r - beta sum_{s >= t} kl_s,
@@ -35,7 +37,8 @@ The loss L is a mean over the tokens of the minibatch; p is the learner, q the t
     all             + b KL(pi || base) - c H(pi)
 
 By default a = .5 over the learner's 100 likeliest tokens and one bucket for all others, q is a moving average of the learner, C = 2,
-b = c = beta = 0. sdpo learns from text, or from another exchange's rewarded reply to the same prompt; ppo and reinforce learn from numbers.
+b = c = beta = 0. sdpo alone learns nothing from praise without words, ppo and reinforce nothing from words; a reward teaches by
+being higher or lower than others, so that rewards that are all alike teach nothing.
 eta is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
 
 Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Both graphs run under
@@ -45,8 +48,10 @@ checkpointer, resumed by `Command(resume={"reward": 1, "text": "shorter, please"
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +82,7 @@ from ..nodes.learn.gradient_step import (
     route_sample,
     route_step,
 )
+from ..nodes.prompt import PROMPTS_DIR, Prompt
 from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepState
 from .wiring.flow import Node, compile_graph, wire
 
@@ -95,9 +101,11 @@ __all__ = [
     "blueprint",
     "build_learning",
     "build_serving",
+    "read_hindsight",
 ]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
+LOG = logging.getLogger("learngraph.claas")
 
 SERVING_FLOW = """
 flowchart LR
@@ -125,8 +133,8 @@ flowchart LR
 class CLaaS:
     """Hyper-parameters in five groups; each group's class says what its fields mean, in which unit, and what the paper gives.
 
-    The paper gives A_max, B_min and the interval of reloads; not its learning rate, rank, batch and clip. Defaults: SDPO, decoupled
-    correction, learning rate 1e-4, rank 16, minibatches of 8 of which half were liked, a gate after every step, no canary.
+    The paper gives A_max, B_min and the interval of reloads; not its learning rate, rank, batch and clip. The defaults are those that
+    graphs/studies/claas_preferences.py measures over HTTP.
     """
 
     replay: ReplaySettings = field(default_factory=ReplaySettings)
@@ -148,6 +156,11 @@ class CLaaS:
         if self.replay.max_age < 1:
             raise UserError(f"replay: max_age is at least 1, got {self.replay.max_age}")
 
+    @property
+    def max_lead_steps(self) -> int | None:
+        """`rollout.max_lead` in gradient steps."""
+        return None if self.rollout.max_lead is None else self.rollout.max_lead * self.gate.every_steps
+
     @classmethod
     def paper(cls) -> CLaaS:
         """SDPO as published, as far as known: uniform samples, reuse until A_max = 50, no correction, no gate."""
@@ -160,15 +173,15 @@ class CLaaS:
                 held_out_share=0.0,
                 max_user_share=1.0,
             ),
-            loss=Objective(warmup_steps=0, correction=StalenessCorrection(kind="none", ess_target=0.0)),
+            loss=Objective(kind="sdpo", correction=StalenessCorrection(kind="none", ess_target=0.0)),
             gate=GateSettings(enabled=False, every_steps=8),
-            rollout=ReleaseSettings(watch_rewards=0),
+            rollout=ReleaseSettings(watch_rewards=0, max_lead=None),
         )
 
     @classmethod
     def sdpo(cls) -> CLaaS:
-        """The default settings: SDPO with correction, gate and watch."""
-        return cls()
+        """SDPO alone: learns from words, or from a rewarded reply to the same prompt."""
+        return cls(loss=Objective(kind="sdpo"))
 
     @classmethod
     def reinforce(cls) -> CLaaS:
@@ -183,6 +196,26 @@ class CLaaS:
     def no_gate(self) -> CLaaS:
         """The same settings without gate and watch: every version goes live, and none is withdrawn."""
         return replace(self, gate=replace(self.gate, enabled=False), rollout=replace(self.rollout, watch_rewards=0))
+
+
+def read_hindsight(model: str, prompts: Path | None = None) -> str:
+    """The template of the teacher's prompt, `claas/hindsight.md`; the log says which one is used.
+
+    A model may have one of its own, in words that it knows. The first that exists is taken:
+
+    Args:
+        prompts: the user's folder of prompts, which must exist.
+        model: the folder of the model's weights. A name that is no folder has no prompt of its own.
+
+    Without either it is the package's. Raises PromptError if the prompt is malformed.
+    """
+    name = "claas/hindsight"
+    places = [folder for folder in (prompts, Path(model)) if folder is not None]
+    folder = next((place for place in places if (place / f"{name}.md").is_file()), prompts)
+    template = Prompt.load(name, folder).parts[0][1].template
+    path = (folder or PROMPTS_DIR) / f"{name}.md"
+    LOG.info("the teacher reads feedback by %s", path if path.is_file() else PROMPTS_DIR / f"{name}.md")
+    return template
 
 
 def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, **compile: Any) -> Graph:
@@ -233,7 +266,13 @@ def build_learning(
     gate_every = settings.gate.every_steps
     nodes: dict[str, Node] = {
         "sample": SampleMinibatch(
-            replay, versions, settings=settings.replay, base=learner.base, gate_every=gate_every, seed=settings.seed
+            replay,
+            versions,
+            settings=settings.replay,
+            base=learner.base,
+            gate_every=gate_every,
+            max_lead=settings.max_lead_steps,
+            seed=settings.seed,
         ),
         "correct": Correct(learner, replay, versions, settings.gate),
         "step": TakeGradientStep(learner, replay),

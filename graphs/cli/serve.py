@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Exchange, Minibatch, Reply
-from ..claas import CLaaS
+from ..claas import CLaaS, read_hindsight
 from ..wiring.flags import CommandError, parse_options_and_settings
 from .method_settings import take_preset
 from .serve_learners import InlineLearner, LazyLearner
@@ -332,7 +332,6 @@ def _learner(
     """The learner of --trainer; None: off."""
     if options.trainer == "off":
         return None
-    from ...nodes.prompt import Prompt
 
     def folder(label: str) -> Path:
         return service().versions(*label.rpartition("@")[0].split("/")).folder(label)
@@ -341,19 +340,18 @@ def _learner(
         versions = service().versions(batch.tenant, batch.adapter)
         return versions.write(made, batch.step, batch.parent, engine.base, {**about, "batch": batch.id})
 
-    hindsight = Prompt.load("claas/hindsight", options.prompts).parts[0][1].template
+    assert opened is not None  # ServeOptions: who learns has the weights
     common: dict[str, Any] = {
         "folder": folder,
         "write": write,
         "lora": settings.lora,
         "objective": settings.loss,
-        "hindsight": hindsight,
+        "hindsight": read_hindsight(opened.model, options.prompts),
         "scratch": options.out / "scratch",
     }
     if options.trainer == "inline":
         from ...tools.training.learner import InProcessLearner
 
-        assert opened is not None
         return InlineLearner(InProcessLearner(opened, **common), engine)
     from ...tools.training.learner_worker import WorkerLearner
 

@@ -11,7 +11,7 @@ from ...memory.claas.replay import Replay
 from ...memory.claas.settings import Objective
 from ...memory.errors import AdapterError, hide_paths
 from ...nodes.learn.gate import HELD_OUT_CHECK
-from ...nodes.learn.gradient_step import least_exchanges
+from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
 from .learning_task import TurnReport
 
@@ -22,7 +22,7 @@ __all__ = ["Obstacle", "find_obstacles"]
 class Obstacle:
     """Something that holds learning up, or a check of the gate that cannot be made."""
 
-    kind: Literal["failure", "too few", "nothing to learn", "gate", "bound", "held out"]
+    kind: Literal["failure", "too few", "ahead", "nothing to learn", "gate", "bound", "held out"]
     why: str
     """What is the case, with its numbers."""
     help: str
@@ -49,6 +49,10 @@ def find_obstacles(
     tenant, adapter = versions.tenant, versions.adapter
     ready = counts.get("ready", 0) + counts.get("leased", 0)
     least = least_exchanges(settings.replay.min_exchanges, replay.step(tenant, adapter), counts.get("held", 0))
+    ahead = steps_ahead(replay, tenant, adapter, settings.max_lead_steps)
+    if ahead and ready >= least:
+        why = f"the model learned for {ahead} steps from replies of older versions: what it says now is in none of them"
+        found.append(Obstacle("ahead", why, "feedback on new replies"))
     if ready < least:
         missing = least - ready
         why = f"{ready} of {least} exchanges with feedback are ready for the next step"
@@ -66,8 +70,10 @@ def find_obstacles(
 
 
 def _help_with_feedback(loss: Objective) -> str:
+    if loss.kind == "mixed":
+        return "words, or rewards that differ: feedback on good replies and on bad ones"
     if loss.kind == "sdpo":
-        return "words with the feedback, or a liked reply to the same prompt; --preset reinforce learns from rewards alone"
+        return "words with the feedback, or a liked reply to the same prompt; --preset default and --preset reinforce learn from rewards"
     return "rewards that differ: feedback on good replies and on bad ones"
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
 from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
-from ...nodes.prompt import Prompt
-from ..claas import CLaaS, build_learning
+from ..claas import CLaaS, build_learning, read_hindsight
 
 if TYPE_CHECKING:
     from ...tools.pocket.guard import ScenarioTranscript
@@ -28,7 +27,6 @@ class StreamLearner:
     """A learner with its buffer and versions; each step is a run of the learning graph that the service runs, too."""
 
     def __init__(self, settings: CLaaS, model: Any, folder: Path, replay: Replay) -> None:
-        from ...tools.pocket import guard
         from ...tools.training.learner import InProcessLearner
 
         self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.rollout.keep_versions)
@@ -44,7 +42,7 @@ class StreamLearner:
             settings.lora,
             settings.loss,
             measure_kl=False,  # the study does not report it
-            hindsight=Prompt.load("claas/hindsight", guard.PROMPTS).parts[0][1].template,
+            hindsight=read_hindsight(model.model),
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
 

@@ -36,6 +36,7 @@ def current_settings(stored: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if stored is None:
         return None
     settings: dict[str, Any] = json.loads(json.dumps(asdict(CLaaS())))
+    settings["rollout"]["max_lead"] = None  # the learner waited for nothing
     if "replay" in stored:
         return _with_defaults(stored, settings)
     for path, names in OLD_NAMES.items():

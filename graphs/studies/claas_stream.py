@@ -9,6 +9,7 @@ it is copied. Every copy plays all splits again, against other users, with the s
     none              the model as it is
     icl               its newest exchanges with their rewards stand in the prompt; no weights change
     ppo, reinforce    learn from r alone
+    mixed             words by sdpo, numbers by reinforce, as the service does by default
     sdpo              learns towards a teacher that reads which rule broke
     …+text, …-text    the same with the verifier's text, or for sdpo with no more than right and wrong: loss or text?
     age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): the use of replay, and its
@@ -54,11 +55,14 @@ ARMS: dict[str, CLaaS | None] = {
     "reinforce+text": CLaaS(loss=Objective(kind="reinforce", teacher=WITH_HINTS)),
     "ppo": CLaaS.ppo(),
     "ppo+text": CLaaS(loss=Objective(kind="ppo", teacher=WITH_HINTS)),
+    "mixed": CLaaS(),
     "sdpo": CLaaS.sdpo(),
-    "sdpo-text": CLaaS(loss=Objective(teacher=TeacherSettings(reads_text=False))),
+    "sdpo-text": CLaaS(loss=Objective(kind="sdpo", teacher=TeacherSettings(reads_text=False))),
 }
 """Name -> settings of the learner; None: the arm does not learn."""
 FRESH = replace(CLaaS.reinforce(), replay=ReplaySettings(max_age=1, min_exchanges=2))
+WARMUP_STEPS = 10
+"""Of all arms; the service has none."""
 CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
 
 
@@ -87,7 +91,7 @@ class ClaasStudyOptions:
     learning_rate: float = 5e-4
     """Learning rate of `reinforce` and `ppo`; both learning rates were chosen on an order and seed (101) that are not counted."""
     sdpo_learning_rate: float = 1e-3
-    """Learning rate of `sdpo`."""
+    """Learning rate of `mixed` and `sdpo`."""
     rank: int = 8
     """r of LoRA."""
     seconds_per_scenario: float = 1.0
@@ -185,7 +189,7 @@ def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: i
     those that are served, but all versions are kept, for their exams."""
     if arm.startswith(SERVICE):
         return replace(settings, rollout=replace(settings.rollout, keep_versions=100_000), seed=seed)
-    rate = study.sdpo_learning_rate if settings.loss.kind == "sdpo" else study.learning_rate
+    rate = study.sdpo_learning_rate if settings.loss.uses_words else study.learning_rate
     return replace(
         settings,
         replay=replace(
@@ -195,10 +199,10 @@ def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: i
             max_age=study.max_age if arm in ARMS else settings.replay.max_age,
             held_out_share=0.0,
         ),
-        loss=replace(settings.loss, learning_rate=rate),
+        loss=replace(settings.loss, learning_rate=rate, warmup_steps=WARMUP_STEPS),
         lora=LoRA(rank=study.rank),
         gate=GateSettings(enabled=False),
-        rollout=ReleaseSettings(watch_rewards=0, keep_versions=2),
+        rollout=ReleaseSettings(watch_rewards=0, max_lead=None, keep_versions=2),
         seed=seed,
     )
 

@@ -147,13 +147,15 @@ class PolicyGradient:
 class Objective:
     """The loss of a gradient step and its optimizer, AdamW. The formulas are in tools/training/losses.py."""
 
-    kind: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
-    """`sdpo`: towards a teacher that reads the feedback (arXiv:2601.20802); it learns from text, or from a rewarded
-    reply to the same prompt.
-    `reinforce`: REINFORCE++, whitened rewards (arXiv:2501.03262). `ppo`: a critic and GAE. Paper: all three; SDPO was best."""
-    learning_rate: float = 1e-4
-    """eta, of AdamW, whatever a saved optimizer had. Not given; the public code: 3e-5."""
-    warmup_steps: int = 10
+    kind: Literal["mixed", "sdpo", "reinforce", "ppo"] = "mixed"
+    """`mixed`: for each reply what its feedback can teach: by `sdpo` where it has words, by `reinforce` where it is a number alone.
+    `sdpo`: towards a teacher that reads the feedback (arXiv:2601.20802); it learns from text, or from a rewarded
+    reply to the same prompt. `reinforce`: REINFORCE++, whitened rewards (arXiv:2501.03262). `ppo`: a critic and GAE.
+    Paper: the last three; SDPO was best."""
+    learning_rate: float = 2e-3
+    """eta, of AdamW, whatever a saved optimizer had. Chosen on models of a million parameters (graphs/studies/RESULTS.md); for larger
+    ones 1e-4 is usual. Not given; the public code: 3e-5."""
+    warmup_steps: int = 0
     """Gradient steps in which the learning rate grows to eta, in a line. Not given."""
     weight_decay: float = 0.0
     """Weight decay of AdamW. Not given."""
@@ -178,9 +180,19 @@ class Objective:
         _check_finite(self, "loss", "weight_decay", "kl_weight", "entropy_weight")
 
     @property
+    def uses_words(self) -> bool:
+        """True if replies are drawn towards a teacher that reads the feedback (`mixed`, `sdpo`)."""
+        return self.kind in ("mixed", "sdpo")
+
+    @property
+    def uses_rewards(self) -> bool:
+        """True if rewards become advantages (all but `sdpo`)."""
+        return self.kind != "sdpo"
+
+    @property
     def needs_hindsight(self) -> bool:
         """True if a teacher reads the feedback."""
-        return self.kind == "sdpo" or self.teacher.hint_weight > 0
+        return self.uses_words or self.teacher.hint_weight > 0
 
     @property
     def needs_teacher(self) -> bool:
@@ -195,7 +207,7 @@ class Objective:
     @property
     def needs_reward_kl(self) -> bool:
         """True if rewards need log-probabilities of the base model."""
-        return self.kind != "sdpo" and self.policy.reward_kl_weight > 0
+        return self.uses_rewards and self.policy.reward_kl_weight > 0
 
     @property
     def needs_critic(self) -> bool:

@@ -45,8 +45,8 @@ class GateSettings:
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
     min_entropy_share: float = 0.6
     """Share of the base model's entropy that must remain. The public code's planned threshold: 0.6."""
-    max_kl: float = 1.0
-    """Largest KL(pi || base) per token, in nats."""
+    max_kl: float = 5.0
+    """Largest KL(pi || base) per token, in nats. In a reply of four tokens, one new word that the base model would never say takes 3."""
     texts: int = 8
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
@@ -72,6 +72,9 @@ class ReleaseSettings:
     """The newest rewards of either side that count."""
     max_reward_drop: float = 0.0
     """A version is withdrawn when its mean reward fell by more than this and 3.2 standard errors (`DROP_STANDARD_ERRORS`)."""
+    max_lead: int | None = 1
+    """Versions that the learner may be ahead of the newest one that has feedback to learn from. Then it waits for feedback on newer
+    replies: what it would say by now is in no older one. A version is `gate.every_steps` gradient steps. None: no limit."""
     keep_versions: int = 10
     """Versions of an adapter that were live and stay on disk, at least; as many of the others (dropped ones) stay beside them."""
 
@@ -79,6 +82,8 @@ class ReleaseSettings:
         for name in ("watch_window", "keep_versions"):
             if getattr(self, name) < 1:
                 raise UserError(f"rollout: {name} is at least 1, got {getattr(self, name)}")
+        if self.max_lead is not None and self.max_lead < 1:
+            raise UserError(f"rollout: max_lead is at least 1, got {self.max_lead}")
         if not 0 <= self.canary_share <= 1:
             raise UserError(f"rollout: canary_share is a share from 0 to 1, got {self.canary_share}")
         if self.watch_rewards < 0 or self.max_reward_drop < 0:

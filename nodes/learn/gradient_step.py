@@ -94,6 +94,8 @@ class SampleMinibatch:
     """Fingerprint of the learner's base model; exchanges of other base models are rejected."""
     gate_every: int = 1
     """Gradient steps between two gates."""
+    max_lead: int | None = None
+    """Gradient steps since the newest version that has feedback, from which on the learner waits for feedback on a newer one."""
     seed: int = 0
     """Seed of the draws."""
 
@@ -105,8 +107,11 @@ class SampleMinibatch:
             self.replay.set_head(tenant, adapter, versions.current)
         elif head and is_gate_due(versions, head, self.gate_every):
             return {**fresh, "candidate": head}
-        least = state.get("least") or self.settings.min_exchanges
-        step = self.replay.step(tenant, adapter)
+        step, asked = self.replay.step(tenant, adapter), state.get("least")
+        if not asked and (ahead := steps_ahead(self.replay, tenant, adapter, self.max_lead)):
+            why = f"the model learned for {ahead} steps from replies of older versions, and waits for feedback on a newer one"
+            return {**fresh, "outcome": "too few", "why": why}
+        least = asked or self.settings.min_exchanges
         if not step:
             least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
         batch = self.replay.lease(
@@ -121,6 +126,12 @@ class SampleMinibatch:
         if batch is None:
             return {**fresh, "outcome": "too few", "why": f"fewer than {least} exchanges are ready"}
         return {**fresh, "batch": batch.id}
+
+
+def steps_ahead(replay: Replay, tenant: str, adapter: str, max_lead: int | None) -> int:
+    """Gradient steps since the newest version that has feedback, if they are `max_lead` or more; else 0. None: no limit."""
+    youngest = next(iter(replay.ages(tenant, adapter)), 0)
+    return youngest if max_lead is not None and youngest >= max_lead else 0
 
 
 def least_exchanges(min_exchanges: int, step: int, held_count: int) -> int:

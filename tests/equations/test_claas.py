@@ -6,6 +6,7 @@ The tokens are three, and probabilities are simple fractions. tests/tools/traini
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,6 +215,26 @@ def test_the_loss_of_reinforce_under_each_correction(correction: Any, expected: 
     reply = LossInputs(logs(0.5, 0.25, 0.25)[None], torch.tensor([0]), logs(0.125), logs(0.5), torch.ones(1))
     value, _ = losses.objective_loss([reply], make_objective("reinforce", correction=correction))
     assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_reply_is_learned_from_by_what_its_feedback_can_teach() -> None:
+    """Two tokens in all: with words D(q, p) = KL(q || p) = log(2) / 4 (alpha = 0), and no use of A; for a number alone -rho A = -3."""
+    worded = LossInputs(
+        logs(0.25, 0.5, 0.25)[None],
+        torch.tensor([0]),
+        advantage=torch.tensor([9.0]),
+        teacher_logits=logs(0.5, 0.25, 0.25)[None],
+    )
+    praised = LossInputs(logs(0.5, 0.25, 0.25)[None], torch.tensor([0]), advantage=torch.tensor([3.0]))
+    mute = LossInputs(logs(0.5, 0.25, 0.25)[None], torch.tensor([0]))
+    mixed = make_objective("mixed", divergence=0.0, correction="none")
+    value, said = losses.objective_loss([worded, praised, mute], mixed)
+    assert float(value) == pytest.approx((math.log(2) / 4 - 3) / 2, abs=1e-5)
+    assert said["tokens"] == 2.0
+    alone = [
+        losses.objective_loss([one], replace(mixed, kind=kind))[0] for one, kind in ((worded, "sdpo"), (praised, "reinforce"))
+    ]
+    assert float(value) == pytest.approx(float(sum(alone)) / 2, abs=1e-5)
 
 
 def test_kl_entropy_and_the_critic_are_added() -> None:

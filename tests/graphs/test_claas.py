@@ -44,6 +44,8 @@ from learngraph.nodes.learn.gradient_step import (
     is_from_live,
     lineage,
 )
+from learngraph.nodes.prompt import PROMPTS_DIR
+from learngraph.tools.models import models
 
 
 @pytest.fixture
@@ -259,6 +261,38 @@ async def test_versions_that_fail_halve_the_step_and_leave_its_limits(replay: Re
     assert mine.current == live
 
 
+async def test_the_learner_waits_for_feedback_on_what_it_has_become(replay: Replay, versions: Any) -> None:
+    """All feedback is on replies of the base model: a step, and then none before there is feedback on the new version, or a job asks."""
+    graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, changed(OPEN_GATE, rollout={"max_lead": 1}))
+    await filled(replay, 16)
+    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "live"
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], "1 steps from replies of older versions" in done["why"]) == ("too few", True)
+    live = versions("acme", "default").current
+    exchange = replay.rows("acme", limit=1)[0].exchange
+    newer = replace(exchange, id="newer", reply=replace(exchange.reply, version=live), step=1, feedback=None)
+    replay.append(newer)
+    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "too few"
+    replay.add_feedback("acme", "newer", Feedback(-1.0))
+    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "live"
+    assert (await graph.ainvoke({"tenant": "acme", "least": 2}))["outcome"] == "live"
+
+
+def test_a_model_brings_its_own_words_for_the_teacher(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Beside its weights; the user's folder goes first, and the package's prompt is the last."""
+    own = str(models.GUARD)
+    with caplog.at_level("INFO", "learngraph"):
+        assert claas.read_hindsight(own).startswith("feedback : $feedback")
+        assert "What somebody said" in claas.read_hindsight("no/such-model")
+        (tmp_path / "claas").mkdir()
+        assert claas.read_hindsight(own, tmp_path).startswith("feedback : $feedback")
+        (tmp_path / "claas" / "hindsight.md").write_text("## user\nMind this: $feedback\n")
+        assert claas.read_hindsight(own, tmp_path) == "Mind this: $feedback"
+    named = [Path(record.getMessage().rpartition(" by ")[2]) for record in caplog.records]
+    assert [path.parents[1] for path in named] == [models.GUARD, PROMPTS_DIR, models.GUARD, tmp_path]
+    assert all(path.is_file() for path in named)
+
+
 async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
     graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
@@ -458,7 +492,7 @@ async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Repla
 
 def test_settings_say_what_is_wrong() -> None:
     for group, wrong, said in (
-        ("loss", {"kind": "sft"}, "loss: kind is one of sdpo, reinforce, ppo"),
+        ("loss", {"kind": "sft"}, "loss: kind is one of mixed, sdpo, reinforce, ppo"),
         ("replay", {"batch_size": 0}, "replay: batch_size is at least 1"),
         ("replay", {"held_out_share": 0.95}, "replay: held_out_share is from 0 to 0.9"),
         ("replay", {"max_age": 0}, "replay: max_age is at least 1"),
@@ -476,7 +510,7 @@ def test_presets_are_what_they_are_called() -> None:
     assert (paper.replay.min_exchanges, paper.replay.max_age, paper.gate.enabled) == (32, 50, False)
     assert (paper.loss.correction.kind, paper.loss.warmup_steps) == ("none", 0)
     assert (CLaaS.reinforce().loss.kind, CLaaS.ppo().loss.kind) == ("reinforce", "ppo")
-    assert CLaaS.sdpo() == CLaaS()
+    assert (CLaaS().loss.kind, CLaaS.sdpo().loss.kind, paper.loss.kind) == ("mixed", "sdpo", "sdpo")
     bold = CLaaS.ppo().no_gate()
     assert (bold.loss.kind, bold.gate.enabled, bold.rollout.watch_rewards) == ("ppo", False, 0)
 
@@ -518,7 +552,7 @@ spec.loader.exec_module(urn)
 settings = claas.CLaaS(
     replay=ReplaySettings(held_out_share=0.0, max_samplings=2),
     gate=GateSettings(min_entropy_share=0.0, max_kl=9.0),
-    rollout=ReleaseSettings(watch_rewards=0, keep_versions=100),
+    rollout=ReleaseSettings(watch_rewards=0, max_lead=None, keep_versions=100),
 )
 calls = 0
 

@@ -196,7 +196,9 @@ def reference(
 
 def ours(network: Any, wrapper: Any, state: Path, samples: list[TrainingSample]) -> tuple[float, float]:
     """One step as tools/training/learner.py makes it, with the files that it reads and writes."""
-    objective = Objective(learning_rate=1e-9, correction=StalenessCorrection("truncated"), teacher=TeacherSettings("base"))
+    objective = Objective(
+        "sdpo", learning_rate=1e-9, correction=StalenessCorrection("truncated"), teacher=TeacherSettings("base")
+    )
     updates = lora.make_optimizer(network, objective.learning_rate)
     if (state / "optimizer.safetensors").exists():
         lora.read_optimizer(updates, state / "optimizer.safetensors")

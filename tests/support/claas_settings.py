@@ -31,6 +31,7 @@ OPEN_GATE = changed(
     CLaaS(),
     replay={"held_out_share": 0.0},
     gate={"min_entropy_share": 0.0, "max_kl": 9.0},
-    rollout={"watch_rewards": 0},
+    rollout={"watch_rewards": 0, "max_lead": None},
 )
-"""Settings of a small world whose model may say one word only: nothing is held out, and hardly anything fails the gate."""
+"""Settings of a small world whose model may say one word only: nothing is held out, hardly anything fails the gate, and the learner waits for
+no newer feedback."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...memory.claas.settings import Objective
 from ...memory.errors import UserError, WindowError
-from ...memory.records import ChatRequest, Exchange, Minibatch
+from ...memory.records import ChatRequest, Exchange, Feedback, Minibatch
 from ...memory.thoughts import split_thoughts
 from ..local.model import LocalChatModel
 from .lora import Example
@@ -61,7 +61,9 @@ class TrainingExample:
     behaviour_logprobs: Tensor | None
     """(T,), log mu; None: the reply was not drawn (temperature 0)."""
     hindsight: Example | None
-    """The teacher's prompt and the same reply; None: no teacher is needed."""
+    """The teacher's prompt and the same reply; None: no teacher is needed, or there is nothing that it could read."""
+    has_reward: bool = True
+    """True if its reward can be learned from."""
 
     @property
     def temperature(self) -> float:
@@ -126,15 +128,28 @@ class ExampleReader:
         example = self.example(exchange)
         drawn = exchange.request.sampling.temperature > 0
         behaviour = torch.tensor(reply.logprobs, dtype=torch.float32) if drawn else None
-        if objective.kind != "sdpo":
-            if feedback.reward is None:
-                raise UserError(f"has no reward, only a text; {objective.kind} needs one")
-            if not drawn and objective.correction.kind != "none":
-                raise UserError("was not drawn but chosen (temperature 0): it has no importance weight")
-        hindsight = self.hindsight_example(exchange, others, example) if objective.needs_hindsight else None
-        if hindsight is None and objective.kind == "sdpo":
-            raise UserError("has neither a text nor a solution to learn from")
-        return TrainingExample(exchange, example, behaviour, hindsight)
+        problem = self._find_reward_problem(feedback, drawn)
+        needs_teacher = objective.needs_hindsight and (objective.kind != "mixed" or feedback.text.strip() != "")
+        try:
+            hindsight = self.hindsight_example(exchange, others, example) if needs_teacher else None
+        except UserError:
+            if problem:
+                raise
+            hindsight = None  # the reward teaches all the same
+        if problem and (hindsight is None or not objective.uses_words):
+            raise UserError(problem)
+        return TrainingExample(exchange, example, behaviour, hindsight, not problem)
+
+    def _find_reward_problem(self, feedback: Feedback, drawn: bool) -> str:
+        """Why nothing can be learned from the feedback's reward; empty: it can."""
+        objective = self.objective
+        if not objective.uses_rewards:
+            return "has neither a text nor a solution to learn from"
+        if feedback.reward is None:
+            return f"has no reward, only a text; {objective.kind} needs one"
+        if not drawn and objective.correction.kind != "none":
+            return "was not drawn but chosen (temperature 0): it has no importance weight"
+        return ""
 
     def example(self, exchange: Exchange) -> Example:
         """Prompt and reply as tokens: as served, or where there are no token ids, by the chat template.

@@ -50,7 +50,7 @@ from .lora import (
     reply_logprobs,
     write_adapter,
 )
-from .losses import RewardMoments, compute_advantages, ema, ratio_statistics
+from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["InProcessLearner", "LoRATrainer", "scratch_folder"]
@@ -268,28 +268,23 @@ class LoRATrainer:
         if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
             readings = self._reply_logprobs(examples, critic, self._as_base if objective.needs_reward_kl else None)
         old: list[Tensor | None] = [None] * len(examples) if readings is None else [one.logprobs for one in readings]
-        advantages: Sequence[Tensor | None] = [None] * len(examples)
-        returns: Sequence[Tensor | None] = [None] * len(examples)
-        if objective.kind != "sdpo":
-            computed = compute_advantages(
-                [example.reward for example in examples],
-                [len(example.example.reply) for example in examples],
-                objective,
-                families=[example.exchange.family for example in examples],
-                moments=moments if objective.policy.baseline == "family" else None,
-                kls=[one.logprobs - one.base_logprobs for one in readings or () if one.base_logprobs is not None],
-                values=[reading.values for reading in readings or () if reading.values is not None],
-                log_ratios=_log_ratios(examples, readings or ()),
-            )
+        advantages: list[Tensor | None] = [None] * len(examples)
+        returns: list[Tensor | None] = [None] * len(examples)
+        rewarded = [n for n, example in enumerate(examples) if objective.uses_rewards and example.has_reward]
+        has_hindsight = any(example.hindsight is not None for example in examples)
+        if rewarded:
+            readings = None if readings is None else [readings[n] for n in rewarded]
+            computed = self._compute_advantages([examples[n] for n in rewarded], readings, moments)
             if computed is not None:
-                advantages, moments = computed.advantages, dict(computed.moments) or moments
-                returns = computed.returns or returns
-            elif objective.teacher.hint_weight > 0 and any(example.hindsight is not None for example in examples):
-                advantages = [
-                    torch.zeros(len(example.example.reply)) for example in examples
-                ]  # the hints still have a direction
-            else:
+                for n, advantage in zip(rewarded, computed.advantages, strict=True):
+                    advantages[n] = advantage
+                for n, targets in zip(rewarded, computed.returns, strict=False):
+                    returns[n] = targets
+                moments = dict(computed.moments) or moments
+            elif not has_hindsight:
                 return None
+            elif not objective.uses_words:  # the hints still have a direction
+                advantages = [torch.zeros(len(example.example.reply)) for example in examples]
         samples = [
             TrainingSample(
                 example.example,
@@ -302,6 +297,24 @@ class LoRATrainer:
             for n, example in enumerate(examples)
         ]
         return _Batch(samples, moments)
+
+    def _compute_advantages(
+        self,
+        examples: Sequence[TrainingExample],
+        readings: Sequence[ReplyLogprobs] | None,
+        moments: Mapping[str, RewardMoments],
+    ) -> BatchAdvantages | None:
+        """Advantages of examples with a reward; None if the rewards give no direction."""
+        return compute_advantages(
+            [example.reward for example in examples],
+            [len(example.example.reply) for example in examples],
+            self._objective,
+            families=[example.exchange.family for example in examples],
+            moments=moments if self._objective.policy.baseline == "family" else None,
+            kls=[one.logprobs - one.base_logprobs for one in readings or () if one.base_logprobs is not None],
+            values=[reading.values for reading in readings or () if reading.values is not None],
+            log_ratios=_log_ratios(examples, readings or ()),
+        )
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:
         """AdamW with the parent's moments and the learning rates of the settings. A critic that is no longer needed is left out."""

@@ -460,8 +460,10 @@ def learn(
     Raises:
         UserError: the gradient is not finite (nothing was changed); nothing to learn from; an input is missing.
     """
-    if objective.kind == "sdpo":
-        samples = [sample for sample in samples if sample.hindsight is not None]
+    if objective.uses_words:
+        samples = [
+            one for one in samples if one.hindsight is not None or (objective.uses_rewards and one.advantage is not None)
+        ]
     tokens = sum(len(sample.example.reply) for sample in samples)
     if not tokens:
         raise UserError("nothing to learn from: no reply has feedback that this loss can use")

@@ -650,7 +650,7 @@ def objective_loss(
     sums = dict.fromkeys(("entropy", "kl", "weight", "clipped", "ratio"), 0.0)
     count, with_base, ratio_max = 0, 0, 0.0
     for reply in batch:
-        if objective.kind == "sdpo" and reply.teacher_logits is None:
+        if objective.uses_words and reply.teacher_logits is None and (reply.advantage is None or not objective.uses_rewards):
             continue
         terms = _reply_loss(reply, objective)
         policy = policy + terms.policy  # ()
@@ -674,14 +674,14 @@ def _reply_loss(reply: LossInputs, objective: Objective) -> _ReplyLoss:
     correction = objective.correction
     logits = reply.logits.float()  # (T, V)
     tempered = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
-    logp = token_logprobs(tempered.detach() if objective.kind == "sdpo" else tempered, reply.tokens)  # (T,)
+    has_teacher = objective.uses_words and reply.teacher_logits is not None
+    logp = token_logprobs(tempered.detach() if has_teacher else tempered, reply.tokens)  # (T,)
     now = logp.detach()  # (T,)
     old = now if reply.old_logprobs is None else reply.old_logprobs.to(now)  # (T,)
     behaviour = old if reply.behaviour_logprobs is None else reply.behaviour_logprobs.to(now)  # (T,)
     current = now if correction.kind == "truncated" else old  # (T,)
     weights = _importance_weights(current, behaviour, correction)  # (T,)
-    if objective.kind == "sdpo":
-        assert reply.teacher_logits is not None
+    if objective.uses_words and reply.teacher_logits is not None:
         each = weights * sdpo(logits, reply.teacher_logits, objective.teacher.divergence, objective.teacher.top_k)  # (T,)
         clipped = torch.zeros_like(now, dtype=torch.bool)  # (T,)
     else:

@@ -284,7 +284,7 @@ async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
 async def test_live_feedback_that_falls_brings_a_version_back_where_versions_come_as_fast_as_rewards(tmp_path: Path) -> None:
     """By default: each exchange is used 8 times, so that a version comes with every feedback, and 10 of them are kept. The version
     that 12 and 12 rewards lead back to is older than that."""
-    async with serving(tmp_path, changed(CLaaS(), replay={"held_out_share": 0.0}, gate={"enabled": False})) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, gate={"enabled": False}, rollout={"watch_rewards": 12})) as service:
         await turns(service, 48)
         await urn.until(lambda: idle(service))
         service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
@@ -381,7 +381,10 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
 
 
 JAM = changed(
-    CLaaS(), replay={"held_out_share": 0.0}, gate={"min_entropy_share": 0.0, "max_kl": 0.7}, rollout={"watch_rewards": 0}
+    CLaaS(),
+    replay={"held_out_share": 0.0},
+    gate={"min_entropy_share": 0.0, "max_kl": 0.7},
+    rollout={"watch_rewards": 0, "max_lead": None},
 )
 """A gate whose bound the urn would soon cross: a word that is certain is log 4 = 1.39 nats away from the base model."""
 
@@ -917,10 +920,10 @@ async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
 async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Path) -> None:
     for number, (chosen, learns, said) in enumerate(
         [
-            (OPEN_GATE, True, True),
-            (OPEN_GATE, False, False),
-            (changed(OPEN_GATE, loss={"kind": "reinforce"}), True, False),
-            (changed(OPEN_GATE, loss={"teacher": TeacherSettings(reads_text=False)}), True, False),
+            (changed(OPEN_GATE, loss={"kind": "sdpo"}), True, True),
+            (changed(OPEN_GATE, loss={"kind": "sdpo"}), False, False),
+            (OPEN_GATE, True, False),
+            (changed(OPEN_GATE, loss={"kind": "sdpo", "teacher": TeacherSettings(reads_text=False)}), True, False),
         ]
     ):
         async with serving(tmp_path / str(number), chosen, learns=learns) as service:

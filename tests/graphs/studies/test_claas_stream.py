@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claas_settings import changed
 
 from learngraph.graphs.studies import claas_stream as claas_study
 from learngraph.graphs.studies.claas_curves import draw_curves, running_mean
@@ -79,6 +80,8 @@ OLD_SETTINGS = {
     "seed": 0,
 }
 """Settings of the arm `ppo+text`, as files of trials had them first."""
+THEN: dict[str, dict[str, Any]] = {"gate": {"max_kl": 1.0}}
+"""Defaults of that time."""
 
 
 def run(flags: str, out: Path) -> int:
@@ -195,6 +198,8 @@ def test_a_trial_of_older_settings_is_not_played_again(tmp_path: Path, monkeypat
     """Its file has CLaaS's hyper-parameters as one flat list."""
     study = claas_study.ClaasStudyOptions(arms=("ppo+text",), shuffles="1", seeds="1", out=tmp_path)
     (job,) = claas_study._jobs(study)
+    assert job.settings is not None
+    job = replace(job, settings=changed(job.settings, **THEN))
     old = json.loads(json.dumps(asdict(job)))
     old["settings"] = OLD_SETTINGS
     (tmp_path / "trials").mkdir()

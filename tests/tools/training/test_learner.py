@@ -627,6 +627,30 @@ def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
             reader.training_example(failed, [failed, won])
 
 
+def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+    """Praise without words, criticism in words alone, a reply at temperature 0 with words: nothing is left out. Without words the
+    default does what REINFORCE++ does."""
+    mute = served(pocket, 8)
+    both = [learner(kind=kind) for kind in ("mixed", "reinforce")]
+    steps = [one.step(minibatch(mute), one.correct(minibatch(mute))) for one in both]
+    assert steps[0].loss == steps[1].loss
+    words = Feedback(None, "read what lies there")
+    greedy = ChatRequest(mute[0].request.messages, Sampling(0.0, max_tokens=3))
+    lot = minibatch([*mute[:6], replace(mute[6], feedback=words), replace(mute[7], feedback=words, request=greedy)])
+    teaching = both[0]
+    correction = teaching.correct(lot)
+    assert len(correction.kept) == 8
+    update = teaching.step(lot, correction)
+    assert update.tokens == sum(len(one.reply.token_ids) for one in lot.exchanges)
+    alike = minibatch([replace(one, feedback=Feedback(1.0)) for one in mute[:7]] + [replace(mute[7], feedback=words)])
+    update = teaching.step(alike, teaching.correct(alike))
+    assert update.tokens == len(mute[7].reply.token_ids)  # rewards that are all alike teach nothing, and the words do
+    mute_and_alike = minibatch(alike.exchanges[:7])
+    assert "all rewards are alike" in teaching.step(mute_and_alike, teaching.correct(mute_and_alike)).skipped
+    silent = replace(mute[0], request=greedy, feedback=Feedback(1.0))
+    assert "temperature 0" in teaching.correct(minibatch([silent])).dropped[0][1]
+
+
 def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
     given = exchange(pocket, replace(said(pocket, "read"), prompt_ids=(5, 6, 7)), Feedback(-1.0, "no"))
     correction = learner(kind="sdpo").correct(minibatch([given]))

@@ -431,11 +431,13 @@ def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) ->
     before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
     updates = lora.make_optimizer(model.network, RATE)
     with pytest.raises(UserError, match="nothing to learn from"):
-        lora.learn(model.network, updates, [replace(s, hindsight=None) for s in samples], Objective(), teacher=nullcontext)
+        lora.learn(
+            model.network, updates, [replace(s, hindsight=None) for s in samples], Objective("sdpo"), teacher=nullcontext
+        )
     with pytest.raises(UserError, match="nothing to learn from"):
         lora.learn(model.network, updates, [], Objective(kind="reinforce"))
     with pytest.raises(UserError, match="needs base and teacher passes"):
-        lora.learn(model.network, updates, samples, Objective())
+        lora.learn(model.network, updates, samples, Objective("sdpo"))
     broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
     with pytest.raises(UserError, match="gradient is nan"):
         lora.learn(model.network, updates, broken, Objective(kind="reinforce"))

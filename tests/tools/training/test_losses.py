@@ -534,7 +534,7 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"kind": "dpo"}, "kind is one of sdpo, reinforce, ppo, got 'dpo'"),
+        ({"kind": "dpo"}, "kind is one of mixed, sdpo, reinforce, ppo, got 'dpo'"),
         ({"correction": "off"}, "kind is one of"),
         ({"divergence": 1.5}, "divergence is from 0 to 1"),
         ({"divergence": math.nan}, "divergence is from 0 to 1"),
