@@ -2,7 +2,7 @@
 
     python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process]
 
-Clients chat (streamed and whole, n = 2, with and without `store`), hang up in mid-stream, give feedback (once, twice, for others'
+Clients of three tenants chat (streamed and whole, n = 2, with and without `store`), hang up in mid-stream, give feedback (once, twice, for others'
 responses), send what is no JSON, read the lists, metrics and the dashboard, promote and roll back. Every minute: what was asked, what
 failed, and the resident memory of the server and of its learner; in the end its slope, by least squares over the second half, and
 over all but the first fifth. Nothing is asserted; a slope that is not near 0 MB/min is a leak, or a cache that still fills.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import random
 import tempfile
 import time
@@ -21,6 +22,9 @@ from pathlib import Path
 
 import aiohttp
 from bench_serving import HANG, Seen, asked, model_of, one, server, steps
+
+TENANTS = ("first", "second", "third")
+"""Names of the tenants, which are their keys, too."""
 
 
 def resident(pid: int) -> tuple[float, float]:
@@ -107,16 +111,25 @@ def expect(answer: aiohttp.ClientResponse, statuses: tuple[int, ...], seen: Seen
         seen.failed.append(f"{answer.method} {answer.url.path}: {answer.status}")
 
 
-async def soak(url: str, key: str, pid: int, options: argparse.Namespace) -> None:
-    model, began, seen, counts = await model_of(url, key), time.monotonic(), Seen(), collections.Counter[str]()
+async def soak(url: str, pid: int, options: argparse.Namespace) -> None:
+    model, began, seen, counts = await model_of(url, TENANTS[0]), time.monotonic(), Seen(), collections.Counter[str]()
     memory: list[tuple[float, float]] = []
     learner: list[tuple[float, float]] = []
-    connector = aiohttp.TCPConnector(limit=0)
-    headers = {"authorization": f"Bearer {key}"}
     end = began + 60 * options.minutes
-    async with aiohttp.ClientSession(url, headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                aiohttp.ClientSession(
+                    url,
+                    headers={"authorization": f"Bearer {key}"},
+                    connector=aiohttp.TCPConnector(limit=0),
+                    timeout=aiohttp.ClientTimeout(),
+                )
+            )
+            for key in TENANTS
+        ]
 
-        async def ask(draw: random.Random) -> None:
+        async def ask(client: aiohttp.ClientSession, draw: random.Random) -> None:
             while time.monotonic() < end:
                 if draw.random() < 0.6:
                     await one(client, model, draw, 16, True, seen)
@@ -132,12 +145,12 @@ async def soak(url: str, key: str, pid: int, options: argparse.Namespace) -> Non
                 learner.append((minute, its))
                 print(
                     f"{minute:5.1f} min: server {mine:7.1f} MB, learner {its:7.1f} MB; {len(seen.whole)} replies with feedback, "
-                    f"{sum(counts.values())} other requests, {len(seen.failed)} failed, {seen.hung} hung, {await steps(client)} steps, "
+                    f"{sum(counts.values())} other requests, {len(seen.failed)} failed, {seen.hung} hung, {sum([await steps(client) for client in clients])} steps, "
                     f"{len(seen.versions)} versions",
                     flush=True,
                 )
 
-        await asyncio.gather(watch(), *(ask(random.Random(i)) for i in range(options.clients)))
+        await asyncio.gather(watch(), *(ask(clients[i % len(clients)], random.Random(i)) for i in range(options.clients)))
     for name, points in (("server", memory), ("learner", learner)):
         late = [point for point in points if point[0] > options.minutes / 2]
         most = [point for point in points if point[0] > options.minutes / 5]
@@ -153,11 +166,11 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--trainer", default="process")
     options, more = parser.parse_known_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server(options.model, options.trainer, Path(folder) / "out", more) as (url, key, pid),
-    ):
-        asyncio.run(soak(url, key, pid, options))
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.yaml"
+        keys.write_text("".join(f"{name}: {{keys: [{name}]}}\n" for name in TENANTS))
+        with server(options.model, options.trainer, Path(folder) / "out", ["--keys", str(keys), *more]) as (url, _, pid):
+            asyncio.run(soak(url, pid, options))
 
 
 if __name__ == "__main__":

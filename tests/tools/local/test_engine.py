@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import json
 import random
+import statistics
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,11 @@ from langchain_core.messages import HumanMessage
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
+from learngraph.tools.local import engine as engine_module
 from learngraph.tools.local.engine import SHARED_PREFILL, LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.local.replies import StreamingDecoder, read_calls
-from learngraph.tools.models.models import POCKET
+from learngraph.tools.models.models import GUARD, POCKET
 
 peft = pytest.importorskip("peft")
 
@@ -572,6 +575,20 @@ async def test_a_failing_pass_fails_its_requests_only(engine: LocalEngine, monke
     assert not engine._base.users
 
 
+async def test_a_reply_comes_in_pieces_that_count_its_tokens(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that are made within a moment come as one piece, and nothing is missing, whatever the moment is."""
+    request = replace(ask("hello", max_tokens=60), more={"logit_bias": {"1": -100}})
+    counts = []
+    for seconds in (0.0, 0.01, 60.0):
+        monkeypatch.setattr(engine_module, "PIECE_SECONDS", seconds)
+        text, said, pieces = await read(engine.stream(request))
+        assert sum(piece.num_tokens for piece in pieces) <= len(said.token_ids) == 60
+        assert text
+        counts.append(len(pieces))
+    assert counts[0] > 20
+    assert counts[2] <= 2  # the first token's, and the rest
+
+
 @pytest.mark.slow
 async def test_two_hundred_streams() -> None:
     engine = LocalEngine(LocalChatModel(model=str(POCKET), threads=1), rank=8)
@@ -928,6 +945,37 @@ async def test_a_tenant_does_not_wait_for_the_replies_of_another(tiny: str, monk
         for task in crowd:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
+        await engine.close()
+
+
+async def test_beside_256_streams_a_short_reply_takes_at_most_five_times_as_long() -> None:
+    """In CPU time of the network's thread, which other work of the machine does not change."""
+    engine = LocalEngine(LocalChatModel(model=str(GUARD), threads=1), max_streams=256)
+
+    async def cost(seed: int) -> float:
+        request = replace(ask(f"go west {seed}", seed=seed, max_tokens=8), more={"logit_bias": {"2": -100}})
+        began = await engine.run(time.thread_time)
+        said = (await read(engine.stream(request, tenant="rival")))[1]
+        assert len(said.token_ids) == 8
+        return await engine.run(time.thread_time) - began
+
+    async def crowd(seed: int) -> None:
+        request = replace(ask("hello", seed=seed, max_tokens=900), more={"logit_bias": {"2": -100}})
+        async for _ in engine.stream(request, tenant="acme"):
+            pass
+
+    alone = statistics.median([await cost(seed) for seed in range(9)])
+    streams = [asyncio.create_task(crowd(seed)) for seed in range(256)]
+    try:
+        while len(engine._generating) < 256:
+            await asyncio.sleep(0.01)
+        beside = statistics.median([await cost(seed) for seed in range(9, 18)])
+        assert beside < 4 * alone
+        assert not any(stream.done() for stream in streams)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
         await engine.close()
 
 
