@@ -61,7 +61,8 @@ class KVCache:
         """
         if self.buffer is None or self.buffer.shape[3] < end:
             _, heads, _, width = like.shape
-            wide = like.new_empty(2 * layers, 1, heads, end + end // 2 + 64, width)
+            room = (end + end // 2) // 64 * 64 + 128  # of few sizes, so that memory that was freed fits again
+            wide = like.new_empty(2 * layers, 1, heads, room, width)
             if self.buffer is not None:
                 wide[..., : self.size, :] = self.buffer[..., : self.size, :]
             self.buffer = wide
