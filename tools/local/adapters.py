@@ -62,7 +62,8 @@ def _reorder_weights(layers: Sequence[Any]) -> dict[Any, torch.Tensor]:
     large = [layer for layer in layers if isinstance(layer, torch.nn.Linear) and layer.weight.numel() >= MIN_REORDERED]
     weights = {layer: layer.weight.detach() for layer in large}
     usable = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights.values())
-    reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None) if torch.backends.mkldnn.is_available() else None
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None) if has_onednn else None
     if reorder is None or not usable or sum(weight.nbytes for weight in weights.values()) > MAX_REORDERED_BYTES:
         return {}
     return {layer: reorder(weight) for layer, weight in weights.items()}
@@ -154,7 +155,7 @@ class AdapterSwitch:
         ]
         reordered = _reorder_weights([layer for _, layer in linear])
         for path, layer in linear:
-            layer.forward = _FastForward(layer, reordered.get(layer))
+            layer.forward = _FastForward(layer, reordered.get(layer))  # type: ignore[method-assign]
             if layer is head:
                 continue
             name = path.removeprefix(PEFT_PREFIX).removesuffix(".base_layer")
@@ -163,7 +164,7 @@ class AdapterSwitch:
             sizes = tuple(layer.weight.shape) if isinstance(layer, Conv1D) else tuple(reversed(layer.weight.shape))
             index = len(self.layers)
             self.layers[name] = (index, sizes[0], sizes[1])
-            layer.forward = _AdaptedForward(layer, index, self._spans, reordered.get(layer))
+            layer.forward = _AdaptedForward(layer, index, self._spans, reordered.get(layer))  # type: ignore[method-assign]
         if not self.layers:
             raise UserError(f"no linear layer of this model is called {targets!r}; use 'all-linear'")
         weight = next(network.parameters())

@@ -301,13 +301,13 @@ def _attention(
     parts: list[SequenceInput] = _current.parts
     sizes = [len(part.ids) for part in parts]
     sizes.append(query.shape[2] - sum(sizes))
-    *queries, rest = query.split(sizes, 2)
+    *queries, rest = query.split_with_sizes(sizes, 2)
     if not parts[0].seen:
         for part in parts:
             part.open_views(_current.layers, key)
     at, count = 2 * module.layer_idx, len(parts)
-    torch._foreach_copy_([part.new[at] for part in parts], key.split(sizes, 2)[:count])
-    torch._foreach_copy_([part.new[at + 1] for part in parts], value.split(sizes, 2)[:count])
+    torch._foreach_copy_([part.new[at] for part in parts], key.split_with_sizes(sizes, 2)[:count])
+    torch._foreach_copy_([part.new[at + 1] for part in parts], value.split_with_sizes(sizes, 2)[:count])
     scale, grouped = settings.get("scaling"), query.shape[1] != key.shape[1]
     found = []
     for part, own in zip(parts, queries, strict=True):
