@@ -16,7 +16,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
@@ -49,6 +49,10 @@ OutcomeFilter = Literal["success", "failure", "all", "mixed"]
 
 KeyFunction = Callable[[Task, Sequence[Transition], str], str]
 """(task, the steps before, the present abstract state) -> phi(s_t), the text by which the step is found."""
+
+
+_Filters = tuple[OutcomeFilter, str, str | None, tuple[str, int] | None]
+"""The kind, domain, task and `before` of a search."""
 
 
 class BadMemory(UserError, ValueError):
@@ -242,7 +246,8 @@ class Trajectories:
     def __len__(self) -> int:
         """The number of records that are searched."""
         with self._lock:
-            return sum(kept.count for place, kept in enumerate(self._kept) if place not in self._usefulness.evicted)
+            evicted = self._known_usefulness().evicted
+            return sum(kept.count for place, kept in enumerate(self._kept) if place not in evicted)
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Every trajectory, evicted or not: the bank's, then the run's own in the order of storing."""
@@ -284,7 +289,7 @@ class Trajectories:
             if known is None:
                 with self._lock:
                     self._append(trajectory, readings, deeds, own=True)
-            else:  # its records stand among others: rebuild the index in the same order
+            elif not self._replace(known, trajectory, deeds):  # its records stand among others: rebuild the index in order
                 own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
                 self._load({**own, trajectory.id: trajectory})
 
@@ -369,13 +374,14 @@ class Trajectories:
         """(Number of stored episodes that consulted this trajectory, mean of their known returns or None)."""
         with self._lock:
             self._place(id)
-            values = self._usefulness.uses.get(id, [])
-            return len(values) + self._usefulness.unknown.get(id, 0), sum(values) / len(values) if values else None
+            usefulness = self._known_usefulness()
+            values = usefulness.uses.get(id, [])
+            return len(values) + usefulness.unknown.get(id, 0), sum(values) / len(values) if values else None
 
     def is_evicted(self, id: str) -> bool:
         """True if a trajectory has made room for others and is not searched any more."""
         with self._lock:
-            return self._place(id) in self._usefulness.evicted
+            return self._place(id) in self._known_usefulness().evicted
 
     def _nearest(
         self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
@@ -438,27 +444,15 @@ class Trajectories:
         asked = kind, domain, task, before
         among = self._masks.pop(asked, None)
         if among is None:
-            usefulness = self._usefulness if before is None else self._before(before)
-            shown = [
-                kept.trajectory.domain == domain
-                and (task is None or kept.trajectory.task.id == task)
-                and (kind == "all" or kept.success is (kind == "success"))
-                and place not in usefulness.evicted
-                and not _is_hidden(kept, before)
-                for place, kept in enumerate(self._kept)
-            ]
+            evicted = set[int]()
+            if self.limit is not None:
+                evicted = self._known_usefulness().evicted if before is None else self._count_usefulness(before).evicted
+            shown = [place not in evicted and _is_shown(kept, *asked) for place, kept in enumerate(self._kept)]
             among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
         self._masks[asked] = among  # the latest mask stands last
         if len(self._masks) > 8:
             del self._masks[next(iter(self._masks))]
         return among
-
-    def _before(self, before: tuple[str, int]) -> _Usefulness:
-        usefulness = _Usefulness(self.limit)
-        for place, kept in enumerate(self._kept):
-            if not _is_hidden(kept, before):
-                usefulness.add(place, kept)
-        return usefulness
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
         kept = self._kept[self._owners[row]]
@@ -483,8 +477,8 @@ class Trajectories:
             self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
-            self._usefulness = _Usefulness(self.limit)
-            self._masks: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
+            self._usefulness: _Usefulness | None = _Usefulness(self.limit)  # None: to be counted when it is asked for
+            self._masks: dict[_Filters, NDArray[np.bool_]] = {}
             for trajectory, readings, deeds, mine in read:
                 self._append(trajectory, readings, deeds, mine)
 
@@ -525,13 +519,59 @@ class Trajectories:
         self._places[trajectory.id] = place
         if own:
             self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
-        self._usefulness.add(place, kept)
-        self._masks.clear()
+        if self._usefulness is not None:
+            self._usefulness.add(place, kept)
+        if self.limit is None:  # nothing is evicted: what was shown stays shown
+            for asked, among in self._masks.items():
+                self._masks[asked] = np.append(among, np.full(kept.count, _is_shown(kept, *asked)))
+        else:
+            self._masks.clear()
+
+    def _replace(self, place: int, trajectory: Trajectory, deeds: Sequence[bytes]) -> bool:
+        """Put a trajectory at the place of one with the same keys and actions, such as one with another reward.
+
+        Returns False, and changes nothing, if they are not the same.
+        """
+        kept = self._kept[place]
+        same_name = (trajectory.run, trajectory.episode) == (kept.trajectory.run, kept.trajectory.episode)
+        numbers = [self._numbers.get(deed) for deed in deeds]
+        if not same_name or numbers != self._deeds[kept.start : kept.start + kept.count].tolist():
+            return False
+        with self._lock:
+            self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
+            self._usefulness = None
+            self._masks.clear()
+        return True
+
+    def _known_usefulness(self) -> _Usefulness:
+        if self._usefulness is None:
+            self._usefulness = self._count_usefulness()
+        return self._usefulness
+
+    def _count_usefulness(self, before: tuple[str, int] | None = None) -> _Usefulness:
+        """The usefulness of each trajectory; with `before`, without that run's later episodes."""
+        usefulness = _Usefulness(self.limit)
+        for place, kept in enumerate(self._kept):
+            if not _is_hidden(kept, before):
+                usefulness.add(place, kept)
+        return usefulness
 
 
 def _digest(*texts: str) -> bytes:
     """A short hash of texts, in place of keys as long as a whole prompt."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _is_shown(
+    kept: _IndexedTrajectory, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None
+) -> bool:
+    """True if a search with these filters may find a trajectory that is not evicted."""
+    return (
+        kept.trajectory.domain == domain
+        and (task is None or kept.trajectory.task.id == task)
+        and (kind == "all" or kept.success is (kind == "success"))
+        and not _is_hidden(kept, before)
+    )
 
 
 def _is_hidden(kept: _IndexedTrajectory, before: tuple[str, int] | None) -> bool:

@@ -304,6 +304,31 @@ def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, ep
 # the choices one by one
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 1.0, None]), st.sampled_from(STATES)), max_size=12),
+    st.none() | st.integers(1, 3),
+)
+def test_a_trajectory_that_is_rated_again_is_found_as_if_it_had_been_so_at_once(told, limit):
+    """Asked before each change, so that whatever is cached has to follow."""
+    asked = [({"kind": kind}, before) for kind in ("success", "failure", "all") for before in (None, ("a", 2))]
+    memory = Trajectories(limit=limit)
+    last: dict[str, Trajectory] = {}
+    for number, value, state in told:
+        used = ("a/0",) if number else ()
+        one = Trajectory(f"a/{number}", Task("t", "x"), (Transition(state, "go", value),), "a", number, used=used)
+        memory.add(one)
+        last[one.id] = one
+        fresh = Trajectories(limit=limit)
+        for other in last.values():
+            fresh.add(other)
+        for filters, before in asked:
+            for text in STATES:
+                key = memory.key(Task("t", "x"), (), text)
+                assert memory.search(key, 3, before=before, **filters) == fresh.search(key, 3, before=before, **filters)
+        assert memory.usefulness(one.id) == fresh.usefulness(one.id)
+
+
 def test_kinds_by_outcome_and_what_nobody_knows_only_with_all():
     stored = [
         attempt(("door black", "mist", 1.0)),
