@@ -26,7 +26,7 @@ Where nothing is alike enough, the draft is carried out, or an action proposed: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -293,7 +293,7 @@ def build(
     settings = settings or AdaMEM()
     memory = settings.memory(parts) if memory is None else memory
     mode = MODES[settings.mode]
-    nodes = _frame(parts, settings, memory, mode) | _deciding_nodes(parts, settings, memory, mode)
+    nodes = _frame(parts, settings, memory, mode) | deciding_nodes(parts, settings, memory, mode)
     builder = StateGraph(AdaMEMState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     wired = wire(builder, mode.flow, nodes, mode.routers, chain=chain)
     return compile_graph(wired, **{"name": f"adamem-{settings.mode}", **compile})
@@ -346,9 +346,11 @@ def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mo
     }
 
 
-def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
-    """The nodes from a situation to candidates, as far as the mode's drawing has them."""
-    running: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
+def deciding_nodes(
+    parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode, names: Collection[str] | None = None
+) -> dict[str, Node]:
+    """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
+    running: Any = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
     places = memory, parts.environment, parts.journal
     excerpts = parts.excerpts(memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
@@ -376,8 +378,8 @@ def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories,
         "synthesize": lambda: _synthesize(parts, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
         "propose": lambda: parts.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
     }
-    drawn = {edge.source for edge in parse_flow(mode.flow)}
-    return {name: make() for name, make in makers.items() if name in drawn}
+    wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
+    return {name: make() for name, make in makers.items() if name in wanted}
 
 
 def _synthesize(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, excerpts: Excerpts, prompt: str) -> Node:
@@ -394,6 +396,5 @@ def _synthesize(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, exc
         doubt=Prompt.load("adamem/doubt", parts.prompts),
         admissible=parts.admissible_prompt(),
     )
-    if settings.author == "rule":
-        return RecallStrategy(writer)
-    return synthesize(parts.require_chat_model("adamem"), writer, parts.prompts)
+    by_rule = settings.author == "rule"
+    return RecallStrategy(writer) if by_rule else synthesize(parts.require_chat_model("adamem"), writer, parts.prompts)

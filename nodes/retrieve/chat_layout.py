@@ -113,7 +113,7 @@ class ChatLayout(Layout):
             return f'<attempt number="{number}">\nIts actions alone: {cut}\n{self.total(trajectory)}</attempt>\n\n'
         comparison = _Comparison()
         steps = self._steps(trajectory.transitions, 1, comparison)
-        note = f"Feedback on it: {trajectory.note.strip()}\n" if self.notes and trajectory.note.strip() else ""
+        note = self._note(trajectory)
         count = f' made="{shown.count} times"' if shown.count > 1 else ""
         return f'<attempt number="{number}"{count}>\n{steps}{self._end(trajectory, comparison)}{note}</attempt>\n\n'
 
@@ -122,7 +122,12 @@ class ChatLayout(Layout):
         asked = trajectory.task.instruction
         task = "the same as yours now" if asked == instruction else f"another one: {asked.strip()}"
         outcome = {True: "It succeeded.\n", False: "It did not succeed.\n", None: ""}[success]
-        return f'<attempt number="{number}">\nIts task: {task}\n', f"{self.attempt_end(trajectory)}{outcome}</attempt>\n\n"
+        end = f"{self.attempt_end(trajectory)}{outcome}{self._note(trajectory)}</attempt>\n\n"
+        return f'<attempt number="{number}">\nIts task: {task}\n', end
+
+    def _note(self, trajectory: Trajectory) -> str:
+        note = trajectory.note.strip()
+        return f"Feedback on it: {note}\n" if self.notes and note else ""
 
     def running_head(self, number: int) -> str:
         """Empty: earlier attempts stand within tags, so that the running one needs no number."""

@@ -138,7 +138,7 @@ class SituationExcerpts(Excerpts):
     """
 
     layout: Layout = _LAYOUT
-    """The layout of the steps."""
+    """The layout of the steps; with `notes`, what was said about an attempt stands below them."""
 
     def describe(self, number: int, precedent: Precedent, task: Task | None, rest: int | None, clip: int | None) -> str:
         """The text of one precedent. `clip` is for each observation; with None, earlier steps are shown whole as well."""
@@ -150,12 +150,13 @@ class SituationExcerpts(Excerpts):
             before = ""
         else:
             before = f"Done before it: {'; '.join(' '.join(step.action.split()) for step in steps[:at])}\n" if at else ""
+        note = f"Feedback on it: {' '.join(trajectory.note.split())}\n" if self.layout.notes and trajectory.note.strip() else ""
         return (
             f"Earlier situation {number} ({_whose_task(trajectory.task, task)}; step {at + 1} of {len(steps)}; "
             f"{_outcome(precedent, trajectory)}; similarity {precedent.similarity:.2f})\n{before}"
             f"{self._steps(steps, 0 if clip is None else at, at + 1 + len(after), clip)}"
             + (f"({left} more step{'s' * (left != 1)})\n" if left else "")
-            + "\n"
+            + f"{note}\n"
         )
 
     def _steps(self, steps: Sequence[Transition], first: int, end: int, clip: int | None) -> str:

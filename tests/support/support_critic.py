@@ -87,6 +87,18 @@ def _edits(text: str) -> str:
     return json.dumps({"edits": [{"op": "add", "text": one, "why": "seen"} for one in new[:2]]})
 
 
+def _strategy(text: str) -> str:
+    """Advice from each earlier situation: what succeeded there, and what did not."""
+    good, bad = [], []
+    for part in text.partition("# The present situation")[0].split("Earlier situation ")[1:]:
+        kind, how = next((k for k in RIGHT if k in part), None), CALL.search(part)
+        if kind and how:
+            well = "the attempt succeeded" in part
+            (good if well else bad).append(f"- if a customer says '{kind}', {'' if well else 'do not '}resolve it by {how[1]}")
+    items = list(dict.fromkeys([*good, *bad]))[:3]
+    return "I compared them.\nStrategy:\n" + ("\n".join(items) or "nothing")
+
+
 def _merged(text: str) -> str:
     new = dict.fromkeys(
         re.findall(r"When a customer says '[a-z ]+', (?:do not )?resolve it by \w+", text.partition("Proposals:")[2])
@@ -104,6 +116,7 @@ def _critic_of(system: str) -> Any:
         "You keep a library of lessons for an agent. You see an attempt": _items,
         "You have just had a conversation": _plan,
         "You study how an agent works": _summary,
+        "You advise an assistant that talks": _strategy,
         "You compare attempts of an agent": _lessons,
         "You keep a library of lessons for an agent. The agent is shown them in its prompts, so each has to be worth its place. You see": _edits,
         "You keep a library of lessons for an agent. The agent is shown them in its prompts, so each has to be worth its place. Several": _merged,

@@ -1,0 +1,282 @@
+"""AdaMEM in an agent of LangChain: a strategy for the next steps, written on the spot from what was done in situations like this.
+
+    agent = create_agent(model, tools, middleware=[learner := AdaMEMMiddleware("memory")], checkpointer=saver)
+    learner.feedback("t1", reward=1.0)                                 # rated conversations are the precedents of later ones
+
+Before a model call, steps of rated conversations that were taken in states like the present one are recalled, the model writes a
+strategy from them, and the strategy stands at the end of the system message. The nodes are those of AdaMEM's graph
+(graphs/adamem.py): recollect, decide, synthesize, with its routers. `settings.mode` says when memory is asked:
+
+| mode | memory is asked | model calls for one of the agent's |
+|---|---|---|
+| `low` | at the start of a turn, until there is a strategy; then when the model votes that it no longer helps | 1, 2 or 3 |
+| `high` | when the model votes that it is unsure; the strategy serves one call | 1 or 3 |
+| `max` | always | 2 |
+
+The model votes by calling a tool that is only there for this, in place of its next step, and which the agent never sees. A model
+without tools cannot vote; the other triggers of nodes/retrieve/triggers.py work for all. A draft is streamed like any answer,
+since most are kept; the strategist's words are not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware.types import ModelResponse
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+
+from ...memory.conversations import REPLY, call_text
+from ...memory.errors import UserError
+from ...memory.records import Strategy, Usage
+from ...memory.search.similarity import Similarity
+from ...memory.trajectories import Trajectories, is_rewarded
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.triggers import REASONS, route_memory_request
+from ...nodes.synthesize.strategy import route_precedents
+from ..adamem import MODES, AdaMEM, deciding_nodes
+from ..wiring.banks import reaches_return
+from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
+from .learner import (
+    Advice,
+    Consultation,
+    LearningMiddleware,
+    PendingCall,
+    Place,
+    add_to_system_message,
+    not_streamed,
+)
+
+__all__ = ["AdaMEMMiddleware"]
+
+LOG = logging.getLogger(__name__)
+NODES_KEPT = 64
+"""Memories and models whose nodes are kept; only speed depends on it."""
+VOTE_TOOL = "ask_memory"
+"""The name of the tool by which the model asks for memory."""
+
+
+class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
+    """Writes strategies from rated conversations into the system message of the agent's model.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        strategist: writes the strategies; the agent's own model if not given. Its words are not streamed to the client.
+        settings: AdaMEM's. `mode` is `low`, `high` or `max`. A conversation succeeded if its reward is above 0, or at least
+            `success_threshold`. States are compared by `state_key`; `retrieval_key="whole"` adds all that was read before.
+        similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
+        prompts: a directory whose prompt files take the place of those of the same name (`adamem/chat_strategy`, `chat_advice`,
+            `ask_memory`, `replace_strategy`).
+        options: those of `LearningMiddleware`.
+
+    Raises:
+        UserError: a setting cannot work with conversations.
+    """
+
+    method: ClassVar[str] = "adamem"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        strategist: BaseChatModel | None = None,
+        settings: AdaMEM | None = None,
+        similarity: Similarity | None = None,
+        prompts: Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, **options)
+        self.settings = settings or AdaMEM()
+        _check(self.settings)
+        self.strategist, self.similarity, self.prompts = strategist, similarity, prompts
+        self._advice = Prompt.load("adamem/chat_advice", prompts)
+        self._vote_tools = {
+            False: _tool(VOTE_TOOL, Prompt.load("adamem/ask_memory", prompts).text()),
+            True: _tool(VOTE_TOOL, Prompt.load("adamem/replace_strategy", prompts).text()),
+        }
+        self._warned_of_votes = False
+        self._built: dict[tuple[int, int], tuple[dict[str, Any], Trajectories, BaseChatModel]] = {}
+
+    def make_index(self) -> Trajectories:
+        """A memory of the steps of rated conversations, found by the state in which they were taken."""
+        threshold = self.settings.success_threshold
+        return Trajectories(
+            key=CHAT_KEYS[self.settings.retrieval_key],
+            similarity=self.similarity,
+            success=is_rewarded if threshold is None else reaches_return(threshold),
+            limit=self.settings.max_trajectories,
+        )
+
+    def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
+        """Ask memory where the mode says so, have a strategy written, and ask the model with it."""
+        state = episode_channels(request.messages, place, self.state_key) | self._strategy_in_force(request.state, place)
+        nodes = self._nodes(memory, request.model)
+        if self.mode == "observe":
+            state |= nodes["recollect"](state)
+            (response,) = yield PendingCall([request])
+            return Advice(response, _entry(state, Usage()))
+        draft: _Draft | None = None
+        if self.settings.mode == "high" or state["strategy"]:
+            (response,) = yield PendingCall([self._request(request, state["strategy"], votes=True)])
+            draft = _read_draft(response)
+            state |= {"action": draft.action, "vote": draft.votes}
+            state |= nodes["decide"](state)
+            if route_memory_request(state) == "go on":  # type: ignore[arg-type]
+                return Advice(draft.response, _entry(state, Usage(), drafted=True))
+        state |= nodes["recollect"](state)
+        usage, failure, written = Usage(), "", False
+        if route_precedents(state) == "precedents":  # type: ignore[arg-type]
+            try:
+                found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
+            except Exception as error:
+                failure = str(error) or type(error).__name__
+                LOG.warning("%s: no strategy was written, since the strategist cannot be asked: %s", self.method, failure)
+            else:
+                usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
+        if draft is not None and draft.is_whole and not written:
+            return Advice(draft.response, _entry(state, usage, drafted=True, failure=failure))
+        if draft is not None:
+            usage += draft.usage
+        (response,) = yield PendingCall([self._request(request, state["strategy"])])
+        return Advice(response, _entry(state, usage, drafted=draft is not None, failure=failure))
+
+    def _nodes(self, memory: Trajectories, model: BaseChatModel) -> dict[str, Any]:
+        """The nodes of AdaMEM's graph that a consultation needs."""
+        key = id(memory), id(model)
+        if (known := self._built.get(key)) is not None:
+            return known[0]
+        parts = ChatInputs.of(not_streamed(self.strategist or model), self.agent_name, prompts=self.prompts)
+        mode = MODES[self.settings.mode]._replace(strategy_prompt="adamem/chat_strategy")
+        nodes = dict(deciding_nodes(parts, self.settings, memory, mode, ("decide", "recollect", "synthesize")))
+        if len(self._built) >= NODES_KEPT:
+            self._built.clear()
+        self._built[key] = nodes, memory, model  # kept with their ids, which nothing else gets as long as they are here
+        return nodes
+
+    def _strategy_in_force(self, state: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """The channels `strategy` and `written`: in mode low those of this turn's last call, else none."""
+        if self.settings.mode == "low":
+            for entry in reversed(state.get("learning") or ()):
+                if entry.get("method") == self.method and entry.get("turn") == place.turn:
+                    kept = entry.get("strategy")
+                    return {"strategy": Strategy(**kept) if kept else None, "written": entry.get("written", -1)}
+        return {"strategy": None, "written": -1}
+
+    def _request(self, request: ModelRequest[Any], strategy: Strategy | None, *, votes: bool = False) -> ModelRequest[Any]:
+        """The request with the strategy in its system message, and with the tool by which the model votes."""
+        if votes and self._can_vote(request):
+            request = request.override(tools=[*request.tools, self._vote_tools[strategy is not None]])
+        return add_to_system_message(request, self._advice.text(strategy=strategy.text) if strategy else "")
+
+    def _can_vote(self, request: ModelRequest[Any]) -> bool:
+        if "vote" not in self.settings.triggers:
+            return False
+        if type(request.model).bind_tools is not BaseChatModel.bind_tools:
+            return True
+        if not self._warned_of_votes:
+            self._warned_of_votes = True
+            LOG.warning(
+                "%s: %s takes no tools, so it cannot vote on asking memory; use mode max, or other triggers (stalled, repeated, drift)",
+                self.method,
+                type(request.model).__name__,
+            )
+        return False
+
+
+class _Draft(NamedTuple):
+    """The model's answer to a request with the tool for votes."""
+
+    response: ModelResponse[Any]
+    """Without the vote."""
+    action: str
+    """What it would do, as text."""
+    votes: bool
+    is_whole: bool
+    """False if it only voted, and said no next step."""
+    usage: Usage
+
+
+def _read_draft(response: ModelResponse[Any]) -> _Draft:
+    message = response.result[0]
+    usage = Usage.from_reply(message)
+    if not isinstance(message, AIMessage):
+        return _Draft(response, REPLY + str(message.text), False, True, usage)
+    calls = [call for call in message.tool_calls if call["name"] != VOTE_TOOL]
+    spoilt = any(call["name"] == VOTE_TOOL for call in message.invalid_tool_calls)
+    votes = spoilt or len(calls) < len(message.tool_calls)
+    action = "; ".join(call_text({"name": c["name"], "args": c["args"]}) for c in calls) or REPLY + str(message.text)
+    if not votes:
+        return _Draft(response, action, False, True, usage)
+    kept = AIMessage(
+        str(message.text),
+        tool_calls=calls,
+        id=message.id,
+        response_metadata=message.response_metadata,
+        usage_metadata=message.usage_metadata,
+    )
+    return _Draft(ModelResponse([kept], response.structured_response), action, True, bool(calls), usage)
+
+
+def _tool(name: str, description: str) -> dict[str, Any]:
+    """A tool without arguments, as OpenAI's API describes it. As a plain object it is none that the agent runs."""
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, failure: str = "") -> dict[str, Any]:
+    """The record of a consultation as plain data."""
+    strategy: Strategy | None = state["strategy"]
+    precedents, nearest = state["precedents"], state.get("nearest_similarity")
+    sources = [one.rpartition("/")[0] for one in strategy.sources] if strategy else [one.trajectory for one in precedents]
+    entry: dict[str, Any] = {
+        "recalled": list(dict.fromkeys(sources)),
+        "precedents": [[f"{one.trajectory}/{one.step}", round(one.similarity, 4)] for one in precedents],
+        "reasons": list(state["reasons"]),
+        "strategy": {**asdict(strategy), "sources": list(strategy.sources)} if strategy else None,
+        "written": state["written"],
+        "usage": usage_record(usage),
+        "said": _words(state, usage, drafted, failure),
+    }
+    if nearest is not None and not precedents:
+        entry["nearest"] = round(nearest, 4)
+    return entry
+
+
+def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) -> Sequence[str]:
+    """The account of a consultation, a line each."""
+    strategy, said = state["strategy"], []
+    if drafted and not state["reasons"]:
+        said.append("drafted a step, and had no reason to ask memory")
+    elif state["reasons"]:
+        said.append("asked memory: " + "; ".join(REASONS[reason] for reason in state["reasons"]))
+    if failure:
+        said.append(f"no strategy was written, since the strategist cannot be asked: {failure}")
+    elif usage.malformed:
+        said.append(f"no strategy was written: {usage.unreadable} replies of the strategist cannot be read")
+    elif state["precedents"] and strategy is None and state.get("synthesis"):
+        said.append("the strategist found the precedents of no use")
+    nearest = state.get("nearest_similarity")
+    if not state["precedents"] and nearest is not None:
+        said.append(f"nothing was alike enough; the nearest had similarity {nearest:.2f}")
+    if strategy is not None:
+        kept = "written now" if strategy.step == state["step"] else f"kept since step {strategy.step + 1}"
+        said.append(f"strategy ({kept}): {strategy.text}")
+    return said
+
+
+def _check(settings: AdaMEM) -> None:
+    """Refuse settings that have no meaning for conversations."""
+    wrong = {
+        f"mode={settings.mode}: take low, high or max": settings.mode not in ("low", "high", "max"),
+        "author=rule repeats the arguments of other conversations: take model": settings.author != "model",
+        "bank: import its trajectories into the store": bool(settings.bank),
+        "embedder: give similarity=CosineSimilarity(...)": bool(settings.embedder),
+        "trigger subgoal: conversations have no rewards on the way": "subgoal" in settings.triggers,
+    }
+    if found := [text for text, is_wrong in wrong.items() if is_wrong]:
+        raise UserError(f"AdaMEMMiddleware cannot use these settings: {'; '.join(found)}")

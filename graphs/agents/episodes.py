@@ -1,0 +1,135 @@
+"""A conversation as an episode: the channels that the nodes of a method's graph read, made from messages.
+
+    messages so far  ->  task, step, observation, head: what Begin and Act leave in a graph's state
+
+The journal of such an episode keeps nothing: its `head` is the steps themselves, which the messages give at every model call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+
+from ...memory.conversations import StateKey, steps, text_read
+from ...memory.records import Observation, Task, Transition, Usage
+from ...memory.storage.journal import Journal
+from ...memory.trajectories import KeyFunction, whole_prompt_key
+from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
+from ..wiring.banks import KeyName
+from ..wiring.parts import MethodInputs
+from .learner import ChatWorld, Place
+
+__all__ = [
+    "CHAT_KEYS",
+    "ChatInputs",
+    "ConversationJournal",
+    "ConversationWorld",
+    "ReadMessages",
+    "episode_channels",
+    "state_alone",
+    "turn_start",
+    "usage_record",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessages(Observation):
+    """What an agent has read since it spoke last."""
+
+    key: str = ""
+    """The text by which the state is compared with others."""
+    refused: bool = False
+    """True if a tool has answered with an error."""
+
+
+class ConversationWorld(ChatWorld):
+    """A stand-in for an environment whose observations are `ReadMessages`."""
+
+    def abstract(self, observation: Observation) -> str:
+        """The text by which the state is compared."""
+        assert isinstance(observation, ReadMessages)
+        return observation.key
+
+    def is_refused(self, observation: Observation) -> bool:
+        """True if a tool has answered with an error."""
+        return isinstance(observation, ReadMessages) and observation.refused
+
+
+class ConversationJournal(Journal):
+    """A journal whose heads are the steps themselves, so that it keeps nothing."""
+
+    def history(self, head: Any, last: int | None = None) -> tuple[Transition, ...]:
+        """The steps of the conversation, oldest first; only the last `last` of them if given."""
+        return tuple(head) if last is None else tuple(head)[max(len(head) - last, 0) :]
+
+
+def state_alone(task: Task, before: Sequence[Transition], state: str) -> str:
+    """The state's text by itself: that of a chat says what the user asked for, which worlds say in the task."""
+    return state
+
+
+CHAT_KEYS: dict[KeyName, KeyFunction] = {"structured": state_alone, "whole": whole_prompt_key}
+"""phi(s_t) by name, for conversations."""
+
+
+@dataclass(frozen=True)
+class ChatInputs(MethodInputs):
+    """The inputs of a method's nodes in a conversation: earlier ones are shown with what was said about them."""
+
+    @classmethod
+    def of(cls, model: BaseChatModel, agent_name: str, **more: Any) -> ChatInputs:
+        """Inputs for an agent's conversations.
+
+        Args:
+            model: writes; its window is the room for prompts.
+            agent_name: the domain of its trajectories.
+            more: further fields of `MethodInputs`, by name.
+        """
+        world: Any = ConversationWorld(agent_name)
+        return cls.with_chat_model(world, ConversationJournal(), model, **more)  # type: ignore[return-value]
+
+    def excerpts(self, memory: PrecedentMemory, following_steps: int | None, max_state_chars: int | None) -> Excerpts:
+        """The layout of remembered steps, with the feedback in words."""
+        found = super().excerpts(memory, following_steps, max_state_chars)
+        assert isinstance(found, SituationExcerpts)
+        return replace(found, layout=replace(found.layout, notes=True))
+
+
+def turn_start(messages: Sequence[AnyMessage]) -> int:
+    """The number of messages up to the user's last one, including it."""
+    return next((n for n in range(len(messages), 0, -1) if isinstance(messages[n - 1], HumanMessage)), len(messages))
+
+
+def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: StateKey) -> dict[str, Any]:
+    """The channels of an episode at a model call.
+
+    Args:
+        messages: all that the agent has read and said, without the system message.
+        place: the place of the call.
+        state_key: the text by which states are compared.
+    """
+    done = steps(messages, state_key)
+    start = next((n for n in range(len(messages), 0, -1) if isinstance(messages[n - 1], AIMessage)), 0)
+    refused = any(isinstance(m, ToolMessage) and m.status == "error" for m in messages[start:])
+    return {
+        "task": place.task,
+        "run": place.thread,
+        "episode": place.number,
+        "step": len(done),
+        "head": done,
+        "observation": ReadMessages(text_read(messages), key=str(state_key(messages)), refused=refused),
+        "used": [],
+        "precedents": [],
+        "candidates": [],
+        "reasons": [],
+    }
+
+
+def usage_record(usage: Usage) -> dict[str, int]:
+    """What a method's own calls cost, as plain data: calls, tokens, and replies that could not be used."""
+    names = ("calls", "input_tokens", "output_tokens", "unreadable")
+    return {name: getattr(usage, name) for name in names}

@@ -1,0 +1,127 @@
+"""Synapse in an agent of LangChain: whole earlier conversations that went well stand in the system message as exemplars.
+
+    agent = create_agent(model, tools, middleware=[learner := SynapseMiddleware("memory")], checkpointer=saver)
+    learner.feedback("t1", reward=1.0)                                 # conversations that succeed become exemplars
+
+They are recalled once a turn, by the state at its start, and are the same at all of its model calls: whatever the agent meets, the
+beginning of its prompts stays (a prefix cache keeps it). The nodes are those of graphs/baselines/synapse.py: retrieve, and the
+layout of exemplars. It costs no model call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain.agents.middleware import ModelRequest
+
+from ...memory.errors import UserError
+from ...memory.records import Precedent
+from ...memory.search.similarity import Similarity
+from ...memory.trajectories import Trajectories, is_rewarded
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.recollect import Recollect
+from ...nodes.retrieve.synapse import Exemplars
+from ..baselines.synapse import Synapse
+from ..wiring.banks import reaches_return
+from .episodes import ChatInputs, episode_channels, state_alone, turn_start
+from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
+
+__all__ = ["SynapseMiddleware"]
+
+
+class SynapseMiddleware(LearningMiddleware[Trajectories]):
+    """Writes successful conversations like the present one into the system message of the agent's model.
+
+    Args:
+        store: any LangGraph store, or the folder of a `ChromaStore`.
+        settings: Synapse's. A conversation succeeded if its reward is above 0, or at least `success_threshold`.
+        min_similarity: the least similarity of an exemplar's first state to that of the turn; None: that of the comparison.
+        similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
+        prompts: a directory whose prompt file `synapse/chat_exemplars` takes the place of ours.
+        options: those of `LearningMiddleware`.
+
+    Raises:
+        UserError: a setting cannot work with conversations.
+    """
+
+    method: ClassVar[str] = "synapse"
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        settings: Synapse | None = None,
+        min_similarity: float | None = None,
+        similarity: Similarity | None = None,
+        prompts: Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, **options)
+        self.settings = settings or Synapse()
+        if self.settings.bank:
+            raise UserError("SynapseMiddleware cannot use a bank: import its trajectories into the store")
+        self.min_similarity, self.similarity = min_similarity, similarity
+        self._section = Prompt.load("synapse/chat_exemplars", prompts)
+
+    def make_index(self) -> Trajectories:
+        """A memory of rated conversations, found by their first state."""
+        threshold = self.settings.success_threshold
+        success = is_rewarded if threshold is None else reaches_return(threshold)
+        return Trajectories(key=state_alone, similarity=self.similarity, success=success, first_only=True)
+
+    def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
+        """Ask the model with the turn's exemplars, which its first call has recalled."""
+        parts = ChatInputs.of(request.model, self.agent_name)
+        found = self._exemplars_of_turn(request.state, place, memory)
+        if found is None:
+            state = episode_channels(request.messages[: turn_start(request.messages)], place, self.state_key)
+            recollect = Recollect(
+                memory,
+                parts.environment,
+                parts.journal,
+                k=self.settings.k,
+                kind=self.settings.outcomes,
+                min_similarity=self.min_similarity,
+            )
+            found = recollect(state)  # type: ignore[arg-type]
+        shown = self._text(found["precedents"], place, parts, memory)
+        if self.mode == "guide" and shown:
+            request = add_to_system_message(request, self._section.text(exemplars=shown.rstrip("\n")))
+        (response,) = yield PendingCall([request])
+        return Advice(response, _entry(found, parts.count_tokens(shown) if shown else 0))
+
+    def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:
+        """What an earlier call of this turn has recalled, without what was deleted since; None: this is the first call."""
+        for entry in reversed(state.get("learning") or ()):
+            if entry.get("method") == self.method and entry.get("turn") == place.turn:
+                kept = [Precedent(**one) for one in entry["exemplars"] if one["trajectory"] in memory]
+                return {"precedents": kept, "nearest_similarity": entry.get("nearest")}
+        return None
+
+    def _text(self, precedents: list[Precedent], place: Place, parts: ChatInputs, memory: Trajectories) -> str:
+        room = self.settings.max_memory_tokens
+        exemplars = Exemplars(
+            memory,
+            parts.layout("sparse", self.settings.max_state_chars, notes=True),
+            count_tokens=parts.count_tokens,
+            max_tokens=parts.max_prompt_tokens // 2 if room is None else room,
+        )
+        return exemplars(place.task.instruction, precedents)
+
+
+def _entry(found: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """The record of a consultation as plain data."""
+    precedents, nearest = found["precedents"], found["nearest_similarity"]
+    entry: dict[str, Any] = {
+        "recalled": [one.trajectory for one in precedents],
+        "exemplars": [asdict(one) for one in precedents],
+        "tokens": tokens,
+        "said": [f"exemplar {one.trajectory}, similarity {one.similarity:.2f}" for one in precedents],
+    }
+    if not precedents and nearest is not None:
+        entry["nearest"] = round(nearest, 4)
+        entry["said"] = [f"nothing was alike enough; the nearest had similarity {nearest:.2f}"]
+    return entry

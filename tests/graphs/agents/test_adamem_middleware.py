@@ -1,0 +1,258 @@
+"""AdaMEM in an agent of LangChain: strategies from rated conversations at the end of the system message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import support_desk as desk
+from approved_prompts import assert_approved
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from support_critic import ADVICE, HeedfulModel
+
+from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.agents.adamem import VOTE_TOOL, AdaMEMMiddleware
+from learngraph.memory.errors import UserError
+
+
+class VotingModel(HeedfulModel):
+    """Asks for memory where it may and has no advice on how to resolve the issue."""
+
+    offered: list[tuple[str, ...]] = []  # noqa: RUF012 (pydantic copies it)
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=[tool["function"]["name"] if isinstance(tool, dict) else tool.name for tool in tools])
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        reply, tools = self.say(messages), tuple(kwargs.get("tools", ()))
+        self.offered.append(tools)
+        decides = [call for call in reply.tool_calls if call["name"] == "resolve"]
+        if VOTE_TOOL in tools and decides and not ADVICE.search(str(messages[0].text)):
+            reply = AIMessage("", tool_calls=[{"name": VOTE_TOOL, "args": {}, "id": decides[0]["id"]}])
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+def make(store: Any, model: Any = None, mode: Any = "low", **options: Any) -> tuple[Any, AdaMEMMiddleware, Any]:
+    model = model or HeedfulModel()
+    learner = AdaMEMMiddleware(store, **{"settings": AdaMEM(mode=mode), **options})
+    tools = [desk.lookup_order, desk.resolve]
+    return (
+        create_agent(model, tools, system_prompt="You help customers.", middleware=[learner], checkpointer=InMemorySaver()),
+        learner,
+        model,
+    )
+
+
+def config(thread: str, tenant: str = "acme") -> Any:
+    return {"configurable": {"thread_id": thread, "tenant": tenant}}
+
+
+def play(
+    agent: Any, learner: Any, tickets: range, tenant: str = "acme", awaited: bool = False, words: tuple[str, str] = ("", "")
+) -> list[float]:
+    rewards = []
+    for n in tickets:
+        said, kind = desk.ticket(n)
+        given = {"messages": said}, config(f"t{n}", tenant)
+        out = asyncio.run(agent.ainvoke(*given)) if awaited else agent.invoke(*given)
+        assert not any(call["name"] == VOTE_TOOL for m in out["messages"] for call in getattr(m, "tool_calls", ()))
+        rewards.append(desk.reward(out["messages"], kind))
+        learner.feedback(f"t{n}", reward=rewards[-1], text=words[int(rewards[-1])], tenant=tenant)
+    return rewards
+
+
+def advice(learner: Any, thread: str, tenant: str = "acme") -> list[dict[str, Any]]:
+    return list(learner.conversation(thread, tenant=tenant).turns[-1].advice)
+
+
+@pytest.mark.parametrize(("mode", "awaited"), [("low", False), ("low", True), ("high", False), ("high", True), ("max", True)])
+def test_it_learns_from_feedback(mode: str, awaited: bool) -> None:
+    agent, learner, _ = make(InMemoryStore(), VotingModel(), mode)
+    rewards = play(agent, learner, range(28), awaited=awaited)
+    assert rewards[-8:] == [1.0] * 8
+    assert sum(rewards[:4]) < 4
+    told = learner.explain("t27", tenant="acme")
+    assert "if a customer says 'was charged twice', resolve it by credit" in told
+    assert learner.status(tenant="acme").problems == ()
+
+
+def test_a_strategy_is_kept_within_a_turn_and_no_longer() -> None:
+    agent, learner, model = make(InMemoryStore())
+    play(agent, learner, range(8))
+    model.criticised.clear()
+    play(agent, learner, range(8, 9))
+    assert len(model.criticised) == 1
+    first, *later = advice(learner, "t8")
+    assert first["usage"]["calls"] == 1
+    assert first["usage"]["input_tokens"] > 100 < 2 * first["usage"]["output_tokens"] + 100
+    assert [entry["strategy"] for entry in later] == [first["strategy"]] * 2
+    assert [entry["usage"]["calls"] for entry in later] == [0, 0]
+    assert all(entry["recalled"] == first["recalled"] != [] for entry in later)
+    agent.invoke({"messages": desk.ticket(9)[0]}, config("t8"))
+    assert len(model.criticised) == 2
+    assert "kept since step" in learner.explain("t8", tenant="acme")
+
+
+def test_a_strategy_that_no_longer_helps_is_replaced_when_the_model_says_so() -> None:
+    """The first one is about another issue: the model asks for another before it resolves."""
+    agent, learner, model = make(InMemoryStore(), VotingModel(), state_key=desk.issue)
+    for n in range(0, 28, 4):
+        play(agent, learner, range(n, n + 1))
+
+    class Stubborn(VotingModel):
+        def say(self, messages: Sequence[BaseMessage]) -> AIMessage:
+            if str(messages[0].text).startswith("You advise an assistant") and not self.criticised:
+                self.criticised.append("")
+                return AIMessage("Strategy:\n- if the order is lost: say so")
+            return super().say(messages)
+
+    model = Stubborn()
+    agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
+    assert play(agent, learner, range(28, 29)) == [1.0]
+    looked, resolved, done = advice(learner, "t28")
+    assert looked["strategy"]["text"] == "if the order is lost: say so"
+    assert resolved["reasons"] == ["vote"]
+    assert "resolve it by replace" in resolved["strategy"]["text"]
+    assert resolved["usage"]["calls"] == 2, "the strategist's, and the draft's that was not carried out"
+    assert done["strategy"] == resolved["strategy"]
+    assert "asked memory: the agent itself asks for advice" in learner.explain("t28", tenant="acme")
+
+
+def test_high_asks_memory_only_where_the_model_is_unsure() -> None:
+    agent, learner, model = make(InMemoryStore(), VotingModel(), "high")
+    play(agent, learner, range(8))
+    model.criticised.clear()
+    model.offered.clear()
+    play(agent, learner, range(8, 9))
+    looked, resolved, done = advice(learner, "t8")
+    assert [entry["reasons"] for entry in (looked, resolved, done)] == [[], ["vote"], []]
+    assert (looked["strategy"], done["strategy"], len(model.criticised)) == (None, None, 1)
+    assert resolved["strategy"]["sources"]
+    both, all_three = ("lookup_order", "resolve"), ("lookup_order", "resolve", VOTE_TOOL)
+    assert model.offered == [all_three, all_three, (), both, all_three], "draft, draft, strategy, call with it, draft"
+
+
+def test_a_draft_that_only_asks_is_asked_again_where_memory_has_nothing() -> None:
+    agent, learner, model = make(InMemoryStore(), VotingModel(), "high")
+    play(agent, learner, range(1))
+    _, resolved, _ = advice(learner, "t0")
+    assert (resolved["reasons"], resolved["recalled"], resolved["strategy"]) == (["vote"], [], None)
+    assert model.criticised == []
+    assert learner.status(tenant="acme").recalled == 0
+
+
+def test_observing_changes_nothing_in_the_request_and_asks_nobody() -> None:
+    agent, learner, model = make(InMemoryStore(), mode="max", **{})
+    learner.mode = "observe"
+    assert sum(play(agent, learner, range(24))[-12:]) < 12
+    assert set(model.seen) == {"You help customers."}
+    assert model.criticised == []
+    assert advice(learner, "t20")[0]["recalled"]
+
+
+def test_tenants_never_see_each_others_conversations() -> None:
+    agent, learner, model = make(InMemoryStore(), mode="max")
+    play(agent, learner, range(8))
+    model.seen.clear()
+    model.criticised.clear()
+    play(agent, learner, range(1), tenant="bob")
+    assert (set(model.seen), model.criticised) == ({"You help customers."}, [])
+    learner.forget(tenant="acme")
+    play(agent, learner, range(8, 9))
+    assert set(model.seen) == {"You help customers."}
+
+
+def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    agent, learner, model = make(InMemoryStore(), HeedfulModel(garbles=True))
+    play(agent, learner, range(1))
+    with caplog.at_level(logging.WARNING):
+        play(agent, learner, range(4, 5))
+    assert set(model.seen) == {"You help customers."}
+    first = advice(learner, "t4")[0]
+    assert (first["strategy"], first["usage"]["unreadable"], first["usage"]["calls"]) == (None, 3, 3)
+    assert "no strategy was written: 3 replies of the strategist cannot be read" in learner.explain("t4", tenant="acme")
+    assert any("no usable reply in 3 tries: adamem/chat_strategy" in said for said in caplog.messages)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class Down(FakeListChatModel):
+        def _call(self, *args: Any, **kwargs: Any) -> str:
+            raise ConnectionError("no strategist")
+
+    agent, learner, model = make(InMemoryStore(), mode="max", strategist=Down(responses=[""]))
+    play(agent, learner, range(1))
+    with caplog.at_level(logging.WARNING):
+        play(agent, learner, range(4, 5), awaited=awaited)
+    assert set(model.seen) == {"You help customers."}
+    assert "the strategist cannot be asked: no strategist" in learner.explain("t4", tenant="acme")
+    assert any("no strategist" in said for said in caplog.messages)
+
+
+def test_the_strategist_is_not_streamed_and_entries_are() -> None:
+    agent, learner, _ = make(InMemoryStore(), mode="max")
+    play(agent, learner, range(8))
+    chunks = list(agent.stream({"messages": desk.ticket(8)[0]}, config("new"), stream_mode=["messages", "custom"]))
+    said = "".join(str(message.text) for kind, (message, _) in (c for c in chunks if c[0] == "messages") if kind)
+    assert "I compared them" not in said
+    assert "It is done." in said
+    entries = [payload["learning"] for kind, payload in chunks if kind == "custom"]
+    assert len(entries) == 3
+    assert all(entry["strategy"]["text"] and entry["usage"]["calls"] == 1 for entry in entries)
+
+
+def test_a_tool_that_fails_is_a_reason_for_another_strategy() -> None:
+    from langchain_core.tools import ToolException, tool
+
+    @tool
+    def lookup_order(order: str) -> str:
+        """Look an order up."""
+        raise ToolException("the shop is closed")
+
+    lookup_order.handle_tool_error = True
+    learner = AdaMEMMiddleware(InMemoryStore(), settings=AdaMEM(triggers=("refused",)))
+    model = HeedfulModel()
+    agent = create_agent(model, [lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
+    play(agent, learner, range(5))
+    assert [entry["reasons"] for entry in advice(learner, "t4")] == [[], ["refused"], []]
+    assert [entry["usage"]["calls"] for entry in advice(learner, "t4")] == [1, 2, 0]
+
+
+def test_a_model_that_takes_no_tools_cannot_vote_and_answers_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    learner = AdaMEMMiddleware(InMemoryStore(), settings=AdaMEM(mode="high"))
+    agent = create_agent(FakeListChatModel(responses=["Hello.", "Bye."]), middleware=[learner])
+    with caplog.at_level(logging.WARNING):
+        assert agent.invoke({"messages": "Hi."})["messages"][-1].text == "Hello."
+        assert agent.invoke({"messages": "Hi."})["messages"][-1].text == "Bye."
+    assert sum("takes no tools, so it cannot vote" in said for said in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"mode": "raw"}, "mode=raw: take low, high or max"),
+        ({"author": "rule"}, "repeats the arguments of other conversations"),
+        ({"bank": "bank.jsonl"}, "import its trajectories"),
+        ({"embedder": "minilm"}, "give similarity="),
+        ({"triggers": ("vote", "subgoal")}, "no rewards on the way"),
+    ],
+)
+def test_settings_that_mean_nothing_in_conversations_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        AdaMEMMiddleware(InMemoryStore(), settings=AdaMEM(**settings))
+
+
+def test_prompts_are_as_approved() -> None:
+    agent, learner, model = make(InMemoryStore(), mode="max")
+    play(agent, learner, range(0, 12, 4), words=("That was not what I needed.", "Thank you,\nthat was quick."))
+    play(agent, learner, range(12, 13))
+    assert_approved("adamem-conversation-4", lambda: model.seen[-2])
+    assert_approved("adamem-conversation-4-strategist", lambda: model.criticised[-2])
