@@ -194,7 +194,7 @@ class _Draft(NamedTuple):
     response: ModelResponse[Any]
     """Without the vote."""
     action: str
-    """What it would do, as text."""
+    """The step that it would take, as text."""
     votes: bool
     is_whole: bool
     """False if it only voted, and said no next step."""

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ReadMessages(Observation):
-    """What an agent has read since it spoke last."""
+    """The messages that an agent has read since it spoke last."""
 
     key: str = ""
     """The text by which the state is compared with others."""
@@ -130,6 +130,6 @@ def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: St
 
 
 def usage_record(usage: Usage) -> dict[str, int]:
-    """What a method's own calls cost, as plain data: calls, tokens, and replies that could not be used."""
+    """The cost of a method's own calls, as plain data: calls, tokens, and replies that could not be used."""
     names = ("calls", "input_tokens", "output_tokens", "unreadable")
     return {name: getattr(usage, name) for name in names}

@@ -94,7 +94,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         return Advice(response, _entry(found, parts.count_tokens(shown) if shown else 0))
 
     def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:
-        """What an earlier call of this turn has recalled, without what was deleted since; None: this is the first call."""
+        """The exemplars that an earlier call of this turn has recalled and that were not deleted; None at the first call."""
         for entry in reversed(state.get("learning") or ()):
             if entry.get("method") == self.method and entry.get("turn") == place.turn:
                 kept = [Precedent(**one) for one in entry["exemplars"] if one["trajectory"] in memory]
