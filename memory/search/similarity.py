@@ -457,23 +457,31 @@ class TokenSimilarity:
         return TokenRows()
 
 
-class TokenRows(JaccardIndex):
-    """An index of sets of tokens that tells which sets it has."""
+class TokenRows:
+    """Rows of sets of tokens, which tell whether they have a set."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._index = JaccardIndex()
         self._hashes: dict[int, int] = {}  # hash of a set -> the newest row with that hash
 
-    def add(self, reading: Iterable[Hashable], /) -> int:
-        """Append a row and return its id."""
-        tokens = frozenset(reading)
-        row = self._hashes[hash(tokens)] = super().add(tokens)
-        return row
+    def add(self, reading: frozenset[Hashable], /) -> None:
+        """Append a row."""
+        self._hashes[hash(reading)] = self._index.add(reading)
 
-    def find(self, tokens: frozenset[Hashable]) -> int | None:
+    def find(self, reading: frozenset[Hashable]) -> int | None:
         """The row with exactly these tokens, if there is one."""
-        row = self._hashes.get(hash(tokens))
-        return row if row is not None and self.has_tokens(row, tokens) else None
+        row = self._hashes.get(hash(reading))
+        return row if row is not None and self._index.has_tokens(row, reading) else None
+
+    def nearest(
+        self, reading: frozenset[Hashable], k: int, min_similarity: float, among: NDArray[np.bool_] | None, /
+    ) -> RankedRows:
+        """At most k rows, as `JaccardIndex.nearest`."""
+        return self._index.nearest(reading, k, min_similarity, among)
+
+    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+        """The similarity of one row to each of `rows`, (rows,)."""
+        return self._index.row_similarities(row, rows)
 
 
 _GOALS = 16
