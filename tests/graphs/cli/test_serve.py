@@ -251,6 +251,8 @@ def serving(out: Path, *flags: str) -> Iterator[tuple[Client, subprocess.Popen[s
         "3e-3",
         "--lora.rank",
         "4",
+        "--rollout.max-lead",  # all feedback comes before the first step
+        "100",
         *flags,
     ]
     run = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; raise SystemExit(main())", *args]
