@@ -9,6 +9,7 @@ import pytest
 import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from support_critic import HeedfulModel, play
@@ -81,7 +82,7 @@ def test_replies_that_cannot_be_read_are_counted_and_not_asked_for_again(method:
     model.garbles = method is ReasoningBankMiddleware
     if method is ReflexionMiddleware:  # any text is a note, but no text is none
         learner.critic = HeedfulModel()
-        object.__setattr__(learner.critic, "say", lambda messages: desk.AIMessage(""))
+        object.__setattr__(learner.critic, "say", lambda messages: AIMessage(""))
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(2))
         play(agent, learner, range(4, 5))

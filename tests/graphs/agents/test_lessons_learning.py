@@ -24,6 +24,7 @@ from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library
 from learngraph.memory.records import Lesson
+from learngraph.memory.storage.chroma_store import ChromaStore
 
 
 def make(store: Any, critic: HeedfulModel | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulModel]:
@@ -131,18 +132,18 @@ def test_groups_that_are_compared_at_once_both_enter_the_library() -> None:
 
 
 def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
-    agent, learner, _ = make(str(tmp_path), task=None)
-    play(agent, learner, range(6))
-    library = learner.versions(tenant="acme")
-    before = library.at(library.head)
-    assert before.lessons
-    learner.store.close()
-    _, again, idle = make(str(tmp_path), task=None)
-    library = again.versions(tenant="acme")
-    assert library.at(library.head) == before
-    assert again.learn(tenant="acme").studied == 6
-    assert idle.criticised == []
-    again.store.close()
+    with ChromaStore.open(tmp_path) as store:
+        agent, learner, _ = make(store, task=None)
+        play(agent, learner, range(6))
+        library = learner.versions(tenant="acme")
+        before = library.at(library.head)
+        assert before.lessons
+    with ChromaStore.open(tmp_path) as store:
+        _, again, idle = make(store, task=None)
+        library = again.versions(tenant="acme")
+        assert library.at(library.head) == before
+        assert again.learn(tenant="acme").studied == 6
+        assert idle.criticised == []
 
 
 @pytest.mark.parametrize("awaited", [False, True])
