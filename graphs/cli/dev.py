@@ -111,7 +111,7 @@ class LearningOutput(Chat):
     """The reason for ending early; empty without one."""
 
 
-class LearningState(LearningOutput):
+class DevLearningState(LearningOutput):
     """The channels of learning."""
 
     run: str
@@ -184,7 +184,7 @@ class PlanLearning:
     method: str
     choice: DevChoice
 
-    def __call__(self, state: LearningState, config: RunnableConfig) -> dict[str, Any]:
+    def __call__(self, state: DevLearningState, config: RunnableConfig) -> dict[str, Any]:
         check_context(self.method, self.choice)
         number = state.get("runs", 0)
         return {"run": f"{config['configurable']['thread_id']}/{number}", "runs": number + 1}
@@ -224,7 +224,7 @@ def _refusal_graph(method: str, why: str) -> Graph:
         "output_schema": LearningOutput if learns else DevOutput,
         "context_schema": context_schema(method),
     }
-    builder = StateGraph(LearningState if learns else DevState, **schemas)
+    builder = StateGraph(DevLearningState if learns else DevState, **schemas)
     return compile_graph(wire(builder, REFUSAL_FLOW, {"refuse": refuse}), name=method)
 
 
@@ -251,7 +251,7 @@ def _learning_graph(choice: DevChoice) -> Graph:
     versions = _versions(folder / "library.jsonl")
     resources = RunResources(versions=versions, log=_rows(folder / "learned.jsonl"))
 
-    def answer(state: LearningState) -> dict[str, Any]:
+    def answer(state: DevLearningState) -> dict[str, Any]:
         lessons = [lesson.text for lesson in versions.at(state["best"]).lessons]
         score = "untested" if state["best_score"] is None else f"{state['best_score']:.3g} on held-out problems"
         told = "\n".join(f"- {text}" for text in lessons) or "No lessons."
@@ -263,7 +263,9 @@ def _learning_graph(choice: DevChoice) -> Graph:
         "learn": training_free_grpo.build(inputs, choice.settings, resources=resources),
         "answer": answer,  # type: ignore[dict-item]
     }
-    builder = StateGraph(LearningState, input_schema=Chat, output_schema=LearningOutput, context_schema=context_schema(method))
+    builder = StateGraph(
+        DevLearningState, input_schema=Chat, output_schema=LearningOutput, context_schema=context_schema(method)
+    )
     return compile_graph(wire(builder, LEARNING_FLOW, nodes), name=method)
 
 
