@@ -130,4 +130,5 @@ class _PlayedRollouts(Runnable[Any, Rollout]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
         """Rollout `episode` of the group."""
-        return self.rollouts[input["episode"]]
+        number: int = input["episode"]
+        return self.rollouts[number]

@@ -108,7 +108,8 @@ class LessonsMiddleware(CriticMiddleware[None]):
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = Library() if library is None else library
         self._stamp: tuple[int, ...] | None = None
-        self._library_read = self._read(library) if isinstance(library, str | Path) else self._library
+        self._library_read: Library | LibraryVersions
+        self._library_read = self._read(self._library) if isinstance(self._library, str | Path) else self._library
         self._versions: dict[tuple[str, ...], LibraryVersions] = {}
         self._editing = threading.Lock()
 
