@@ -95,12 +95,12 @@ def play_arm(arm: str, options: ToolStudyOptions) -> ArmResult:
     world: Any = open_environment(f"{options.env}?reward={ARMS[arm]}", options.horizon)
     journal, draw = Journal(), Random(f"{options.seed}/{arm}")
 
-    def shuffled(rewards: Sequence[float | None], gamma: float) -> Sequence[float | None]:
+    def shuffle_returns(rewards: Sequence[float | None], gamma: float) -> Sequence[float | None]:
         found = returns(rewards, gamma)
         draw.shuffle(found)
         return found
 
-    memory = _SharedMemory(gamma=options.gamma, credit=shuffled if arm.endswith("shuffled") else returns)
+    memory = _SharedMemory(gamma=options.gamma, credit=shuffle_returns if arm.endswith("shuffled") else returns)
     parts, settings = MethodInputs(world, journal), jitrl.JitRL(cross_task=True, gamma=options.gamma)
     graph = static.build(parts) if arm == "static" else jitrl.build(parts, settings, experiences=memory)
     loop = PlainLoop(graph)
