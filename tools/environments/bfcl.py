@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": Non
 """Type in the benchmark's descriptions -> type of JSON schema; None: any."""
 _ENUM = re.compile(r"\[Enum\]:\s*(\[[^\]]*\])")
 _END = ToolDescription("end_turn", "End your turn: nothing is left to do for the user's request.", {"properties": {}})
+_CHECKER = "bfcl_eval.eval_checker.multi_turn_eval"
 _numbers = itertools.count()
 
 
@@ -191,9 +193,8 @@ class _Conversation:
     def request(self, turn: int) -> str:
         messages = self.entry["question"][turn]
         if str(turn) in self.entry.get("missed_function", {}):
-            from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
-
-            return str(DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC)
+            prompts = import_module("bfcl_eval.constants.default_prompts")
+            return str(prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC)
         return "\n".join(message["content"] for message in messages)
 
     def tools(self, turn: int) -> Mapping[str, ToolDescription]:
@@ -250,11 +251,10 @@ def _check_limits(call: Call) -> None:
 
 def _run_calls(entry: Mapping[str, Any], calls: Sequence[str], owner: str) -> list[str]:
     """Run calls by the benchmark's own code, on the APIs that belong to this owner."""
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_multi_turn_func_call
-
+    execute = import_module(f"{_CHECKER}.multi_turn_utils").execute_multi_turn_func_call
     is_long = "long_context" in entry["id"]
     with _precision():
-        answers, _ = execute_multi_turn_func_call(
+        answers, _ = execute(
             list(calls), entry["initial_config"], entry["involved_classes"], owner, entry["id"], long_context=is_long
         )
     return [str(answer) for answer in answers]
@@ -262,13 +262,12 @@ def _run_calls(entry: Mapping[str, Any], calls: Sequence[str], owner: str) -> li
 
 def _check(conversation: _Conversation, turns: Sequence[Sequence[Sequence[str]]]) -> float:
     """The benchmark's verdict on all turns, 1 or 0."""
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
-
+    check = import_module(f"{_CHECKER}.multi_turn_checker").multi_turn_checker
     owner = f"check{next(_numbers)}"
     entry, called = dict(conversation.entry), [[list(step) for step in turn] for turn in turns]
     try:
         with _precision():
-            verdict = multi_turn_checker(called, [list(c) for c in conversation.solution], entry, entry["id"], owner)
+            verdict = check(called, [list(c) for c in conversation.solution], entry, entry["id"], owner)
     finally:
         _forget(owner)
     return float(verdict["valid"])
@@ -287,9 +286,7 @@ def _precision() -> Iterator[None]:
 
 def _forget(owner: str) -> None:
     """Drop an owner's APIs: the benchmark keeps them among its module's global names, for ever."""
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
-    names = vars(multi_turn_utils)
+    names = vars(import_module(f"{_CHECKER}.multi_turn_utils"))
     for name in [name for name in list(names) if name.startswith(f"{owner}_")]:
         del names[name]
 
@@ -300,14 +297,12 @@ def _read_conversations(category: str) -> Mapping[int, _Conversation]:
         raise UserError(f"bfcl needs the package bfcl-eval: {INSTALL}")
     if find_spec("mpmath") is None:
         raise UserError(f"bfcl needs the package mpmath: {INSTALL}")
-    from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
-
+    files = import_module("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
     data = Path(next(iter(spec.submodule_search_locations))) / "data"
     file = f"BFCL_v4_multi_turn_{category}.json"
     solutions = {line["id"]: line["ground_truth"] for line in _read_lines(data / "possible_answer" / file)}
     descriptions = {
-        family: [_describe(one) for one in _read_lines(data / "multi_turn_func_doc" / name)]
-        for family, name in MULTI_TURN_FUNC_DOC_FILE_MAPPING.items()
+        family: [_describe(one) for one in _read_lines(data / "multi_turn_func_doc" / name)] for family, name in files.items()
     }
     conversations: dict[int, _Conversation] = {}
     for entry in _read_lines(data / file):

@@ -229,29 +229,26 @@ class _Benchmark:
 
     def evaluate(self, place: int, messages: Sequence[Any]) -> float:
         """The benchmark's reward: the product of what the task's `reward_basis` names, as in its `evaluate_simulation`."""
-        from tau2.data_model.tasks import RewardType
-        from tau2.evaluator.evaluator_action import ActionEvaluator
-        from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
-        from tau2.evaluator.evaluator_env import EnvironmentEvaluator
-
+        evaluators = ("env", "action", "communicate")
+        modules = {name: import_module(f"tau2.evaluator.evaluator_{name}") for name in evaluators}
         task = self.tasks[place]
-        basis = set(task.evaluation_criteria.reward_basis)
-        if unknown := basis - {RewardType.DB, RewardType.ENV_ASSERTION, RewardType.ACTION, RewardType.COMMUNICATE}:
+        basis = {kind.value for kind in task.evaluation_criteria.reward_basis}
+        if unknown := basis - {"DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE"}:
             raise UserError(f"tau2: task {task.id} is judged by {unknown}, which needs a language model")
         reward = 1.0
-        if basis & {RewardType.DB, RewardType.ENV_ASSERTION}:
-            reward *= EnvironmentEvaluator.calculate_reward(self.new_service, task, messages, self.is_solo).reward
-        if RewardType.ACTION in basis:
-            reward *= ActionEvaluator.calculate_reward(task, messages).reward
-        if RewardType.COMMUNICATE in basis:
-            reward *= CommunicateEvaluator.calculate_reward(task, messages).reward
+        if basis & {"DB", "ENV_ASSERTION"}:
+            reward *= (
+                modules["env"].EnvironmentEvaluator.calculate_reward(self.new_service, task, messages, self.is_solo).reward
+            )
+        if "ACTION" in basis:
+            reward *= modules["action"].ActionEvaluator.calculate_reward(task, messages).reward
+        if "COMMUNICATE" in basis:
+            reward *= modules["communicate"].CommunicateEvaluator.calculate_reward(task, messages).reward
         return float(reward)
 
     def system_prompt(self, request: str) -> str:
         """The system message of the benchmark's own agent, read from its source: importing it would import litellm."""
-        import tau2
-
-        source = ast.parse((Path(tau2.__path__[0]) / "agent" / "llm_agent.py").read_text(encoding="utf-8"))
+        source = ast.parse((Path(import_module("tau2").__path__[0]) / "agent" / "llm_agent.py").read_text(encoding="utf-8"))
         if not self.is_solo:
             prompt, instruction = _constant(source, "SYSTEM_PROMPT"), _constant(source, "AGENT_INSTRUCTION")
             return prompt.format(agent_instruction=instruction, domain_policy=self.policy)
@@ -304,11 +301,12 @@ class _Service:
         return Observation("\n\n".join(part for part in parts if part), actions, reward, over)
 
     def _use_tool(self, call: Call) -> Observation:
-        from tau2.data_model.message import AssistantMessage, ToolCall
-
-        asked = ToolCall(id=str(len(self._messages)), name=call.name, arguments=dict(call.arguments), requestor="assistant")
+        message = import_module("tau2.data_model.message")
+        asked = message.ToolCall(
+            id=str(len(self._messages)), name=call.name, arguments=dict(call.arguments), requestor="assistant"
+        )
         answered = self._service.get_response(asked)
-        self._messages += [AssistantMessage(role="assistant", tool_calls=[asked]), answered]
+        self._messages += [message.AssistantMessage(role="assistant", tool_calls=[asked]), answered]
         self._errors += bool(answered.error)
         self._note_ids(answered.content)
         return self._show_step(answered.content)
@@ -319,20 +317,18 @@ class _Service:
         return self.show(answer, -self._paid if is_cut else self._pay(), over=is_cut)
 
     def _end(self, call: Call) -> Observation:
-        from tau2.data_model.message import AssistantMessage
-
+        message = import_module("tau2.data_model.message")
         said = str(call.arguments.get("message", "")) or "###STOP###"
-        messages = [*self._messages, AssistantMessage(role="assistant", content=said)]
+        messages = [*self._messages, message.AssistantMessage(role="assistant", content=said)]
         reward = self._benchmark.evaluate(self._place, messages)
         return self.show("The episode is over.", reward - self._paid, over=True)
 
     def _pay(self) -> float:
         """The reward of a call before the end: 0, or with `reward=share` the newly made share of the solution's calls."""
-        from tau2.evaluator.evaluator_action import ActionEvaluator
-
         if not self._pays_share:
             return 0.0
-        checks = ActionEvaluator.evaluate_actions(self._messages, self._task.evaluation_criteria.actions or [])
+        evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
+        checks = evaluator.evaluate_actions(self._messages, self._task.evaluation_criteria.actions or [])
         before, self._paid = self._paid, sum(check.action_match for check in checks) / len(checks)
         return self._paid - before
 
@@ -352,9 +348,7 @@ def _open_benchmark(domain: str, is_solo: bool) -> _Benchmark:
     before = os.environ.get("PYTHON_DOTENV_DISABLED")
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"
     try:
-        from loguru import logger
-
-        logger.disable("tau2")
+        import_module("loguru").logger.disable("tau2")
         benchmark = _Benchmark(domain, is_solo)
         if is_solo:
             fixed = SimpleNamespace(uuid4=partial(SimpleNamespace, hex="0" * 8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import subprocess
@@ -284,14 +283,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(domain: st
 
 @needs_tau2
 def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "loguru":
-            raise ModuleNotFoundError("No module named 'loguru'", name="loguru")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "loguru", None)
     _open_benchmark.cache_clear()
     with pytest.raises(UserError, match="tau2 needs the package loguru: pip install --no-deps"):
         TauBench().task(0)
