@@ -186,13 +186,14 @@ def messages(trajectory: Trajectory) -> list[AnyMessage]:
             found.append(AIMessage(step.action.removeprefix(REPLY)))
             continue
         name, arguments = read_call(step.action)
-        call = {"name": name, "args": arguments, "id": f"{trajectory.id}/{number}"}
+        id = f"{trajectory.id}/{number}"
+        call = {"name": name, "args": arguments, "id": id}
         last = found[-1] if calls else None
         if isinstance(last, AIMessage):  # a parallel call of the same message
             found[-1] = AIMessage(last.content, tool_calls=[*last.tool_calls, call])
         else:
             found.append(AIMessage("", tool_calls=[call]))
-        calls.append(call["id"])
+        calls.append(id)
     if calls and trajectory.last_observation:
         found += _messages_read(trajectory.last_observation, calls)
     return found

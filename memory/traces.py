@@ -63,7 +63,7 @@ def read_traces(path: Path | str, form: TraceForm | None = None, feedback_key: s
     Raises:
         UserError: the file cannot be read, or a record is none of these forms; says where.
     """
-    found = []
+    found = list[RecordedConversation]()
     for place, record in _records(Path(path)):
         try:
             kind = form or _find_form(record)

@@ -32,10 +32,10 @@ def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[f
     Raises:
         UserError: it said something else, or a number that is not finite.
     """
-    found = source(messages)
+    found: Any = source(messages)
     text = ""
     if isinstance(found, Mapping):
-        found, text = found.get("score"), str(found.get("comment") or "")
+        text, found = str(found.get("comment") or ""), found.get("score")
     elif isinstance(found, tuple) and len(found) == 2:
         found, text = found[0], str(found[1])
     if found is None:

@@ -164,4 +164,5 @@ def find_function(name: str) -> Callable[..., Any]:
         raise UserError(f"asked for a function by MODULE:NAME, such as my_app:make_agent, got {name!r} ({error})") from error
     if not callable(found):
         raise UserError(f"{name} is a {type(found).__name__}, and a function was asked for")
-    return found
+    function: Callable[..., Any] = found
+    return function

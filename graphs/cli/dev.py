@@ -97,7 +97,7 @@ class DevOutput(Chat):
     """Steps taken in each."""
 
 
-class DevState(DevRequest, run.RunState):
+class DevState(DevRequest, run.RunState):  # type: ignore[misc]  # what a request may leave out, a run has
     """The channels of a run, and the request behind it."""
 
 
@@ -134,7 +134,7 @@ class PlanDevRun:
     def __call__(self, state: DevState, config: RunnableConfig) -> dict[str, Any]:
         check_context(self.method, self.choice)
         seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
-        said = (state.get("messages") or [None])[-1]
+        said = next(reversed(state.get("messages") or []), None)
         if isinstance(said, HumanMessage):
             seed, episodes = _read_message(str(said.text))
         if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
@@ -235,7 +235,7 @@ def _episode_graph(method: str, choice: DevChoice) -> Graph:
         "plan": PlanDevRun(inputs.environment, method, choice),  # type: ignore[dict-item]  # takes the config too
         "episode": METHODS[method].build(inputs, choice.settings),
         "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
-        "answer": answer_scores,  # type: ignore[dict-item]
+        "answer": answer_scores,
     }
     builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput, context_schema=context_schema(method))
     return compile_graph(wire(builder, FLOW, nodes, {"tally": run.route_next_episode}), name=method)
@@ -261,7 +261,7 @@ def _learning_graph(choice: DevChoice) -> Graph:
     nodes: dict[str, Node] = {
         "plan": PlanLearning(method, choice),  # type: ignore[dict-item]
         "learn": training_free_grpo.build(inputs, choice.settings, resources=resources),
-        "answer": answer,  # type: ignore[dict-item]
+        "answer": answer,
     }
     builder = StateGraph(
         DevLearningState, input_schema=Chat, output_schema=LearningOutput, context_schema=context_schema(method)

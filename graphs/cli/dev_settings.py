@@ -63,9 +63,8 @@ def context_schema(method: str) -> type[Any]:
         form[name] = Annotated[str, Field(description=text, json_schema_extra={"default": default})]
     hints, texts, usual = get_type_hints(settings), _field_texts(settings), _defaults(method)
     for one in fields(settings):
-        default = getattr(usual, one.name)
-        default = list(default) if isinstance(default, tuple) else default
-        extra = {"default": default}
+        value = getattr(usual, one.name)
+        extra = {"default": list(value) if isinstance(value, tuple) else value}
         form[one.name] = Annotated[hints[one.name], Field(description=texts.get(one.name), json_schema_extra=extra)]
     title = "".join(part.capitalize() for part in method.split("-"))
     return cast("type[Any]", cast(Any, TypedDict)(f"{title}Context", form, total=False))

@@ -292,7 +292,7 @@ def activation_bytes(network: Any, tokens: int) -> int:
     float32; other architectures differ.)"""
     config = network.config.get_text_config(decoder=True)
     hidden, inner = int(config.hidden_size), int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    size = next(network.parameters()).element_size()
+    size = int(next(network.parameters()).element_size())
     return tokens * int(config.num_hidden_layers) * (14 * hidden + 5 * inner) * size
 
 
