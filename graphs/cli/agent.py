@@ -27,9 +27,11 @@ __all__ = ["run_agent"]
 
 MIDDLEWARES: Mapping[str, tuple[str, str]] = {
     "jitrl": ("..agents.jitrl", "JitRLMiddleware"),
+    "adamem": ("..agents.adamem", "AdaMEMMiddleware"),
     "icrl": ("..agents.icrl", "ICRLMiddleware"),
     "reasoning-bank": ("..agents.reasoning_bank", "ReasoningBankMiddleware"),
     "reflexion": ("..agents.reflexion", "ReflexionMiddleware"),
+    "synapse": ("..agents.synapse", "SynapseMiddleware"),
 }
 """Method -> module and class of its middleware."""
 

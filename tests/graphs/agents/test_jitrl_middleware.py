@@ -18,9 +18,10 @@ from learngraph.memory.search.vectors import CosineSimilarity
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
+    options = {"settings": JitRL(min_similarity=0.5, temperature=0.0), **options}  # the best call, so that no luck is needed
     learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, mode=mode, **options)
     agent = create_agent(
-        desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
+        model or desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
     )
     return agent, learner
 
