@@ -21,7 +21,7 @@ __all__ = ["ToolEnvironment", "ToolEpisode"]
 
 
 class ToolEnvironment(Protocol):
-    """What an environment of tool calls says about its episodes, beside `observe`."""
+    """An environment whose actions are tool calls, and what it says about its episodes beside `observe`."""
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The observation after these actions."""
