@@ -154,11 +154,11 @@ ASYNC_CALLS: dict[str, Callable[[Any, Any], Any]] = {
 QUICK = ("static", "lessons", "jitrl-agent")
 
 
-def slow_unless_quick(names: Any) -> list[Any]:
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def long_unless_quick(names: Any) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
-@pytest.fixture(params=slow_unless_quick(GRAPHS))
+@pytest.fixture(params=long_unless_quick(GRAPHS))
 def one(request: pytest.FixtureRequest) -> Case:
     return case(request.param)
 

@@ -13,8 +13,9 @@ from learngraph.memory.errors import UserError
 pytest.importorskip("fastapi")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preference", REPORTED)
+@pytest.mark.parametrize(
+    "preference", [pytest.param(name, marks=pytest.mark.long if n else pytest.mark.slow) for n, name in enumerate(REPORTED)]
+)
 def test_thirty_feedbacks_change_what_it_says(preference: str) -> None:
     check(play(preference, 0), 240)  # 45 to 75 s on two cores that do other work, too
 

@@ -111,7 +111,7 @@ def test_arms_are_played_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixtu
         run("--arms sdpo --sdpo-learning-rate 0.1", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_stream_through_the_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Gate on, a learner beside: versions go live while scenarios are played, and the curves say when."""
     assert run("--arms none reinforce service:reinforce --seconds-per-scenario 2", tmp_path) == 0
