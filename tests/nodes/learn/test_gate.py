@@ -172,7 +172,7 @@ def test_all_lines_of_a_gate_read_their_own_texts() -> None:
     assert [check.name for check in gate_checks(forgot, same, same, texts, 8, 2, GateSettings()) if not check.passed] == [
         "retention"
     ]
-    mad = Measured(same.logprobs, same.sums, 0.1, 3.0)
+    mad = Measured(same.logprobs, same.sums, 0.1, 2 * GateSettings().max_kl)
     assert [check.name for check in gate_checks(mad, same, same, texts, 8, 2, GateSettings()) if not check.passed] == [
         "entropy",
         "kl",

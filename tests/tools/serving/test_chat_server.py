@@ -496,7 +496,7 @@ def test_whatever_a_key_opens_counts_against_its_limits() -> None:
     backend = FakeBackend()
     with talking(backend, who=chat_backend.two(streams=2)) as client:
         asked: list[str] = []
-        backend.version = lambda tenant, adapter, id: asked.append(id) or ""
+        backend.version = lambda tenant, adapter, id, wanted="": asked.append(id) or ""
         answer = client.post("/v1/chat/completions", json=ASK | {"n": 3})  # waiting would not help
         assert (answer.status_code, answer.json()["error"]["param"], asked) == (400, "n", [])
         assert client.post("/v1/chat/completions", json=ASK | {"n": 2}).status_code == 200
