@@ -31,6 +31,7 @@ from ...memory.errors import UserError
 from ...memory.library import Library, LibraryError, LibraryVersions, find_library, open_library
 from ...memory.records import Comparison, Trajectory
 from ...memory.storage.stored_rows import StoredRows
+from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.prompt import Prompt
 from ..wiring.parts import DEFAULT_WINDOW
@@ -108,6 +109,7 @@ class LessonsMiddleware(CriticMiddleware[None]):
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = Library() if library is None else library
         self._stamp: tuple[int, ...] | None = None
+        self._notes = set[str]()
         self._library_read: Library | LibraryVersions
         self._library_read = self._read(self._library) if isinstance(self._library, str | Path) else self._library
         self._versions: dict[tuple[str, ...], LibraryVersions] = {}
@@ -146,6 +148,9 @@ class LessonsMiddleware(CriticMiddleware[None]):
         asked = str(next((m.text for m in reversed(request.messages) if isinstance(m, HumanMessage)), ""))
         shown = library.select(asked, self.lessons_per_prompt)
         text = library.text(asked, self.lessons_per_prompt, self.show_ids).rstrip("\n")
+        if (note := library.other_model(model_name(request.model))) and note not in self._notes:
+            self._notes.add(note)
+            LOG.warning("%s", note)
         return (self._prompt.text(lessons=text) if shown else ""), tuple(lesson.id for lesson in shown)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:

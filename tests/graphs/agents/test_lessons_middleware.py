@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
@@ -185,3 +185,16 @@ def test_without_langchain_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.lessons"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: learning agents need langchain, which is missing: pip install" in out.stderr
+
+
+def test_a_library_of_another_model_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Named(FakeMessagesListChatModel):
+        model_name: str = "model-b"
+
+    library = Library((Lesson("L0", "Green doors are locked."),), written_by="model-a", tested_with="model-a")
+    for name, said in (("model-b", 1), ("model-a", 0)):
+        caplog.clear()
+        agent = create_agent(Named(responses=[AIMessage("on")], model_name=name), middleware=[LessonsMiddleware(library)])
+        for _ in range(2):
+            agent.invoke({"messages": "door"})
+        assert sum("passed their accept test with model-a; model-b is about to read them" in m for m in caplog.messages) == said
