@@ -679,7 +679,7 @@ def test_takes_the_coin_it_sees(probabilities: Probabilities) -> None:
     assert hidden["take coin"] < seen["take coin"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gate_measures_and_prints() -> None:
     measured = evaluate.measure_model(WEIGHTS, keeps=2, tasks=0)
     assert measured["games"] == measured["retried"] == {}
