@@ -27,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,9 @@ class Plan:
             kept = [{name: value for name, value in row.items() if name != "seconds"} for row in log.values()]
             return Played(
                 result,
-                {name: versions.at(name).to_yaml() for name in names},
+                {
+                    name: replace(versions.at(name), written_by="", tested_with="").to_yaml() for name in names
+                },  # models have names
                 {name: versions.rulings(name) for name in names},
                 kept,
                 self.cache.usage_by_stage(),
