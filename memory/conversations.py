@@ -94,6 +94,7 @@ def steps(
     messages: Sequence[AnyMessage | BaseMessage],
     state_key: StateKey = goal_and_last_turn,
     action_text: ActionText = call_text,
+    start: int = 0,
 ) -> tuple[Transition, ...]:
     """The steps of a conversation, each with a reward of 0: what was done after what was read.
 
@@ -101,22 +102,24 @@ def steps(
         messages: of the user, the agent and its tools. System messages are left out: they are not what happened.
         state_key: the text of the state, from all messages before the action.
         action_text: the text of a tool call.
+        start: place of the first message whose steps are wanted; those before are read for the states.
     """
-    return tuple(Transition(*step) for step in _steps(messages, state_key, action_text))
+    return tuple(Transition(*step) for step in _steps(messages, state_key, action_text, start))
 
 
 def _steps(
-    messages: Sequence[BaseMessage], state_key: StateKey, action_text: ActionText
+    messages: Sequence[BaseMessage], state_key: StateKey, action_text: ActionText, start: int
 ) -> Iterator[tuple[str, str, float, str]]:
-    talk = [m for m in messages if isinstance(m, HumanMessage | AIMessage | ToolMessage)]
-    for n, message in enumerate(talk):
-        if not isinstance(message, AIMessage):
+    talk = list[BaseMessage]()
+    for place, message in enumerate(messages):
+        if not isinstance(message, HumanMessage | AIMessage | ToolMessage):
             continue
-        state, read = str(state_key(talk[:n])), text_read(talk[:n])
-        for action in [action_text({"name": c["name"], "args": c["args"]}) for c in message.tool_calls] or [
-            REPLY + _text(message)
-        ]:
-            yield state, action, 0.0, read
+        if isinstance(message, AIMessage) and place >= start:
+            state, read = str(state_key(talk)), text_read(talk)
+            calls = [action_text({"name": call["name"], "args": call["args"]}) for call in message.tool_calls]
+            for action in calls or [REPLY + _text(message)]:
+                yield state, action, 0.0, read
+        talk.append(message)
 
 
 def trajectory(

@@ -19,14 +19,12 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
 from ...memory.conversation_store import ConversationStore, Rating, Reflection, trajectory_digest
 from ...memory.records import Trajectory
 from ...nodes.ask import Ask, BadReply
 from .learner import (
-    NO_STREAM,
     Advice,
     Consultation,
     LearningMiddleware,
@@ -261,7 +259,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def _study_one(self, memory: ScopeMemory[StudyIndex[Content]], trajectory: Trajectory, critic: Runnable[Any, Any]) -> Study:
         index = memory.index
-        critic = not_streamed(critic) if isinstance(critic, BaseChatModel) else critic.with_config(tags=[NO_STREAM])
+        critic = not_streamed(critic)
         question, state = self.question(trajectory, index.content, critic)
         error = ""
         try:

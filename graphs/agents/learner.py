@@ -21,7 +21,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, overload
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
@@ -127,9 +127,19 @@ class Failure:
         return cls(error)
 
 
-def not_streamed(model: BaseChatModel) -> BaseChatModel:
+@overload
+def not_streamed(model: BaseChatModel) -> BaseChatModel: ...
+
+
+@overload
+def not_streamed(model: Runnable[Any, Any]) -> Runnable[Any, Any]: ...
+
+
+def not_streamed(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
     """The same model, whose tokens reach no client: what it says here is not what the agent says."""
-    return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+    if isinstance(model, BaseChatModel):  # it stays a chat model, to which tools can be bound
+        return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+    return model.with_config(tags=[NO_STREAM])
 
 
 class ChatWorld:
@@ -297,7 +307,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
     def _record(self, place: Place, state: Mapping[str, Any], run_id: str) -> None:
         messages = state["messages"]
         start = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), 0)
-        done = steps(messages, self.state_key)[len(steps(messages[:start], self.state_key)) :]
+        done = steps(messages, self.state_key, start=start)
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
             for entry in state.get("learning", ())

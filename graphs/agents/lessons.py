@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
@@ -36,7 +35,7 @@ from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.prompt import Prompt
 from ..wiring.parts import DEFAULT_WINDOW
 from .critic import CriticMiddleware, Study, StudyIndex
-from .learner import NO_STREAM, Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
@@ -241,8 +240,7 @@ class LessonsMiddleware(CriticMiddleware[None]):
         from .lesson_groups import GroupComparison, group_name
 
         assert self.critic is not None
-        model = self.critic
-        critic = not_streamed(model) if isinstance(model, BaseChatModel) else model.with_config(tags=[NO_STREAM])
+        critic = not_streamed(self.critic)
         settings = self.settings or TrainingFreeGRPO(consolidate="code")
         method = GroupComparison(versions, critic, settings, self.window, self.reward_range)
         try:
