@@ -254,12 +254,21 @@ def find_method(name: str) -> Method:
     return _import_method(module, attribute)
 
 
-def _import_method(module: str, attribute: str) -> Method:
-    asked = f"{module}:{attribute}"
+def import_user_module(module: str) -> Any:
+    """A module of the user's, found as `python -m` finds it: among the installed packages and in the current directory.
+
+    Raises:
+        ImportError: there is no such module, or it cannot be imported.
+    """
     if "" not in sys.path:  # as `python -m` has it; the script `learngraph` starts without
         sys.path.append("")
+    return import_module(module)
+
+
+def _import_method(module: str, attribute: str) -> Method:
+    asked = f"{module}:{attribute}"
     try:
-        found = import_module(module)
+        found = import_user_module(module)
     except ImportError as error:
         raise UserError(
             f"'{asked}' asks for the method {attribute} of the module {module}, which cannot be imported ({error}). "

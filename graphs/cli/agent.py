@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -157,11 +156,11 @@ def find_function(name: str) -> Callable[..., Any]:
     Raises:
         UserError: there is no such function.
     """
+    from ..methods import import_user_module
+
     module, _, attribute = name.partition(":")
-    if "" not in sys.path:  # as `python -m` has it; the script `learngraph` starts without
-        sys.path.append("")
     try:
-        found = getattr(import_module(module), attribute)
+        found = getattr(import_user_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"asked for a function by MODULE:NAME, such as my_app:make_agent, got {name!r} ({error})") from error
     if not callable(found):

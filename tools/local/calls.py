@@ -24,6 +24,7 @@ __all__ = [
     "MAX_LISTED_CALLS",
     "ToolOffer",
     "UnlistableCall",
+    "argument_values",
     "call_text",
     "calls_as_text",
     "list_calls",
@@ -136,13 +137,18 @@ def _objects(schema: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     required = schema.get("required") or ()
     lists: list[list[dict[str, Any]]] = []
     for name, value in properties.items():
-        found = [{name: one} for one in _values(value, f"{name!r} of {where}")]
+        found = [{name: one} for one in argument_values(value, f"{name!r} of {where}")]
         lists.append(found if name in required else [{}, *found])
     for parts in product(*lists):
         yield {name: value for part in parts for name, value in part.items()}
 
 
-def _values(schema: Mapping[str, Any], where: str) -> list[Any]:
+def argument_values(schema: Mapping[str, Any], where: str) -> list[Any]:
+    """The values that an argument may have, by its JSON schema; see `list_calls`.
+
+    Raises:
+        UnlistableCall: they cannot be listed; names the argument as `where` does.
+    """
     kind = schema.get("type")
     if "const" in schema:
         return [schema["const"]]
@@ -150,9 +156,9 @@ def _values(schema: Mapping[str, Any], where: str) -> list[Any]:
         return list(schema["enum"])
     for union in ("anyOf", "oneOf"):
         if union in schema:
-            return [value for part in schema[union] for value in _values(part, where)]
+            return [value for part in schema[union] for value in argument_values(part, where)]
     if isinstance(kind, list):
-        return [value for one in kind for value in _values({**schema, "type": one}, where)]
+        return [value for one in kind for value in argument_values({**schema, "type": one}, where)]
     if kind == "boolean":
         return [True, False]
     if kind == "null":

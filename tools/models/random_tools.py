@@ -19,6 +19,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
 from ...memory.errors import UserError
+from ..local.calls import UnlistableCall, argument_values
 
 __all__ = ["RandomToolModel"]
 
@@ -60,10 +61,9 @@ class RandomToolModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
     def _draw(self, tool: str, name: str, schema: Mapping[str, Any]) -> Any:
-        values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-        values = values or ([True, False] if schema.get("type") == "boolean" else None)
-        if not values:
+        try:
+            return self._random.choice(argument_values(schema, name))
+        except UnlistableCall as error:
             raise UserError(
                 f"RandomToolModel draws from listed values, and the tool {tool} lists none for {name!r}; give it a Literal type or a default"
-            )
-        return self._random.choice(values)
+            ) from error
