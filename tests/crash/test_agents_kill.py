@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chroma_server import chroma_server
 
 from learngraph.memory.conversation_store import ConversationStore
 from learngraph.memory.storage.chroma_store import ChromaStore
@@ -44,21 +44,8 @@ for n in range(int(count)):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(tmp_path_factory.mktemp("server"))]
-    with subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while True:
-            try:
-                ChromaStore.open(url).close()
-                break
-            except Exception:
-                assert time.monotonic() < end, "no server"
-                time.sleep(0.2)
+    with chroma_server(tmp_path_factory.mktemp("server")) as url:
         yield url
-        process.send_signal(signal.SIGTERM)
 
 
 @pytest.mark.slow

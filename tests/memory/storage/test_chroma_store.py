@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chroma_server import chroma_server
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
 
@@ -390,25 +390,8 @@ def chroma_store_errors() -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(tmp_path_factory.mktemp("server"))]
-    log = tmp_path_factory.mktemp("log") / "chroma.log"
-    with log.open("w") as file:
-        process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=file)
-        try:
-            for _ in range(100):
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, log.read_text()
-                    time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait()
+    with chroma_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
