@@ -7,7 +7,6 @@ import gc
 import json
 import random
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.checkpoint.memory import InMemorySaver
 from openai_server import OpenAIServer
+from processes import children
 from pydantic import PrivateAttr
 
 from learngraph.graphs.baselines import tool_agent
@@ -133,14 +133,6 @@ def agent(script: Script, settings: ToolAgent | None = None, *, pause: float = 0
 
 def play(graph: Any, seed: int = 42, **more: Any) -> dict[str, Any]:
     return dict(graph.invoke({"task": task(seed), "run": "r", "episode": 0, **more}))
-
-
-def children() -> set[int]:
-    return {int(pid) for entry in Path("/proc/self/task").iterdir() for pid in (entry / "children").read_text().split()}
-
-
-def folders() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("learngraph-python-*")}
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import children, folders
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import interpreter as module
@@ -28,19 +29,6 @@ from learngraph.tools.agent_tools.interpreter import Cell, Interpreter, Interpre
 
 if sys.platform != "linux":
     pytest.skip("NOT TESTED: the limits are those of Linux", allow_module_level=True)
-
-
-def children() -> set[int]:
-    """Processes that this one started and has not buried."""
-    found = set[int]()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
-
-
-def folders() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("learngraph-python-*")}
 
 
 def host() -> dict[str, Any]:
