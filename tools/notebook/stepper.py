@@ -2,15 +2,18 @@
 
     walk = start(graph, {"task": task, "run": "demo", "episode": 0})
     walk.until("choose")                       run to the pause before that node
+    walk.until(lambda state: state["score"] > 3)    or until something is true of the state
     walk.state["candidates"], walk.view()      look
     walk.edit(action="open door").step()       another future
     walk.back(3)                               an earlier moment; later ones stay on record
     other = walk.fork()                        two futures from here
     compare(walk, other, before="act", show=["action"])
+    walk.into("group", 2)                      into the third invocation of that node's subgraph; out() comes back
+    walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
 
-Made for notebooks: the returned objects show themselves there and print as text elsewhere. A walk stops at the nodes of the
-graph itself; to step inside a subgraph, start that subgraph. Going back and on again executes nodes again, with all their
-effects on the outside world.
+`step`, `over`, `until`, `finish`, `into`, `out` and `resume` run nodes; `astep`, `aover` and so on do the same for graphs whose nodes
+are asynchronous. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
+again executes nodes again, with all their effects on the outside world.
 
 A forked or edited walk, and one that went back, is a what-if: the journal and the memories of this project keep what they hold of
 the real run, and take nothing in (memory/what_if.py). Another store that a graph writes to knows nothing of that.
@@ -18,95 +21,41 @@ the real run, and take nothing in (memory/what_if.py). Another store that a grap
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from html import escape
-from io import BytesIO
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import StateSnapshot
-from matplotlib.figure import Figure
+from langgraph.types import Command, Interrupt, StateSnapshot
 
-from ...memory.errors import UserError
 from ...memory.what_if import WhatIf
+from .channels import check_channels
+from .pauses import Invocation, find_subgraph, innermost, pause_in
+from .tables import StepperError, Table, shorten, table
 
-__all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
+if TYPE_CHECKING:
+    from .bars import Bars as Bars
+    from .bars import bars as bars
+
+__all__ = ["Bars", "StepperError", "Table", "Walk", "astart", "bars", "compare", "start", "table"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
+Stop = str | Callable[[dict[str, Any]], Any]
+"""A place to pause at: the name of a node, or a test of the state."""
+Move = Generator[tuple[str, tuple[Any, ...], dict[str, Any]], Any, None]
+"""A move of a walk: it yields the calls of the graph that it needs (name, arguments), so that it runs with and without `await`."""
 
 
-class StepperError(UserError, ValueError):
-    """A step that the run cannot take, or a name that it does not have."""
+def __getattr__(name: str) -> Any:
+    if name in ("Bars", "bars"):  # loaded when used: they need matplotlib
+        from . import bars
 
-
-@dataclass(frozen=True)
-class Table:
-    """A table of texts. It shows as HTML in a notebook; `str` gives aligned text."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marked: frozenset[int] = frozenset()
-    """Numbers of the highlighted rows, from 0."""
-    title: str = ""
-
-    def __str__(self) -> str:
-        lines = [("", *self.head)] + [("*" if i in self.marked else "", *row) for i, row in enumerate(self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head) + 1)]
-        shown = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.title, *shown] if self.title else shown)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        cell = '<{0} style="text-align:left;vertical-align:top;padding:2px 12px 2px 4px;white-space:pre-wrap">{1}</{0}>'
-        head = "".join(cell.format("th", escape(name)) for name in self.head)
-        body = "".join(
-            f'<tr style="{"background:#fff0d1;color:#222" if i in self.marked else ""}">'
-            + "".join(cell.format("td", escape(text)) for text in row)
-            + "</tr>"
-            for i, row in enumerate(self.rows)
-        )
-        title = f"<p>{escape(self.title)}</p>" if self.title else ""
-        return f"{title}<table><tr>{head}</tr>{body}</table>"
-
-
-def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
-    """A table of records.
-
-    Args:
-        records: dataclasses of one type, or mappings.
-        show: names of the columns, in order; empty: all.
-
-    Raises:
-        StepperError: there is no column of that name.
-    """
-    if not records:
-        return Table(("nothing",), ())
-    first = records[0]
-    known = [one.name for one in fields(first)] if is_dataclass(first) else list(first)
-    names = tuple(show or known)
-    if unknown := [name for name in names if name not in known]:
-        raise StepperError(f"there is no column {unknown[0]!r}; there are {', '.join(known)}")
-    return Table(names, tuple(tuple(_shorten(one, name) for name in names) for one in records))
-
-
-def _shorten(holder: Any, name: str, limit: int = 110) -> str:
-    value = holder[name] if isinstance(holder, Mapping) else getattr(holder, name)
-    match value:
-        case str():
-            text = value
-        case float():
-            text = f"{value:.3g}"
-        case [first, _, *_]:
-            text = f"{len(value)} of these: {first!r}"
-        case _:
-            text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+        return getattr(bars, name)
+    raise AttributeError(name)
 
 
 @dataclass
@@ -118,14 +67,29 @@ class Walk:
     """The checkpoint of the present place. A walk made with a thread begins at the thread's latest checkpoint."""
     what_if: WhatIf | None = field(default=None, repr=False)
     """The what-if that it has become by `edit`, `back` or `fork`; None while it is the real run."""
+    config: RunnableConfig = field(default_factory=lambda: RunnableConfig(), repr=False)
+    """What every call of the graph is given beside the place, such as `{"configurable": {"user": "ann"}}`."""
+    inside: tuple[Invocation, ...] = ()
+    """The subgraphs' invocations in which it stands, the outermost first; empty in the graph itself."""
+    breakpoints: list[Stop] = field(default_factory=list, repr=False)
+    """Where `until` and `finish` pause, too: see `break_on`."""
+    _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
+    _answers: tuple[Any, ...] = field(default=(), repr=False)
+    """The answers given so far to the questions of this place."""
+    _asks_again: bool = field(default=False, repr=False)
+    """True if another walk may have answered the questions of this place."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
-        self.place = self._snapshot().config
+        if self._now is None and "checkpoint_id" not in self.place["configurable"]:
+            self._now = self.graph.get_state(self.place)
+            self.place = self._now.config
 
     def _snapshot(self) -> StateSnapshot:
-        return self.graph.get_state(self.place)
+        if self._now is None:
+            self._now = self.graph.get_state(self.place)
+        return self._now
 
     @property
     def state(self) -> dict[str, Any]:
@@ -137,52 +101,158 @@ class Walk:
         """The nodes about to run: one, several after a fan-out, none at the end of the run."""
         return self._snapshot().next
 
-    def step(self, times: int = 1) -> Self:
-        """Run the next node."""
-        for _ in range(times):
-            self._run_until("*")
-        return self
+    @property
+    def here(self) -> Graph:
+        """The graph in which the walk stands: a subgraph after `into`."""
+        return innermost(self.graph, self.inside)
 
-    def until(self, *nodes: str) -> Self:
-        """Run to the next pause before one of these nodes, or to the end."""
-        known = [name for name in self.graph.nodes if name != "__start__"]
-        if unknown := [name for name in nodes if name not in known]:
-            raise StepperError(f"there is no node {unknown[0]!r}; there are {', '.join(known)}")
-        self._run_until(list(nodes))
-        return self
+    @property
+    def question(self) -> Any:
+        """The question of the node that paused in `interrupt()`; None if none asks. Of several questions a dict: id -> question."""
+        asked = self._interrupts()
+        return asked[0].value if len(asked) == 1 else {one.id: one.value for one in asked} or None
+
+    def _interrupts(self) -> list[Interrupt]:
+        return [one for task in self._snapshot().tasks for one in task.interrupts]
+
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    def step(self, times: int = 1) -> Self:
+        """Run the next node, with all of its subgraph if it has one.
+
+        Raises:
+            StepperError: the run has ended, or the node waits for an answer (see `resume`).
+        """
+        return self._play(self._step(times))
+
+    def over(self) -> Self:
+        """Run the next node, with all of its subgraph: `step()`, by the name that debuggers give it."""
+        return self.step()
+
+    def until(self, *stops: Stop) -> Self:
+        """Run to the next pause, or to the end of the run; a question (see `question`) and a breakpoint pause as well.
+
+        At least one node is run: where the walk stands before one of these nodes already, it goes on to the next time.
+
+        Args:
+            stops: names of nodes of the graph in which the walk stands, to pause before; or tests of the state, such as
+                `lambda state: state["step"] == 3`, to pause once true. A channel that has no value yet makes a test false.
+
+        Raises:
+            StepperError: there is no such node or channel, or the walk cannot go on (see `step`).
+        """
+        return self._play(self._until(stops))
 
     def finish(self) -> Self:
-        """Run to the end."""
-        return self.until()
+        """Run to the end of the whole run, or to a question or a breakpoint."""
+        return self._play(self._until((), come_out=True))
+
+    def into(self, node: str | None = None, number: int = 0) -> Self:
+        """Run to the first pause inside the subgraph of a node. Other nodes of the same moment run to their ends.
+
+        A node that does not run its subgraph this time is passed, and the walk stands after it.
+
+        Args:
+            node: name of the node; if it is not about to run, the walk first goes on until it is. None: the next one.
+            number: the invocation to enter, from 0, where several are about to run (`Send`).
+
+        Raises:
+            StepperError: there is no such node or invocation, or it has no subgraph that can pause.
+        """
+        return self._play(self._into(node, number))
+
+    def out(self) -> Self:
+        """Run the subgraph to its end, and pause in the graph around it."""
+        return self._play(self._out())
+
+    def resume(self, answer: Any) -> Self:
+        """Answer the node that asks (see `question`), and run it to its end, or to its next question.
+
+        Args:
+            answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer.
+
+        Raises:
+            StepperError: nothing asks, or several nodes ask and the answer does not say which.
+        """
+        return self._play(self._resume(answer))
 
     def edit(self, **channels: Any) -> Self:
         """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
 
         The walk is a what-if from here on: memory keeps nothing of it.
+
+        Raises:
+            StepperError: there is no such channel, or the value is not of the channel's type.
         """
-        known = self.graph.builder.channels
-        if unknown := [name for name in channels if name not in known]:
-            raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
-        self.what_if = self.what_if or WhatIf()
-        self.place = self.graph.update_state(self.place, channels)
+        return self._play(self._edit(channels))
+
+    async def astep(self, times: int = 1) -> Self:
+        """As `step`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._step(times))
+
+    async def aover(self) -> Self:
+        """As `over`, for graphs with asynchronous nodes."""
+        return await self.astep()
+
+    async def auntil(self, *stops: Stop) -> Self:
+        """As `until`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._until(stops))
+
+    async def afinish(self) -> Self:
+        """As `finish`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._until((), come_out=True))
+
+    async def ainto(self, node: str | None = None, number: int = 0) -> Self:
+        """As `into`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._into(node, number))
+
+    async def aout(self) -> Self:
+        """As `out`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._out())
+
+    async def aresume(self, answer: Any) -> Self:
+        """As `resume`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._resume(answer))
+
+    async def aedit(self, **channels: Any) -> Self:
+        """As `edit`, for graphs with asynchronous nodes."""
+        return await self._aplay(self._edit(channels))
+
+    def break_on(self, *stops: Stop) -> Self:
+        """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.
+
+        Args:
+            stops: nodes and tests, as for `until`.
+        """
+        self._check_stops(stops)
+        self.breakpoints += stops
         return self
 
     def back(self, times: int = 1) -> Self:
-        """Go back `times` steps (or edits). The walk is a what-if from here on: memory keeps nothing of it."""
+        """Go back `times` steps (or edits). The walk is a what-if from here on: memory keeps nothing of it.
+
+        Inside a subgraph it goes back as far as the subgraph's first node.
+        """
         path = self.path()
         if times >= len(path):
-            raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} of the run")
+            where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
+            raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} {where}")
         self.what_if = self.what_if or WhatIf()
-        self.place = path[-1 - times].config
+        self._now = path[-1 - times]
+        self.place = self._now.config
+        self._answers, self._asks_again = (), True
         return self
 
     def fork(self) -> Self:
         """A what-if from this place, of which memory keeps nothing; the two walks are independent."""
-        return replace(self, what_if=self.what_if.copy() if self.what_if else WhatIf())
+        what_if = self.what_if.copy() if self.what_if else WhatIf()
+        return replace(self, what_if=what_if, breakpoints=list(self.breakpoints), _asks_again=bool(self._interrupts()))
+
+    # -- looking --------------------------------------------------------------------------------------------------
 
     def path(self) -> list[StateSnapshot]:
-        """The moments that led here, from the first pause to this one."""
-        made = {_checkpoint_id(one.config): one for one in self.graph.get_state_history(_thread(self.place))}
+        """The moments that led here, from the first pause of the graph in which the walk stands to this one."""
+        made = {_checkpoint_id(one.config): one for one in self.graph.get_state_history(_thread(self.place, ns=True))}
         path, here = list[StateSnapshot](), made.get(_checkpoint_id(self.place))
         while here is not None and here.next != ("__start__",):
             if _source(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
@@ -190,44 +260,234 @@ class Walk:
             here = made.get(_checkpoint_id(here.parent_config)) if here.parent_config else None
         return path[::-1]
 
+    def passes(self) -> dict[tuple[str, str], int]:
+        """How often the walk took each arrow on its way: (from, to) -> number. The ends are START and END."""
+        drawn = {(edge.source, edge.target) for edge in self.here.get_graph().edges}
+        counted = Counter[tuple[str, str]]()
+        moments = [("__start__",), *(one.next for one in self.path() if _source(one) != "update")]
+        if not moments[-1]:
+            moments[-1] = ("__end__",)
+        for before, after in pairwise(moments):
+            counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after) if (a, b) in drawn)
+        ends = {"__start__": "START", "__end__": "END"}
+        return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
+
     def view(self, *channels: str) -> Table:
         """A table of the channels (or only these) at this moment; those that the last step changed are highlighted."""
         path = self.path()
-        now, before = path[-1].values, path[-2].values if len(path) > 1 else {}
+        now, before = self.state, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)
         changed = frozenset(i for i, name in enumerate(names) if now.get(name) != before.get(name))
-        rows = tuple((name, _shorten(now, name)) for name in names if name in now)
+        rows = tuple((name, shorten(now, name)) for name in names if name in now)
         return Table(("channel", "value"), rows, changed, title=str(self))
 
     def __str__(self) -> str:
-        now = self._snapshot()
-        number = len(self.path()) - 1
-        return f"step {number}, before {' and '.join(now.next)}" if now.next else f"step {number}, the end"
+        where = "".join(f"{one.node}[{one.number}] > " for one in self.inside)
+        place = f"{where}step {len(self.path()) - 1}"
+        if not self.next:
+            return f"{place}, the end"
+        asked = self._interrupts()
+        told = f", which asks {shorten({'it': self.question}, 'it')}" if asked else ""
+        names = [f"{name} ({times} times)" if times > 1 else name for name, times in Counter(self.next).items()]
+        return f"{place}, before {' and '.join(names)}{told}"
 
     __repr__ = __str__
 
-    def _run_until(self, pause: Any) -> None:
+    def _repr_html_(self) -> str:
+        return self.view()._repr_html_()
+
+    # -- how moves are made -----------------------------------------------------------------------------------------
+
+    def _play(self, move: Move) -> Self:
+        call = _next_call(move, None)
+        while call is not None:
+            name, args, kwargs = call
+            try:
+                with self._playing():
+                    answer = getattr(self.graph, name)(*args, **kwargs)
+            except Exception as error:
+                call = move.throw(error)
+            else:
+                call = _next_call(move, answer)
+        return self
+
+    async def _aplay(self, move: Move) -> Self:
+        call = _next_call(move, None)
+        while call is not None:
+            name, args, kwargs = call
+            try:
+                with self._playing():
+                    answer = await getattr(self.graph, f"a{name}")(*args, **kwargs)
+            except Exception as error:
+                call = move.throw(error)
+            else:
+                call = _next_call(move, answer)
+        return self
+
+    def _playing(self) -> ExitStack:
+        stack = ExitStack()
+        if self.what_if:
+            stack.enter_context(self.what_if.play())
+        return stack
+
+    def _step(self, times: int) -> Move:
+        for _ in range(times):
+            yield from self._run("*")
+
+    def _until(self, stops: Sequence[Stop], come_out: bool = False) -> Move:
+        self._check_stops(stops)
+        wanted = [*stops, *self.breakpoints]
+        names = [one for one in wanted if isinstance(one, str)]
+        tests = [one for one in wanted if not isinstance(one, str)]
+        if not tests:
+            yield from self._run(names, around=() if come_out else "*")
+            return
+        while True:
+            yield from self._run("*")
+            if not self.next or self._interrupts() or set(self.next) & set(names) or any(map(self._is_true, tests)):
+                return
+
+    def _check_stops(self, stops: Sequence[Stop]) -> None:
+        known = _nodes(self.here)
+        for name in stops:
+            if isinstance(name, str) and name not in known:
+                owner = next((node for node in known if name in _nodes(find_subgraph(self.here, node))), "")
+                inside = f"; {owner!r} has one inside: into({owner!r}).until({name!r})" if owner else ""
+                raise StepperError(f"there is no node {name!r}; there are {', '.join(known)}{inside}")
+
+    def _is_true(self, test: Callable[[dict[str, Any]], Any]) -> bool:
+        try:
+            return bool(test(self.state))
+        except KeyError as error:
+            known = self.here.builder.channels
+            if error.args and error.args[0] in known:
+                return False
+            raise StepperError(f"the test asks for {error}, which is no channel; there are {', '.join(known)}") from error
+
+    def _into(self, node: str | None, number: int) -> Move:
+        if node is not None and node not in self.next:
+            self._check_stops([node])
+            yield from self._run([node])
+            if node not in self.next:
+                raise StepperError(f"the run never came to {node!r}: it stands at {self}")
         if not self.next:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
+        here = self.here
+        name = node or next((one for one in self.next if find_subgraph(here, one) is not None), self.next[0])
+        graph = find_subgraph(here, name)
+        if graph is None:
+            raise StepperError(f"{name!r} has no subgraph that LangGraph knows: step() runs it")
+        if (
+            graph.checkpointer is False
+        ):  # it was compiled to leave no checkpoints; to pause it needs those of the graph around it
+            graph.checkpointer = None
+        paths = sorted((task.path for task in self._snapshot().tasks if task.name == name), key=str)
+        if not 0 <= number < len(paths):
+            raise StepperError(f"{name!r} is about to run {len(paths)} times: there is no number {number} (they count from 0)")
+        self.inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
+        yield from self._run("*", entering=True)
+
+    def _out(self) -> Move:
+        if not self.inside:
+            raise StepperError("the walk stands in no subgraph: into() enters one")
+        yield from self._run(())
+
+    def _resume(self, answer: Any) -> Move:
+        asked = self._interrupts()
+        if not asked:
+            raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
+        ids = {one.id for one in asked}
+        if len(asked) > 1 and not (isinstance(answer, Mapping) and answer and set(answer) <= ids):
+            raise StepperError(
+                f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
+            )
+        before = _checkpoint_id(self.place)
+        if self._asks_again:  # the record may hold another walk's answers to these questions: they are asked anew, on a copy
+            yield "invoke", (None, _merge(self.config, self.place)), {"interrupt_before": "*"}
+            for given in self._answers:
+                yield "invoke", (Command(resume=given), _merge(self.config, _thread(self.place))), {"interrupt_before": "*"}
+            top = yield "get_state", (_thread(self.place),), {"subgraphs": bool(self.inside)}
+            self._now, _ = _descend(top, self.inside)
+            self.place = self._now.config
+            before = _checkpoint_id(self.place)
+        self._asks_again = False
+        yield from self._run("*", Command(resume=answer))
+        self._answers = (*self._answers, answer) if _checkpoint_id(self.place) == before else ()
+
+    def _edit(self, channels: Mapping[str, Any]) -> Move:
+        check_channels(self.here, channels)
+        self.what_if = self.what_if or WhatIf()
+        try:
+            place = yield "update_state", (self.place, dict(channels)), {}
+        except (TypeError, ValueError) as error:
+            raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
+        self._now = yield "get_state", (place,), {}
+        self.place = self._now.config if self._now else place
+
+    def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Move:
+        """Run the graph to a pause.
+
+        Args:
+            pause: nodes of the graph in which the walk stands to pause before, or "*".
+            input: None, or the answer to a question.
+            around: nodes to pause before in the graphs around that one.
+            entering: the last of `inside` has not begun.
+        """
+        if not self.next:
+            raise StepperError("the run has ended: back(n) goes to an earlier moment")
+        if input is None and self._interrupts():
+            raise StepperError(f"{self}: answer with resume(value)")
         thread = _thread(self.place)
-        latest = self.graph.get_state(thread).config
+        top = yield "get_state", (thread,), {"subgraphs": True}
+        latest, _ = _descend(top, self.inside[:-1] if entering else self.inside)
         # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
-        place = thread if _checkpoint_id(latest) == _checkpoint_id(self.place) else self.place
-        with self.what_if.play() if self.what_if else nullcontext():
-            self.graph.invoke(None, place, interrupt_before=pause)
-        self.place = self.graph.get_state(thread).config
+        place = thread if _checkpoint_id(latest.config) == _checkpoint_id(self.place) else self.place
+        with pause_in(self.graph, self.inside, pause, around):
+            outer = around if self.inside else pause
+            yield "invoke", (input, _merge(self.config, place)), {"interrupt_before": outer}
+        top = yield "get_state", (thread,), {"subgraphs": bool(self.inside)}
+        self._now, depth = _descend(top, self.inside)
+        self.inside = self.inside[:depth]
+        self.place = self._now.config
+
+
+def _next_call(move: Move, answer: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    try:
+        return move.send(answer)
+    except StopIteration:
+        return None
+
+
+def _descend(top: StateSnapshot, inside: Sequence[Invocation]) -> tuple[StateSnapshot, int]:
+    """The moment inside these invocations, or as far inside as they have not ended; and how many of them that are."""
+    for depth, one in enumerate(inside):
+        states = [task.state for task in top.tasks if one.is_task(task.name, task.path)]
+        if not states or not isinstance(states[0], StateSnapshot) or not states[0].next:
+            return top, depth
+        top = states[0]
+    return top, len(inside)
+
+
+def _nodes(graph: Any) -> list[str]:
+    return [name for name in graph.nodes if name != "__start__"] if graph is not None else []
 
 
 def _checkpoint_id(config: RunnableConfig) -> str:
-    return str(config["configurable"]["checkpoint_id"])
+    return str(config["configurable"].get("checkpoint_id", ""))
 
 
-def _thread(config: RunnableConfig) -> RunnableConfig:
-    kept = {k: v for k, v in config["configurable"].items() if k not in ("checkpoint_id", "checkpoint_map")}
-    return {"configurable": kept}
+def _thread(config: RunnableConfig, ns: bool = False) -> RunnableConfig:
+    """The latest checkpoint of the run; with `ns`, that of the subgraph in which the place is."""
+    given = config["configurable"]
+    kept = {k: v for k, v in given.items() if k not in ("checkpoint_id", "checkpoint_map", "checkpoint_ns")}
+    return {"configurable": {**kept, "checkpoint_ns": given.get("checkpoint_ns", "") if ns else ""}}
 
 
-def start(graph: Graph, input: Any, thread: str = "1") -> Walk:
+def _merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
+    return {**config, "configurable": {**config.get("configurable", {}), **place["configurable"]}}
+
+
+def start(graph: Graph, input: Any, thread: str = "1", config: RunnableConfig | None = None) -> Walk:
     """Begin a run and pause before its first node.
 
     Args:
@@ -235,18 +495,31 @@ def start(graph: Graph, input: Any, thread: str = "1") -> Walk:
         input: the input, as for `graph.invoke`.
         thread: name of the run for the checkpointer. Use one name per run: a second run of the same name begins with the
             channels of the first.
+        config: further settings of every call of the graph, such as `{"configurable": {"user": "ann"}}`.
     """
-    config: RunnableConfig = {"configurable": {"thread_id": thread}}
+    place: RunnableConfig = {"configurable": {"thread_id": thread}}
+    given = config or RunnableConfig()
     if graph.checkpointer:
-        graph.invoke(input, config, interrupt_before="*")
-    return Walk(graph, config)
+        graph.invoke(input, _merge(given, place), interrupt_before="*")
+    return Walk(graph, place, config=given)
+
+
+async def astart(graph: Graph, input: Any, thread: str = "1", config: RunnableConfig | None = None) -> Walk:
+    """As `start`, for graphs with asynchronous nodes or an asynchronous checkpointer; go on with `await walk.astep()`."""
+    place: RunnableConfig = {"configurable": {"thread_id": thread}}
+    given = config or RunnableConfig()
+    if not graph.checkpointer:
+        return Walk(graph, place)  # which says that it needs one
+    await graph.ainvoke(input, _merge(given, place), interrupt_before="*")
+    now = await graph.aget_state(place)
+    return Walk(graph, now.config, config=given, _now=now)
 
 
 def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
     """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted."""
     pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
     rows = tuple(
-        (str(i), *(_shorten(values, name) if values and name in values else "–" for name in show for values in pair))
+        (str(i), *(shorten(values, name) if values and name in values else "–" for name in show for values in pair))
         for i, pair in enumerate(pairs)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
@@ -263,53 +536,3 @@ def _states_before(walk: Walk, node: str) -> Iterator[dict[str, Any]]:
 
 def _source(moment: StateSnapshot) -> str:
     return (moment.metadata or {}).get("source", "")
-
-
-class Bars(Figure):
-    """A figure that shows itself in a notebook, with or without matplotlib's inline mode."""
-
-    def _repr_png_(self) -> bytes:
-        buffer = BytesIO()
-        self.savefig(buffer, format="png", dpi=110)
-        return buffer.getvalue()
-
-
-def bars(state: Mapping[str, Any]) -> Bars:
-    """A picture of a decision: each candidate's logit and probability, without and with memory.
-
-    Args:
-        state: the channels `candidates` (with logits in nats) and optionally `prior` (their logits without memory) and `action`.
-    """
-    found, chosen = state["candidates"], state.get("action")
-    after = [c.logit for c in found]
-    before = list(state.get("prior") or after)
-    if len(before) != len(after):  # the next step has proposed, and not updated yet
-        before = after
-    order = sorted(range(len(found)), key=lambda i: after[i])
-    places = range(len(order))
-    figure = Bars(figsize=(9.5, 0.9 + 0.36 * len(order)), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, old, new, title in (
-        (panels[0], before, after, "logit, nats"),
-        (panels[1], _softmax(before), _softmax(after), "probability"),
-    ):
-        axes.barh([p + 0.19 for p in places], [old[i] for i in order], 0.36, color="#b9bfc7", label="policy alone")
-        axes.barh([p - 0.19 for p in places], [new[i] for i in order], 0.36, color="#1f5fbf", label="with memory")
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.axvline(0, color="#444444", lw=0.8)
-        axes.grid(axis="x", color="#e6e6e6", lw=0.8)
-        axes.set_axisbelow(True)
-    panels[0].set_yticks(list(places), [found[i].action for i in order])
-    for label, i in zip(panels[0].get_yticklabels(), order, strict=True):
-        label.set_fontweight("bold" if found[i].action == chosen else "normal")
-    panels[1].set_xlim(0, 1)
-    panels[1].tick_params(left=False)
-    handles, labels = panels[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False, fontsize=9)
-    return figure
-
-
-def _softmax(logits: Sequence[float]) -> list[float]:
-    weights = [math.exp(z - max(logits)) for z in logits]
-    return [w / sum(weights) for w in weights]

@@ -1,0 +1,262 @@
+"""Walks into subgraphs, through questions, with breakpoints, and without blocking."""
+
+import asyncio
+import operator
+from typing import Annotated, Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send, interrupt
+from typing_extensions import TypedDict
+
+from learngraph.graphs import training_free_grpo
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.storage.checkpoints import serializer
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.notebook.stepper import StepperError, Walk, astart, start
+
+
+class Single(TypedDict):
+    x: int
+    out: Annotated[list[int], operator.add]
+
+
+class Group(TypedDict):
+    xs: list[int]
+    out: Annotated[list[int], operator.add]
+
+
+class Deep(TypedDict):
+    xs: list[int]
+    out: Annotated[list[int], operator.add]
+
+
+def chain(builder: Any, *names: str) -> Any:
+    for a, b in zip((START, *names), (*names, END), strict=True):
+        builder.add_edge(a, b)
+    return builder
+
+
+def single() -> Any:
+    """x -> x + 1, then out = [x]."""
+    builder = StateGraph(Single)
+    builder.add_node("raise", lambda state: {"x": state["x"] + 1})
+    builder.add_node("put", lambda state: {"out": [state["x"]]})
+    return chain(builder, "raise", "put").compile()
+
+
+def group(**compile: Any) -> Any:
+    """One subgraph for each of xs."""
+    builder = StateGraph(Group)
+    builder.add_node("begin", lambda state: {})
+    builder.add_node("play", single())
+    builder.add_node("end", lambda state: {})
+    builder.add_edge(START, "begin")
+    builder.add_conditional_edges("begin", lambda state: [Send("play", {"x": x, "out": []}) for x in state["xs"]], ["play"])
+    builder.add_edge("play", "end")
+    builder.add_edge("end", END)
+    return builder.compile(**compile)
+
+
+def begun(graph: Any = None) -> Walk:
+    return start(graph or group(checkpointer=InMemorySaver()), {"xs": [10, 20, 30]})
+
+
+def test_into_one_of_several_invocations_and_out_again() -> None:
+    walk = begun().into("play", 1)
+    assert (walk.next, walk.state["x"]) == (("raise",), 20)
+    assert str(walk) == "play[1] > step 0, before raise"
+    assert walk.step().state["x"] == 21
+    assert walk.next == ("put",)
+    assert walk.out().next == ("end",)
+    assert (walk.inside, walk.state["out"]) == ((), [11, 21, 31])
+    with pytest.raises(StepperError, match="no subgraph"):
+        walk.out()
+    assert walk.finish().next == ()
+
+
+def test_step_over_and_the_last_step_inside_come_out() -> None:
+    assert begun().step().over().state["out"] == [11, 21, 31]
+    walk = begun().into("play", 2).step(2)
+    assert (walk.inside, walk.next) == ((), ("end",))
+
+
+def test_edits_inside_and_going_back_inside() -> None:
+    walk = begun().into("play", 1).step()
+    other = walk.fork().edit(x=500)
+    assert other.out().state["out"] == [11, 500, 31]
+    assert walk.state["x"] == 21
+    assert walk.out().state["out"] == [11, 21, 31]
+    again = begun().into("play", 1).step()
+    assert again.back().state["x"] == 20
+    assert again.edit(x=99).step().state["x"] == 100
+    assert again.finish().state["out"] == [11, 100, 31]
+    with pytest.raises(StepperError, match="cannot go back 1 steps: this is step 0 of 'play'; out"):
+        begun().into("play", 1).back()
+
+
+def test_a_subgraph_of_a_subgraph() -> None:
+    builder = StateGraph(Deep)
+    builder.add_node("all", group())
+    builder.add_node("sum", lambda state: {"out": [sum(state["out"])]})
+    walk = begun(chain(builder, "all", "sum").compile(checkpointer=InMemorySaver())).into("all").into("play", 2)
+    assert str(walk) == "all[0] > play[2] > step 0, before raise"
+    assert walk.step().edit(x=0).out().next == ("end",)
+    assert walk.inside[0].node == "all"
+    assert walk.out().state["out"] == [11, 21, 0]
+    assert walk.finish().state["out"][-1] == 32
+
+
+def test_names_of_nodes_inside_are_hinted() -> None:
+    with pytest.raises(StepperError, match=r"no node 'put'; there are begin, play, end; 'play' has one inside: into\('play'\)"):
+        begun().until("put")
+    with pytest.raises(StepperError, match="there is no number 3"):
+        begun().into("play", 3)
+    with pytest.raises(StepperError, match="'begin' has no subgraph"):
+        begun().into("begin")
+    assert begun().into("play").until("put").state["x"] == 11
+
+
+class Asked(TypedDict):
+    n: int
+    said: str
+
+
+def asking(checkpointer: Any) -> Any:
+    builder = StateGraph(Asked)
+    builder.add_node("count", lambda state: {"n": state["n"] + 1})
+    builder.add_node("ask", lambda state: {"said": f"{interrupt('how was it?')} {interrupt('sure?')}"})
+    builder.add_node("end", lambda state: {})
+    return chain(builder, "count", "ask", "end").compile(checkpointer=checkpointer)
+
+
+def test_a_question_pauses_until_it_is_answered() -> None:
+    walk = start(asking(InMemorySaver()), {"n": 0})
+    assert walk.question is None
+    with pytest.raises(StepperError, match="nothing asks"):
+        walk.resume("good")
+    assert walk.finish().question == "how was it?"
+    assert str(walk) == "step 1, before ask, which asks how was it?"
+    with pytest.raises(StepperError, match=r"asks how was it\?: answer with resume\(value\)"):
+        walk.step()
+    other = walk.fork()
+    assert walk.resume("good").question == "sure?"
+    assert walk.resume("yes").state["said"] == "good yes"
+    assert walk.finish().next == ()
+    assert other.resume("bad").resume("no").finish().state["said"] == "bad no"
+    assert walk.state["said"] == "good yes"
+
+
+def test_two_questions_at_once_need_their_names() -> None:
+    builder = StateGraph(Group)
+    builder.add_node("ask", lambda state: {"out": [interrupt(f"number {state['x']}?")]})
+    builder.add_conditional_edges(START, lambda state: [Send("ask", {"x": x}) for x in state["xs"]], ["ask"])
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"xs": [1, 2]}).step()
+    assert sorted(walk.question.values()) == ["number 1?", "number 2?"]
+    with pytest.raises(StepperError, match="2 nodes ask"):
+        walk.resume(5)
+    answers = {id: 10 * int(text[7]) for id, text in walk.question.items()}
+    assert walk.resume(answers).state["out"] == [10, 20]
+
+
+def test_a_question_inside_a_subgraph() -> None:
+    builder = StateGraph(Asked)
+    builder.add_node("inner", asking(None))
+    walk = start(chain(builder, "inner").compile(checkpointer=InMemorySaver()), {"n": 0}).into("inner").step(2)
+    assert walk.question == "how was it?"
+    assert walk.resume("a").resume("b").next == ("end",)
+    assert walk.inside
+    assert walk.finish().state["said"] == "a b"
+
+
+def looping(checkpointer: Any) -> Any:
+    builder = StateGraph(Single)
+    builder.add_node("raise", lambda state: {"x": state["x"] + 1})
+    builder.add_node("put", lambda state: {"out": [state["x"]]})
+    builder.add_edge(START, "raise")
+    builder.add_edge("raise", "put")
+    builder.add_conditional_edges("put", lambda state: "raise" if state["x"] < 9 else END, ["raise", END])
+    return builder.compile(checkpointer=checkpointer)
+
+
+def test_breakpoints_on_nodes_and_on_the_state() -> None:
+    walk = start(looping(InMemorySaver()), {"x": 0})
+    assert walk.until(lambda state: state["x"] == 3).state["x"] == 3
+    assert walk.next == ("put",)
+    walk.break_on("raise")
+    assert (walk.finish().next, walk.state["x"]) == (("raise",), 3)
+    walk.breakpoints.clear()
+    walk.break_on(lambda state: len(state["out"]) == 5)
+    assert walk.finish().state["out"] == [1, 2, 3, 4, 5]
+    walk.breakpoints.clear()
+    assert walk.finish().next == ()
+    assert walk.passes() == {("START", "raise"): 1, ("raise", "put"): 9, ("put", "raise"): 8, ("put", "END"): 1}
+    with pytest.raises(StepperError, match="no node 'lift'"):
+        walk.break_on("lift")
+    with pytest.raises(StepperError, match=r"'y'.*no channel; there are .*x"):
+        start(looping(InMemorySaver()), {"x": 0}).until(lambda state: state["y"])
+
+
+def test_a_value_of_another_type_is_refused_at_once() -> None:
+    walk = begun()
+    with pytest.raises(StepperError, match=r"channel 'xs' holds list\[int\], got ten \(str\)"):
+        walk.edit(xs="ten")
+    with pytest.raises(StepperError, match=r"xs\[1\]"):
+        walk.edit(xs=[1, "2"])
+    assert walk.edit(xs=[1]).step(2).state["out"] == [2]
+    with pytest.raises(StepperError, match="do not take these values"):
+        walk.edit(out=5)
+
+
+def slow(checkpointer: Any) -> Any:
+    async def wait(state: Asked) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"n": state["n"] + 1}
+
+    async def ask(state: Asked) -> dict[str, Any]:
+        return {"said": interrupt("well?")}
+
+    builder = StateGraph(Asked)
+    builder.add_node("wait", wait)
+    builder.add_node("ask", ask)
+    return chain(builder, "wait", "ask").compile(checkpointer=checkpointer)
+
+
+def test_asynchronous_nodes_and_checkpoints(tmp_path: Any) -> None:
+    async def play() -> None:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as saver:
+            walk = await astart(slow(saver), {"n": 0})
+            assert (await walk.astep()).state["n"] == 1
+            await walk.aedit(n=5)
+            assert (await walk.auntil(lambda state: state["n"] > 100)).question == "well?"
+            assert (await walk.aresume("fine")).state == {"n": 5, "said": "fine"}
+            assert walk.next == ()
+            builder = StateGraph(Asked)
+            builder.add_node("inner", slow(None))
+            inside = await astart(chain(builder, "inner").compile(checkpointer=saver), {"n": 1}, "2")
+            await inside.ainto()
+            assert (await inside.astep()).state["n"] == 2
+            assert inside.next == ("ask",)
+
+    asyncio.run(play())
+
+
+def test_into_a_group_of_training_free_grpo() -> None:
+    """Its subgraph is held by an object, and leaves no checkpoints unless a walk asks for them."""
+    world = KeywordKeep()
+    settings = training_free_grpo.TrainingFreeGRPO(author="rule", epochs=1, batch_size=2)
+    problems = [world.task(n) for n in range(2)]
+    graph = training_free_grpo.build(
+        MethodInputs(environment=world),
+        settings,
+        problems=problems,
+        held_out=[world.task(9)],
+        checkpointer=InMemorySaver(serde=serializer()),
+    )
+    walk = start(graph, {"run": "r"}).into("group", 1)
+    assert (walk.next, walk.state["task"]) == (("open",), problems[1])
+    assert str(walk.step()) == "group[1] > step 1, before rollout (5 times)"
+    assert len(walk.step().state["rollouts"]) == 5
+    assert walk.out().next == ("consolidate",)
