@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
-from .flow import parse_flow, to_mermaid
+from .flow import drawn_edges, to_mermaid
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -119,7 +119,7 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
     for name, node in graph.builder.nodes.items():
         part = _node_object(node.runnable)
         drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
-    for edge in parse_flow(to_mermaid(graph)):
+    for edge in drawn_edges(graph):
         look = {"label": f" {edge.label} "} if edge.label else {}
         look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)

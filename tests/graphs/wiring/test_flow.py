@@ -300,8 +300,8 @@ def test_waits_commands_and_branches_without_a_map_are_drawn() -> None:
     assert set(parse_flow(to_mermaid(builder.compile()))) == {
         Edge("START", "a"),
         *(Edge("a", to, label) for to, label in (("b", "b"), ("c", "c"), ("jump", "jump"), ("END", "end"))),
-        Edge("b", "jump"),
-        Edge("c", "jump"),
+        Edge("b", "jump", join=("b", "c")),
+        Edge("c", "jump", join=("b", "c")),
         Edge("jump", "END", "end"),
     }
 
@@ -324,7 +324,7 @@ def test_an_agent_with_middleware_is_drawn_and_read() -> None:
     graph = agents.create_agent(GenericFakeChatModel(messages=iter([])), [look], middleware=[Watch()])
     edges = parse_flow(to_mermaid(graph))
     assert {Edge("START", "Watch.before_model"), Edge("Watch.before_model", "model")} <= set(edges)
-    assert {name for edge in edges for name in edge[:2]} == {"START", "END", *graph.builder.nodes}
+    assert {name for edge in edges for name in (edge.source, edge.target)} == {"START", "END", *graph.builder.nodes}
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_an_agent_with_middleware_is_drawn_and_read() -> None:
         ("a --> b", NODES, {}, "a flow begins with 'flowchart LR'"),
         ("flowchart LR\n START -> a", NODES, {}, "cannot read"),
         ("flowchart LR\n START --> a -->", NODES, {}, "cannot read"),
-        ("flowchart LR\n START --> a[Say hi] --> END", NODES, {}, "cannot read"),
+        ("flowchart LR\n START --> a[Say hi --> END", NODES, {}, "line 2: cannot read '[Say hi"),
         ("flowchart LR\n START --> a --> END\n START --> a", NODES, {}, "drawn twice"),
         ("flowchart LR\n START --> x --> END", NODES, {}, "draws 'x', but there is no such node; there are ['a', 'b', 'c']"),
         ("flowchart LR\n START --> a --> b --> END", NODES, {}, "node 'c' is not in the flow"),

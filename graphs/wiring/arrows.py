@@ -1,0 +1,303 @@
+"""The meaning of a drawing's arrows, given its nodes and routers, and the mistakes in them, each with its line.
+
+| arrow | meaning |
+|---|---|
+| `a --> b` | an edge; two from one node start both |
+| `b & c --> d` | a join: `d` runs once, when both are done |
+| `a -->\\|over\\| b` | an outcome of the router of `a`, or, where `a` returns Commands, a place that they lead to |
+| `a -.-> b` | a fan-out: one `b` for every piece of work that the fan-out function of `a` hands out |
+
+Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGraph draws it, and without a label that of its target's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from langchain_core.runnables import Runnable
+from langgraph.graph import END, START
+from langgraph.graph._node import StateNodeSpec
+from langgraph.types import Command, Send
+
+from .mermaid import Edge, FlowError, shown_label
+
+__all__ = [
+    "ENDS",
+    "Branching",
+    "FanOut",
+    "Finding",
+    "Node",
+    "Router",
+    "Wiring",
+    "command_targets",
+    "find_mistakes",
+    "returns_sends",
+]
+
+Node = Callable[[Any], Any] | Runnable[Any, Any]
+Router = Callable[[Any], str]
+FanOut = Callable[[Any], Iterable[Mapping[str, Any] | Send]]
+
+ENDS = {"START": START, "END": END}
+"""The ends of a graph: their names in a drawing -> in LangGraph."""
+
+
+class Finding(NamedTuple):
+    """A mistake in a drawing: its line, from 1 (0: of no single line), and a sentence about it."""
+
+    line: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A router, and the labels that its outcomes have in a drawing."""
+
+    path: Any
+    """A function or Runnable from state to an outcome."""
+    outcomes: Mapping[str, Hashable]
+    """Label -> outcome."""
+    is_complete: bool = True
+    """True if it returns each of these outcomes; then each has to be drawn."""
+
+    @classmethod
+    def from_router(cls, source: str, router: Router) -> Branching:
+        """The branching of a function, whose return type is a `Literal` of its outcomes.
+
+        Raises:
+            FlowError: the return type is something else.
+        """
+        returns = _return_type(router)
+        if get_origin(returns) is not Literal:
+            hint = (
+                "; a function that returns Sends belongs to fan_outs, and its arrows are dotted"
+                if returns_sends(router)
+                else ""
+            )
+            raise FlowError(f"the router of '{source}' must say its outcomes as a Literal return type, not {returns}{hint}")
+        return cls(router, {shown_label(outcome): outcome for outcome in get_args(returns)})
+
+
+@dataclass
+class Wiring:
+    """A drawing's arrows with what stands behind them."""
+
+    nodes: dict[str, Any]
+    """Name -> node, or the `StateNodeSpec` of a node that LangGraph knows already."""
+    edges: list[Edge]
+    routers: Mapping[str, Sequence[Branching]] = field(default_factory=dict)
+    fan_outs: Mapping[str, Any] = field(default_factory=dict)
+    destinations: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """For nodes that return Commands: where these lead."""
+
+    def kind(self, edge: Edge) -> Literal["plain", "outcome", "fan-out", "command", "unknown"]:
+        """The meaning of an arrow."""
+        if not edge.label and not edge.dotted:
+            return "plain"
+        if self.branching(edge) is not None:
+            return "outcome"
+        if edge.dotted and edge.source in self.fan_outs:
+            return "fan-out"
+        return "command" if edge.source in self.destinations and edge.source not in self.routers else "unknown"
+
+    def branching(self, edge: Edge) -> Branching | None:
+        """The router that an arrow is an outcome of; None if it is none."""
+        if not edge.label and not edge.dotted:
+            return None
+        return next((one for one in self.routers.get(edge.source, ()) if arrow_label(edge) in one.outcomes), None)
+
+
+def arrow_label(edge: Edge) -> str:
+    """The outcome that an arrow stands for, as text: its label, or without one its target's name."""
+    return shown_label(edge.label, ENDS.get(edge.target, edge.target))
+
+
+def _return_type(function: Any) -> Any:
+    annotated = (
+        function if hasattr(function, "__annotations__") and "return" in function.__annotations__ else type(function).__call__
+    )
+    try:
+        return get_type_hints(annotated).get("return")
+    except (NameError, TypeError):  # a name that only the type checker sees
+        return None
+
+
+def returns_sends(function: Any) -> bool:
+    """True if a function says that it returns Sends."""
+    pending = [_return_type(function)]
+    while pending:
+        one = pending.pop()
+        if one is Send:
+            return True
+        pending += get_args(one) if get_origin(one) is not Literal else ()
+    return False
+
+
+def command_targets(node: Any) -> tuple[str, ...]:
+    """The nodes that a node's Commands may lead to, from its return type `Command[Literal[...]]`; empty if it does not say."""
+    if isinstance(node, StateNodeSpec):
+        return tuple(node.ends or ())
+    returns = None if isinstance(node, Runnable) else _return_type(node)
+    for one in get_args(returns) if get_origin(returns) in (Union, UnionType) else (returns,):
+        if get_origin(one) is Command and get_args(one) and get_origin(get_args(one)[0]) is Literal:
+            return get_args(get_args(one)[0])
+    return ()
+
+
+# Mistakes
+
+
+def find_mistakes(wiring: Wiring) -> list[Finding]:
+    """The mistakes in a drawing: names first, then how its arrows hang together, then its labels; empty if there are none."""
+    return _names(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
+
+
+def _first_line(edges: Iterable[Edge], name: str) -> int:
+    return next((edge.line for edge in edges if name in (edge.source, edge.target)), 0)
+
+
+def name_hint(name: str, known: Collection[str]) -> str:
+    """A guess at what was meant by a name, as the end of a sentence; empty without a good one."""
+    if name.lower().strip("_") in ("start", "end"):
+        return f"; did you mean {name.upper().strip('_')}? START and END are written in capitals"
+    if ":" in name and name.partition(":")[0] in known:
+        return f"; a drawing with xray shows the inside of '{name.partition(':')[0]}', which is one node"
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _names(wiring: Wiring) -> list[Finding]:
+    edges, nodes = wiring.edges, wiring.nodes
+    drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
+    found = [
+        Finding(
+            _first_line(edges, name),
+            f"the flow draws '{name}', but there is no such node; there are {sorted(nodes)}{name_hint(name, nodes)}",
+        )
+        for name in sorted(drawn - nodes.keys())
+    ]
+    if found:
+        return found
+    found += [
+        Finding(0, f"node '{name}' is not in the flow; it draws {sorted(drawn)}") for name in sorted(nodes.keys() - drawn)
+    ]
+    wrong = [e for e in edges if e.source == "END" or e.target == "START"]
+    return found + [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
+
+
+def _connections(wiring: Wiring) -> list[Finding]:
+    """Nodes that START does not reach, that nothing leaves, or from which END cannot be reached."""
+    edges, found = wiring.edges, list[Finding]()
+    drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
+    reached = _closure("START", [(e.source, e.target) for e in edges])
+    leaving = {e.source for e in edges} | {name for name in wiring.destinations if "END" in _shown(wiring.destinations[name])}
+    for name in sorted(drawn - reached):
+        found.append(Finding(_first_line(edges, name), f"no arrow leads from START to '{name}'"))
+    for name in sorted(drawn - leaving):
+        found.append(
+            Finding(_first_line(edges, name), f"no arrow leaves '{name}'; draw '{name} --> END' if the graph ends there")
+        )
+    ending = [(e.target, e.source) for e in edges] + [("END", name) for name in leaving - {e.source for e in edges}]
+    ending += [("END", name) for name, targets in wiring.destinations.items() if "END" in _shown(targets)]
+    stuck = sorted(drawn - _closure("END", ending)) if not found else []
+    if stuck:
+        names = stuck[0] if len(stuck) == 1 else f"{', '.join(stuck[:-1])} and {stuck[-1]}"
+        found.append(Finding(_first_line(edges, stuck[0]), f"END cannot be reached from {names}: the graph would run for ever"))
+    return found
+
+
+def _closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:
+    reached, frontier = {start}, [start]
+    while frontier:
+        here = frontier.pop()
+        new = {target for source, target in arrows if source == here} - reached
+        reached |= new
+        frontier += new
+    return reached
+
+
+def _shown(targets: Iterable[str]) -> set[str]:
+    return {"END" if target == END else target for target in targets}
+
+
+def _labels(wiring: Wiring) -> list[Finding]:
+    edges, found = wiring.edges, list[Finding]()
+    for source in dict.fromkeys(e.source for e in edges):
+        arrows = [e for e in edges if e.source == source]
+        solid = [e for e in arrows if e.label and not e.dotted]
+        if source in wiring.routers:
+            found += _outcomes(wiring, source, arrows)
+        elif solid and source not in wiring.destinations:
+            labels = [e.label for e in solid]
+            found.append(
+                Finding(
+                    solid[0].line,
+                    f"'{source}' has the labelled arrows {labels}, but no router decides among them; a node that returns Commands "
+                    "says where they lead: -> Command[Literal[...]]",
+                )
+            )
+        dotted = [e for e in arrows if e.dotted and wiring.kind(e) == "unknown"]
+        if dotted and source not in wiring.routers:
+            found.append(Finding(dotted[0].line, f"'{source}' has a dotted arrow, but no fan-out function"))
+    for source in sorted(wiring.routers.keys() - {e.source for e in edges if e.label or e.dotted}):
+        found.append(Finding(_first_line(edges, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
+    for source in sorted(wiring.fan_outs.keys() - {e.source for e in edges if wiring.kind(e) == "fan-out"}):
+        found.append(Finding(_first_line(edges, source), f"'{source}' has a fan-out function, but no dotted arrow"))
+    return found
+
+
+def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Finding]:
+    """Labels that a router cannot return, outcomes that are not drawn, and arrows beside them."""
+    routers, found = wiring.routers[source], list[Finding]()
+    labelled = [e for e in arrows if wiring.kind(e) in ("outcome", "unknown")]
+    labels, outcomes = [arrow_label(e) for e in labelled], {label for one in routers for label in one.outcomes}
+    if not labels:
+        return found
+    for edge, label in zip(labelled, labels, strict=True):
+        if label not in outcomes:
+            close = get_close_matches(label, outcomes, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            found.append(
+                Finding(
+                    edge.line,
+                    f"'{source}' has an arrow '{label}', which its router cannot return; it returns {sorted(outcomes)}{hint}",
+                )
+            )
+    for outcome in sorted({label for one in routers if one.is_complete for label in one.outcomes} - set(labels)):
+        found.append(
+            Finding(
+                labelled[0].line,
+                f"the router of '{source}' can return '{outcome}', but no arrow is labelled so; there are {sorted(labels)}",
+            )
+        )
+    if len(labels) != len(set(labels)):
+        found.append(Finding(labelled[0].line, f"'{source}' has two arrows with one label: {sorted(labels)}"))
+    plain = [e for e in arrows if wiring.kind(e) == "plain"]
+    if plain:
+        found.append(Finding(plain[0].line, f"'{source}' has labelled and plain arrows: which one is taken would be unclear"))
+    return found
+
+
+def _commands(wiring: Wiring) -> list[Finding]:
+    """Arrows of a node's Commands that these cannot take, and destinations that are not drawn (END needs no arrow)."""
+    found = []
+    for source, targets in wiring.destinations.items():
+        places = _shown(targets)
+        arrows = [e for e in wiring.edges if e.source == source]
+        for edge in arrows:
+            if wiring.kind(edge) == "command" and edge.target not in places:
+                found.append(
+                    Finding(edge.line, f"'{source}' has an arrow to '{edge.target}', but its Commands lead to {sorted(places)}")
+                )
+        for target in sorted(places - {e.target for e in arrows} - {"END"}):
+            found.append(
+                Finding(
+                    _first_line(wiring.edges, source),
+                    f"a Command of '{source}' may lead to '{target}', but no arrow does; draw '{source} -.-> {target}'",
+                )
+            )
+    return found

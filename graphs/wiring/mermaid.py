@@ -1,0 +1,398 @@
+"""Mermaid flowcharts as text: `read_flow` reads one as editors and tools write it, `write_flow` writes one that people can edit.
+
+A node's id is its name, and its text is only shown: `web["Web search"]` is the node `web`. All shapes of nodes are read, `&`,
+arrows of any length (`-->`, `==>`, and `-.->`), labels in either place (`a -->|over| b`, `a -- over --> b`), nodes declared on
+lines of their own, and subgraphs, whose frame is left out. Comments, front matter, a code fence and all that is decoration are
+skipped. What would be lost (an arrow without a head or with two, an arrow to a subgraph) is refused, with its line.
+
+`b & c --> d` is a join, as in `StateGraph.add_edge(["b", "c"], "d")`: `d` runs once, when both are done. Two arrows `b --> d` and
+`c --> d` are two edges, as in LangGraph: `d` runs each time that one of them is done.
+
+LangGraph's own drawings (`get_graph().draw_mermaid()`) are read, too: `__start__` is START, `\\2e` in an id is the character of that
+number, and an arrow without a label stands for the outcome of its target's name. They do not show joins.
+
+The parsers to be had read less, or need more: `mermaid-parser-py` runs Mermaid's own JavaScript in Node, the ones written in Python
+know no `&` and no escapes, and none says on which line an arrow stands. Hence this one: one regular expression for all tokens,
+and one pass over them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from typing import NamedTuple
+
+from ...memory.errors import UserError
+
+__all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "parse_flow", "read_flow", "shown_label", "write_flow"]
+
+
+class FlowError(UserError, ValueError):
+    """A drawing that cannot be read, or that does not fit its nodes and routers. `line` counts from 1; 0: no line of the text."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(f"line {line}: {message}" if line else message)
+        self.line = line
+
+
+@dataclass(frozen=True, order=True)
+class Edge:
+    """One arrow of a drawing."""
+
+    source: str
+    target: str
+    label: str = ""
+    dotted: bool = False
+    join: tuple[str, ...] = ()
+    """All nodes that the target waits for, of which `source` is one; empty where it waits for none but `source`."""
+    line: int = field(default=0, compare=False)
+    """The line of the text, from 1; 0 for an arrow that was not read from one."""
+
+
+class DrawnNode(NamedTuple):
+    """A node of a drawing: its name, the text that is shown (empty: its name), and the line where it stands first."""
+
+    name: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Flowchart:
+    """A drawing that was read."""
+
+    direction: str
+    nodes: Mapping[str, DrawnNode]
+    """By name, in the order of the text; START and END are among them."""
+    edges: Sequence[Edge]
+    """In the order of the text."""
+
+
+_SHAPES = (
+    *(("(((", ")))"), ("((", "))"), ("([", "])"), ("(", ")"), ("[[", "]]"), ("[(", ")]"), ("[/", "/]"), ("[/", "\\]")),
+    *(("[\\", "\\]"), ("[\\", "/]"), ("[", "]"), ("{{", "}}"), ("{", "}"), (">", "]"), ("@{", "}")),
+)
+_TEXT = r'(?:"[^"]*"|<small>.*?</small>|[^\n"])*?'
+_SHAPE = "|".join(rf"{re.escape(a)}{_TEXT}{re.escape(b)}(?=\s|$|[;&~<=-]|:::)" for a, b in _SHAPES)
+_NAME = r"(?:[\w\\+./!?*'$]|-(?![->.]))+"
+_WORDS = r'(?:"[^"]*"|(?!--|==|\.-)[^\n"|])+?'
+_TOKEN = re.compile(
+    rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*|:::[\w-]+|[\w-]+@(?=[-=~<]))
+    |(?P<stop>[\n;])
+    |(?P<arrow>(?:-{{2,}}>|={{2,}}>|-\.+->
+        |--(?![->xo])[ \t]*(?P<solid>{_WORDS})[ \t]*-{{2,}}>
+        |==(?![=>xo])[ \t]*(?P<thick>{_WORDS})[ \t]*={{2,}}>
+        |-\.(?![-.>])[ \t]*(?P<dots>{_WORDS})[ \t]*\.+->)
+        (?:[ \t]*\|(?P<label>"[^"\n]*"|[^|\n]*)\|)?)
+    |(?P<invisible>~{{3,}})
+    |(?P<link><?(?:-{{2,}}|={{2,}}|-\.+-?)[-=>xo]?)
+    |(?P<join>&)
+    |(?P<node>(?P<id>{_NAME})[ \t]*(?P<shape>{_SHAPE})?)""",
+    re.VERBOSE | re.DOTALL,
+)
+_PREAMBLE = re.compile(r"\s+|%%\{.*?\}%%|%%[^\n]*|```\w*(?=\s)|---[ \t]*\n.*?\n[ \t]*---[ \t]*(?=\n)", re.DOTALL)
+_BETWEEN = re.compile(r"[\s;]+|%%\{.*?\}%%|%%[^\n]*|```[^\n]*", re.DOTALL)
+_HEADER = re.compile(r"(?:flowchart(?:-elk)?|graph)(?:[ \t]+(LR|RL|TD|TB|BT))?[ \t]*(?=$|\n|\r|;|%%)")
+_ARROW_AHEAD = r"(?![ \t]*(?:-->|==>|-\.|--|&))"
+_SKIPPED = re.compile(
+    r"accDescr[ \t]*\{.*?\}|[\w-]+@\{\s*(?:animat|curve)[^}]*\}"
+    rf"|(?:classDef|class|style|linkStyle|click|direction|accTitle|accDescr)\b{_ARROW_AHEAD}[ \t:][^\n]*",
+    re.DOTALL,
+)
+_SUBGRAPH = re.compile(rf"subgraph\b{_ARROW_AHEAD}[ \t]*(?P<id>{_NAME})?(?P<more>[^\n;]*)")
+_END_OF_SUBGRAPH = re.compile(r"end[ \t]*(?=$|\n|\r|;|%%)")
+_TERMINALS = {"__start__": "START", "__end__": "END"}
+
+
+def parse_flow(flow: str) -> list[Edge]:
+    """The arrows of a Mermaid flowchart, in the order of the text.
+
+    Raises:
+        FlowError: naming the line that is not understood.
+    """
+    return list(read_flow(flow).edges)
+
+
+def read_flow(flow: str) -> Flowchart:
+    """The nodes and arrows of a Mermaid flowchart.
+
+    Raises:
+        FlowError: naming the line that is not understood.
+    """
+    return _Reader(flow).read()
+
+
+class _Reader:
+    """One pass over the tokens of a drawing."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.line = text, 0, 1
+        self.ids: dict[str, tuple[str, int]] = {}
+        """Id -> the text shown, and the line where it stands first."""
+        self.arrows: list[Edge] = []
+        """Between ids."""
+        self.frames: list[int] = []
+        """Lines of the subgraphs that are open."""
+        self.subgraphs: set[str] = set()
+
+    def read(self) -> Flowchart:
+        direction = self._header()
+        while self.at < len(self.text):
+            if found := _BETWEEN.match(self.text, self.at):
+                self._move(found)
+            elif not self._skip_statement():
+                self._statement()
+        if self.frames:
+            raise FlowError("this subgraph has no end", self.frames[-1])
+        names = {id: _decode(id, text) for id, (text, _) in self.ids.items()}
+        edges = [self._named(arrow, names) for arrow in self.arrows]
+        doubled = [edge for edge, n in Counter(edges).items() if n > 1]
+        if doubled:
+            again = [edge for edge in edges if edge == doubled[0]][1]
+            raise FlowError(f"this arrow is drawn twice: {(again.source, again.target, again.label)}", again.line)
+        nodes = {names[id]: DrawnNode(names[id], _plain(text), line) for id, (text, line) in self.ids.items()}
+        return Flowchart(direction, nodes, edges)
+
+    def _header(self) -> str:
+        while found := _PREAMBLE.match(self.text, self.at):
+            self._move(found)
+        header = _HEADER.match(self.text, self.at)
+        if not header:
+            line = self.text[self.at :].partition("\n")[0].strip()
+            raise FlowError(
+                f"a flow begins with 'flowchart LR' or 'flowchart TD', not with {line if line else '(nothing)'!r}", self.line
+            )
+        self._move(header)
+        return header.group(1) or "TD"
+
+    def _skip_statement(self) -> bool:
+        """Skip decoration and the frames of subgraphs, which stand at the beginning of a statement; False if there is none."""
+        if found := _SKIPPED.match(self.text, self.at):
+            self._move(found)
+        elif found := _SUBGRAPH.match(self.text, self.at):
+            if found.group("id") and (not found.group("more").strip() or found.group("more").strip()[0] in "[({"):
+                self.subgraphs.add(found.group("id"))
+            self.frames.append(self.line)
+            self._move(found)
+        elif self.frames and (found := _END_OF_SUBGRAPH.match(self.text, self.at)):
+            self.frames.pop()
+            self._move(found)
+        else:
+            return False
+        return True
+
+    def _statement(self) -> None:
+        """Read up to the end of a line or a semicolon: nodes with arrows between them."""
+        begin, before, nodes = self.at, list[str](), list[str]()
+        arrow: re.Match[str] | None = None
+        wants_node = False
+        while self.at < len(self.text):
+            token = _TOKEN.match(self.text, self.at)
+            kind = token.lastgroup if token else None
+            misplaced = {"node": bool(nodes) and not wants_node, "stop": wants_node, "join": not nodes or wants_node}
+            misplaced |= dict.fromkeys(("arrow", "invisible", "link"), not nodes or wants_node)
+            if token is None or misplaced.get(str(kind), False):
+                raise self._unreadable(begin)
+            if kind == "link":
+                raise FlowError(
+                    f"the line {token.group().strip()!r} does not say where it leads; arrows are -->, ==> and -.->, "
+                    "with a space before a label",
+                    self.line,
+                )
+            if kind == "node":
+                nodes.append(self._node(token))
+                wants_node = False
+            elif kind == "join":
+                wants_node = True
+            elif kind in ("arrow", "invisible", "stop"):
+                self._connect(before, arrow, nodes)
+                before, nodes, arrow = nodes, [], token if kind == "arrow" else None
+                wants_node = kind != "stop"
+            self._move(token)
+            if kind == "stop":
+                return
+        if wants_node:
+            raise self._unreadable(begin)
+        self._connect(before, arrow, nodes)
+
+    def _node(self, token: re.Match[str]) -> str:
+        id, shape = token.group("id"), token.group("shape") or ""
+        text, line = self.ids.get(id, ("", self.line))
+        if shape.startswith("@{"):
+            label = re.search(r'\blabel:\s*("[^"]*"|[^,}]+)', shape)
+            shape = label.group(1) if label else ""
+        else:
+            shape = _inside(shape)
+        self.ids[id] = (shape.strip() or text, line)
+        return id
+
+    def _connect(self, sources: Sequence[str], arrow: re.Match[str] | None, targets: Sequence[str]) -> None:
+        if arrow is None:
+            return
+        words = next((word for word in arrow.group("label", "solid", "thick", "dots") if word), "")
+        dotted = arrow.group().startswith("-.")
+        for target in targets:
+            waits = len(sources) > 1 and not words.strip() and not dotted and _TERMINALS.get(target, target) != "END"
+            join = tuple(sources) if waits else ()
+            self.arrows += [Edge(source, target, _plain(words), dotted, join, self.line) for source in sources]
+
+    def _named(self, arrow: Edge, names: Mapping[str, str]) -> Edge:
+        """The arrow between names in place of ids."""
+        for id in (arrow.source, arrow.target):
+            if id in self.subgraphs:
+                raise FlowError(
+                    f"'{id}' is a subgraph of the drawing; let the arrow begin or end at one of its nodes", arrow.line
+                )
+        source, target, join = names[arrow.source], names[arrow.target], tuple(names[one] for one in arrow.join)
+        if "START" in join:
+            raise FlowError(f"START cannot be waited for; draw 'START --> {target}' as an arrow of its own", arrow.line)
+        return Edge(source, target, arrow.label, arrow.dotted, join, arrow.line)
+
+    def _move(self, token: re.Match[str]) -> None:
+        self.line += self.text.count("\n", self.at, token.end())
+        self.at = token.end()
+
+    def _unreadable(self, begin: int) -> FlowError:
+        line = self.text[begin:].partition("\n")[0].strip()
+        rest = self.text[self.at :].partition("\n")[0].strip() or line
+        return FlowError(f"cannot read {rest!r} in the line {line!r}; lines look like 'a --> b -->|label| c'", self.line)
+
+
+def _inside(shape: str) -> str:
+    """The text within a shape."""
+    opening, closing = next(((a, b) for a, b in _SHAPES if shape.startswith(a) and shape.endswith(b)), ("", ""))
+    return shape[len(opening) : len(shape) - len(closing)]
+
+
+def _plain(text: str) -> str:
+    """A label or a text as it is shown: without quotes, tags and entities."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    text = re.sub(r"<[a-z/][^<>]*>", " ", text)
+    text = re.sub(
+        r"#(\w+);", lambda found: unescape(f"&#{found[1]};" if found[1].isdigit() else f"&{found[1]};"), unescape(text)
+    )
+    return " ".join(text.split())
+
+
+# Names as ids
+
+
+def _safe_id(name: str) -> str:
+    """A name as LangGraph writes it: letters, digits, `_` and `-` as they are, others as a backslash and their number."""
+    return "".join(one if re.fullmatch(r"[A-Za-z0-9_-]", one) else f"\\{ord(one):x}" for one in name)
+
+
+def _veiled_id(name: str) -> str:
+    """A name that means something else in Mermaid (`end`), with its first letter written as its number."""
+    return f"\\{ord(name[0]):x}{name[1:]}"
+
+
+def _decode(id: str, text: str) -> str:
+    """The name that an id stands for. Where a number ends is not written: the text decides, if it is the name."""
+    if "\\" not in id:
+        return _TERMINALS.get(id, id)
+    raw = text.strip('"').partition("<hr/>")[0]
+    for name in (raw, raw.removeprefix("<p>").removesuffix("</p>"), _plain(text)):
+        if name and id in (_safe_id(name), _veiled_id(name)):
+            return name
+
+    def character(found: re.Match[str]) -> str:
+        one = chr(int(found[1], 16))
+        return found[0] if one.isalnum() else one  # letters and digits are never written so: it is a longer number
+
+    return re.sub(r"\\([2-7][0-9a-f])", character, id)
+
+
+def _written_id(name: str) -> str:
+    """A node's name as an id, followed by the name as its text where the id is not the name itself."""
+    if name in _RESERVED:
+        id = _veiled_id(name)
+    elif re.fullmatch(r"[^\W\d][\w+]*(?:[.-][\w+]+)*", name):
+        return name
+    else:
+        id = _safe_id(name)
+    return f'{id}["{_entities(name)}"]'
+
+
+_RESERVED = (
+    "end",
+    "subgraph",
+    "graph",
+    "flowchart",
+    "class",
+    "classDef",
+    "style",
+    "linkStyle",
+    "click",
+    "direction",
+    "default",
+)
+"""Words that Mermaid reads as something else where a node may stand."""
+
+
+def _entities(text: str) -> str:
+    return re.sub(r"[^\w .,()\[\]/+'!?=:-]|%(?=%)", lambda found: f"#{ord(found.group())};", text)
+
+
+def shown_label(outcome: object, target: str = "") -> str:
+    """The label of an outcome in a drawing: the outcome itself as text, and for the target END `end`.
+
+    An arrow without a label stands for the outcome of its target's name.
+    """
+    return " ".join(str(target if outcome == "" else outcome).split()).strip("_") or "_"
+
+
+# Writing
+
+
+def write_flow(edges: Iterable[Edge], direction: str = "LR") -> str:
+    """A flowchart with these arrows, in the order in which they are walked from START; what follows without a choice is one line."""
+    edges = list(edges)
+    left = dict.fromkeys(edges)
+    lines, order, met, named = [f"flowchart {direction}"], ["START"], {"START"}, set[str]()
+
+    def name(node: str) -> str:
+        first = node not in named
+        named.add(node)
+        if node in ("START", "END"):
+            return node
+        written = _written_id(node)
+        return written if first else written.partition("[")[0]
+
+    def arrow(edge: Edge) -> str:
+        kind = "-.->" if edge.dotted else "-->"
+        if not edge.label:
+            return kind
+        shown = _entities(edge.label)
+        return f"{kind}|{shown}|" if shown == edge.label else f'{kind}|"{shown}"|'
+
+    def draw(edge: Edge) -> None:
+        sources = edge.join or (edge.source,)
+        line = f"  {' & '.join(map(name, sources))}"
+        while True:
+            for one in edges:
+                if (one.target, one.join) == (edge.target, edge.join) and one in left and (one.join or one == edge):
+                    del left[one]
+            line += f" {arrow(edge)} {name(edge.target)}"
+            follows = [one for one in edges if one.source == edge.target]
+            if edge.target in met or len(follows) != 1 or follows[0].label or follows[0].join or follows[0] not in left:
+                break
+            met.add(edge.target)
+            edge = follows[0]
+        if edge.target not in met and edge.target != "END":
+            met.add(edge.target)
+            order.append(edge.target)
+        lines.append(line)
+
+    for node in order:  # grows while it is walked
+        for edge in [one for one in edges if one.source == node or node in one.join]:
+            if edge in left and met.issuperset(edge.join):
+                draw(edge)
+    while left:  # joins whose nodes were met within a line, and what START does not reach
+        draw(next(iter(left)))
+    return "\n".join(lines) + "\n"
