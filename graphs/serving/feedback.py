@@ -89,7 +89,7 @@ class FeedbackWatch:
                 why = f"live feedback fell from {found.before:.2f} to {found.after:.2f} ({len(seen.after)} rewards)"
                 back = await asyncio.to_thread(state.versions.rollback_target, seen.rollback_to)
                 LOG.warning("%s/%s goes back to %s: %s", tenant, adapter, back or "base", why)
-                await self._live.switch_back(tenant, adapter, back, why)
+                await self._live.switch_back(tenant, adapter, back, why, rewards_fell=True)
 
     async def _judge_canary(self, tenant: str, adapter: str, state: AdapterState, canary: str) -> None:
         settings, rewards = self._settings, state.rewards_by_version()

@@ -385,13 +385,16 @@ class LiveVersions:
         self._metrics.swap_seconds.observe(self._clock() - began)
         self.on_live_change(tenant, adapter)
 
-    async def switch_back(self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True) -> str:
+    async def switch_back(
+        self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True, rewards_fell: bool = False
+    ) -> str:
         """Make an earlier version live and learn on from it; returns its label. The caller holds the adapter's `switch_lock`,
         unless the live version cannot be loaded.
 
         Args:
             to: a label, the base model (empty), or the version that was live before (None).
             load: load it before it goes live.
+            rewards_fell: the reason is live feedback; the gate reads newer held-out feedback only from then on.
         """
         began = self._clock()
         state = self.state(tenant, adapter)
@@ -399,7 +402,7 @@ class LiveVersions:
             await self.load(to)
         if state.canary:
             await asyncio.to_thread(self.drop_canary, tenant, adapter, state.canary, f"rolled back: {why}")
-        label = await asyncio.to_thread(state.versions.roll_back, to, why)
+        label = await asyncio.to_thread(state.versions.roll_back, to, why, rewards_fell=rewards_fell)
         await asyncio.to_thread(self._replay.set_head, tenant, adapter, label)
         state.refresh()
         self._metrics.rollbacks.inc()

@@ -367,6 +367,12 @@ class Adapters:
         with self._threads:
             return next((line["time"] for line in reversed(self._read().lines) if line.get("back")), -math.inf)
 
+    @property
+    def last_fall(self) -> float:
+        """Unix time of the last rollback for rewards that fell; minus infinity: there was none."""
+        with self._threads:
+            return next((line["time"] for line in reversed(self._read().lines) if line.get("fell")), -math.inf)
+
     def states(self) -> dict[str, str]:
         """Label -> state, also of versions that were deleted since (`deleted`)."""
         with self._threads:
@@ -674,13 +680,14 @@ class Adapters:
             if book.states.get(label) != "dropped":
                 self._note("dropped", label, why, about)
 
-    def roll_back(self, to: str | None = None, why: str = "") -> str:
+    def roll_back(self, to: str | None = None, why: str = "", *, rewards_fell: bool = False) -> str:
         """Make an earlier live version live again; the live version retires.
 
         Args:
             to: a label, or "" for the base model; None: the last live version before this one that is whole and neither dropped nor
                 tainted, or else the base model.
             why: the reason, for the log.
+            rewards_fell: the reason is live feedback, which `last_fall` remembers.
 
         Returns:
             Label of the live version.
@@ -696,7 +703,7 @@ class Adapters:
                 if to != book.live and not any(line["state"] == "live" and line["label"] == to for line in book.lines):
                     raise AdapterConflict(f"{to} was never live: promote it instead")
             if to != book.live:
-                self._live(to, why, None, back=True)
+                self._live(to, why, None, back=True, **({"fell": True} if rewards_fell else {}))
             return to
 
     def _healthy(self, label: str) -> bool:

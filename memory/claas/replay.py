@@ -18,7 +18,6 @@ import json
 import math
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -57,7 +56,8 @@ class ReplaySettings:
     """A_max, in gradient steps; older exchanges are rejected. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50
     without a correction."""
     max_samplings: int = 8
-    """Times that an exchange is sampled before it is consumed. Paper: until it is too old."""
+    """Times that an exchange is sampled before it is consumed. A minibatch is drawn from the newest M times as many ready ones: where
+    feedback comes faster than steps, a long queue of old wishes would outvote what users want now. Paper: until it is too old."""
     max_kl: float | None = None
     """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
     held_out_share: float = 0.1
@@ -457,9 +457,9 @@ class Replay(ReplayFile):
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
 
         An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
-        base models than `base_model` if it is given; `stratified_sample` takes `size` of the others, of each end user at most
-        `max_user_share`. The draw depends only on the
-        seed, the adapter, the step, and the number of this step's released minibatches.
+        base models than `base_model` if it is given; `stratified_sample` takes `size` of the newest `size * max_samplings` others,
+        of each end user at most `max_user_share`. The draw depends only on the seed, the adapter, the step, and the number of this
+        step's released minibatches.
         """
         if size < 1:
             raise UserError(f"a minibatch has at least 1 exchange, asked for {size}")
@@ -488,7 +488,7 @@ class Replay(ReplayFile):
             ).fetchall()
             id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
             allowed = self._within_user_share(base, scope, min(size, max(min_exchanges, 1)), Random(f"{seed}/{id}/users"))
-            ready = [row for row in ready if allowed is None or row[0] in allowed]
+            ready = [row for row in ready if allowed is None or row[0] in allowed][-size * self.settings.max_samplings :]
             if len(ready) < max(min_exchanges, 1):
                 return None
             random = Random(f"{seed}/{id}")
@@ -518,18 +518,15 @@ class Replay(ReplayFile):
         equal = math.ceil(size / max(len(givers), 2))
         most = max(1, equal, math.floor(size * self.settings.max_user_share))
         of_user = {n: user for n, user, _ in rows}
-        ready = base.execute(
+        ready: dict[str, list[int]] = {}
+        for (n,) in base.execute(
             "SELECT n FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n", scope
-        ).fetchall()
-        random.shuffle(ready)
-        taken: Counter[str] = Counter()
-        allowed = set()
-        for (n,) in ready:
-            user = of_user.get(n)
-            if user is not None:
-                taken[user] += 1
-            if user is None or taken[user] <= most:
-                allowed.add(n)
+        ):
+            ready.setdefault(of_user.get(n, ""), []).append(n)
+        allowed = set(ready.pop("", ()))
+        for mine in ready.values():
+            newest = mine[-most * self.settings.max_samplings :]
+            allowed.update(random.sample(newest, min(most, len(newest))))
         return allowed
 
     def _reject_too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:

@@ -289,7 +289,11 @@ def route_commit(state: GradientStepState) -> Literal["gate now", "later"]:
 
 @dataclass(frozen=True)
 class GateCandidate(_LearnerNode):
-    """Compare the candidate with the live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py)."""
+    """Compare the candidate with the live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py).
+
+    Held-out feedback on replies from before the last rollback for falling rewards has no say: by it a version passed that users then
+    liked less. Where they changed their mind, it would vote down every version that follows them.
+    """
 
     versions: AdapterLookup = field(repr=False)
     settings: GateSettings
@@ -306,10 +310,11 @@ class GateCandidate(_LearnerNode):
         return {"checks": checks, "why": "; ".join(f"{check.name}: {check.note}" for check in checks if not check.passed)}
 
     def _measure(self, tenant: str, adapter: str, candidate: str, live: str) -> list[Check]:
+        since = self.versions(tenant, adapter).last_fall
         held = [
             exchange
             for exchange in self.replay.held_out_exchanges(tenant, adapter, self.settings.exchanges)
-            if exchange.feedback is not None and exchange.feedback.reward is not None
+            if exchange.feedback is not None and exchange.feedback.reward is not None and exchange.created >= since
         ]
         texts = [*held, *self.retention]
         if len(texts) < self.settings.texts:  # any reply will do for entropy and KL

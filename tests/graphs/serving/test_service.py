@@ -452,6 +452,42 @@ async def test_500_feedbacks_past_the_bound_it_follows_a_user_who_changes_his_mi
         assert "bound" in {each["kind"] for each in scope["held_up"]}
 
 
+@pytest.mark.slow
+async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedbacks_past_the_bound(tmp_path: Path) -> None:
+    """Feedback comes faster than steps, so that most of what he liked before waits in the buffer, and some of it is held out."""
+    async with serving(tmp_path, changed(CLaaS(), gate={"min_entropy_share": 0.0, "max_kl": 0.7})) as service:
+        shares = {}
+        for word, start, count, burst in (("blue", 0, 600, 10), ("red", 600, 120, 5)):
+            for i in range(start, start + count, burst):
+                await turns(service, burst, start=i, word=word)
+                await urn.until(lambda: idle(service) and not service._live.tasks)
+            shares[word] = [
+                math.exp(logp) for logp in urn.log_softmax(service.learner.logits(service.versions("acme").current))
+            ]
+        red, blue = urn.WORDS.index("red"), urn.WORDS.index("blue")
+        assert shares["blue"][blue] > 0.7 > 0.15 > shares["blue"][red]
+        assert shares["red"][red] > 0.7 > 0.15 > shares["red"][blue]
+        assert min(update["step"] for update in service.replay.updates("acme", "default", 10_000) if update["shrink"] < 1) < 25
+        assert service.replay.counts("acme", "default")["ready"] > 300, "what he liked before still waits"
+
+
+@pytest.mark.parametrize("rewards_fell", [True, False])
+async def test_held_out_feedback_has_no_say_once_live_feedback_has_contradicted_it(tmp_path: Path, rewards_fell: bool) -> None:
+    async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4})) as service:
+        await turns(service, 30)
+        await urn.until(lambda: idle(service))
+        async with service._live.state("acme", "default").switch_lock:
+            await service._live.switch_back("acme", "default", None, "asked for", rewards_fell=rewards_fell)
+        service.learner.wreck, i = [0.0, 9.0, 0.0, 0.0], 30
+        while service.learner.wreck is not None:
+            await turns(service, 1, start=i, word="green")
+            await urn.until(lambda: idle(service))
+            i += 1
+        dropped = [line for line in service.versions("acme").log() if line["state"] == "dropped"]
+        assert (not dropped) is rewards_fell
+        assert (service.versions("acme").last_fall > 0) is rewards_fell
+
+
 async def test_falling_rewards_lead_back_once_and_not_step_by_step(tmp_path: Path) -> None:
     """Where a user changes his mind every version looks worse than the one before; only the first comparison says something."""
     chosen = changed(

@@ -404,6 +404,20 @@ def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
         assert replay.lease("acme", "default", 2, min_exchanges=1) is None
 
 
+@pytest.mark.parametrize("users", [("",), ("ann", "bob")])
+def test_a_queue_of_old_feedback_does_not_outvote_the_newest(tmp_path: Path, users: tuple[str, ...]) -> None:
+    """A minibatch is drawn from the newest `size * max_samplings` ready ones, however many wait."""
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=3)) as replay:
+        for i in range(100):
+            replay.append(exchange(f"r{i}", user=users[i % len(users)]))
+            replay.add_feedback("acme", f"r{i}", GOOD)
+        drawn = [int(e.id[1:]) for _ in range(6) for e in step(replay, 4).exchanges]
+        assert min(drawn) >= 100 - 6 * 4  # 12 wait at a time, and each step may use up 4 of them
+        assert replay.counts()["ready"] > 80
+        fill(replay, 20, start=100)
+        assert min(int(e.id[1:]) for e in step(replay, 4).exchanges) >= 100
+
+
 def test_feedback_behind_undone_steps_may_teach_again_if_asked(tmp_path: Path) -> None:
     with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=2)) as replay:
         fill(replay, 4)
