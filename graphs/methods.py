@@ -20,6 +20,7 @@ from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     best_of_n,
     cot,
+    prompt_update,
     react,
     reasoning_bank,
     reflexion,
@@ -195,6 +196,12 @@ METHODS: Mapping[str, Method] = {
         settings=reasoning_bank.ReasoningBank,
         build=reasoning_bank.build,
         model_use="text",
+    ),
+    "prompt-update": Method(
+        summary="recalls what jitrl recalls, and writes the advantages into the prompt; the logits stay as they are",
+        settings=prompt_update.PromptUpdate,
+        build=prompt_update.build,
+        model_use="logits",
     ),
     "static": Method(
         summary="the policy alone, every episode as if it were the first",

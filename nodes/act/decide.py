@@ -22,6 +22,10 @@ from .advantage import (
 from .choose import log_softmax, seeded_random, softmax
 
 
+class WithNeighbours(EpisodeChannels, NeighbourChannels):
+    """An episode, and the remembered states like the present one."""
+
+
 class CandidatesWithNeighbours(EpisodeChannels, NeighbourChannels, CandidateChannels):
     """Candidates, and the remembered states like this one."""
 
@@ -60,6 +64,25 @@ class Augment:
             and (action in admitted or not admitted or not self.admissible_only)
         ]
         return {"candidates": candidates + added}
+
+
+@dataclass(frozen=True)
+class ListActions:
+    """The actions that advice is asked about before a policy proposes any: those that the world lists.
+
+    Where it lists none they are the remembered ones. All are equally likely.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: WithNeighbours) -> CandidateChannels:
+        actions = state["observation"].actions or sorted(action_values(state["neighbours"]))
+        return {"candidates": [Candidate(action, -math.log(len(actions))) for action in actions]}
+
+
+def route_known_actions(state: CandidateChannels) -> Literal["some actions", "no action known"]:
+    """Router: is there an action to ask advice about?"""
+    return "some actions" if state["candidates"] else "no action known"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ METHODS = {
     "tabular": method_settings("tabular"),
     "icrl:preset": method_settings("icrl:preset"),
     "adamem:rule": method_settings("adamem:rule"),
+    "prompt-update": method_settings("prompt-update"),
 }
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.

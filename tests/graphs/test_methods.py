@@ -27,7 +27,7 @@ def test_every_method_is_built_from_inputs_and_settings(name: str) -> None:
     assert next(one.default for one in others if one.name == "chain") is False
 
 
-@pytest.mark.parametrize("name", ["jitrl", "icrl", "best-of-n", "react", "static", "random", "tabular"])
+@pytest.mark.parametrize("name", ["jitrl", "icrl", "best-of-n", "react", "static", "random", "tabular", "prompt-update"])
 def test_an_environment_is_enough(name: str) -> None:
     """Every other input has a default that works."""
     world = KeywordKeep()
@@ -61,7 +61,7 @@ def test_the_fields_that_comparisons_share() -> None:
     memory = {"bank", "k", "success_threshold", "online", "cross_task", "temperature"}
     assert marked["synapse"] == marked["reasoning-bank"] == memory
     assert marked["adamem"] == memory | {"history_steps"}
-    assert marked["jitrl"] == {"k", "cross_task", "temperature"}
+    assert marked["jitrl"] == marked["prompt-update"] == {"k", "cross_task", "temperature"}
     assert marked["react"] == {"history_steps", "temperature"}
     assert marked["cot"] == marked["tabular"] == set()
 

@@ -246,7 +246,19 @@ def play(
     return out, list(store.all()), journal, [json.loads(line) for line in log.read_text().splitlines()]
 
 
-PLAYERS = ["jitrl", "icrl", "adamem", "static", "react", "reflexion", "self-refine", "synapse", "reasoning-bank", "best-of-n"]
+PLAYERS = [
+    "jitrl",
+    "prompt-update",
+    "icrl",
+    "adamem",
+    "static",
+    "react",
+    "reflexion",
+    "self-refine",
+    "synapse",
+    "reasoning-bank",
+    "best-of-n",
+]
 
 
 def act(asked: str) -> str:

@@ -1,0 +1,158 @@
+"""Prompt Update: JitRL's retrieval and JitRL's advantages, written into the prompt: the ablation of the logit update.
+
+JitRL's paper (arXiv:2601.18510) asks with it what the update of the logits is worth. All that memory works out is the same, by the
+same nodes (graphs/jitrl.py has the equations); then the model reads the numbers, and its logits stay as they are.
+
+    recall    N(s) and m(a), as in JitRL                                      Eq. 24
+    list      candidates: the actions that the world lists; where it lists none, those that memory knows
+    advise    A~(s, a) of every candidate, as in JitRL                        Eq. 4 to 7, 25
+    propose   the policy, with A~ in its prompt (nodes/retrieve/advantages.py)
+    choose    draw from softmax(z / temperature); z as the policy gave it
+    remember  G_t of every step, as in JitRL                                  Eq. 3
+
+JitRL rates what the policy proposed, and this method what the policy could propose, since the numbers come first. For a model whose
+actions are scored both are all admissible actions, and the numbers are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.errors import UserError
+from ...memory.experiences import Experiences
+from ...nodes.act.choose import Choose
+from ...nodes.act.decide import ListActions, route_known_actions
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.advantages import AdvantagesPrompt
+from ...nodes.retrieve.recall import Remember
+from ...nodes.state import (
+    AdviceChannels,
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    RecallChannels,
+    RewardChannels,
+)
+from ..jitrl import VARIANT_NODES, JitRL
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs
+
+FLOW = """
+flowchart LR
+  START --> begin --> recall --> list
+  list -->|some actions| advise --> propose
+  list -->|no action known| propose
+  propose --> choose --> act
+  act -->|next step| recall
+  act -->|over| judge --> remember --> END
+"""
+
+
+class PromptUpdateState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, RewardChannels):
+    """The channels of a Prompt Update episode."""
+
+
+@dataclass(frozen=True)
+class PromptUpdate:
+    """Hyper-parameters: those of JitRL (graphs/jitrl.py says what each is), without the two of the logit update."""
+
+    advantage_estimator: Literal["guarded", "shrunk", "paper", "reference"] = "guarded"
+    """The formulas from returns to advantages."""
+    k: int = field(default=10, metadata=SHARED)
+    """k, Eq. 24: the largest number of neighbours."""
+    min_similarity: float = 0.95
+    """The least Jaccard similarity of a neighbour, in [0, 1]."""
+    cross_task: bool = field(default=False, metadata=SHARED)
+    """True if experience from other tasks of the same environment is recalled too."""
+    gamma: float = 0.8
+    """gamma, Eq. 3: discount per step."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
+    shrinkage_visits: float = 0.5
+    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk (`guarded`, `shrunk`)."""
+    exploration_bonus: float = 0.25
+    """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)) (`guarded`)."""
+    repeat_penalty: float = 0.5
+    """rho, Eq. 26': taken from A~ for each visit that led nowhere (`guarded`)."""
+    unseen_bonus: float = 5.0
+    """alpha, Eq. 6: the bonus of an untried action, in reward units times visits (`paper`: 5; `reference`: 1)."""
+    unseen_bonus_probability: float = 0.65
+    """lambda, Eq. 6: probability that an untried action gets the bonus (`paper`)."""
+
+    def __post_init__(self) -> None:
+        self.as_jitrl()
+
+    preset_temperatures: ClassVar = JitRL.preset_temperatures
+
+    @classmethod
+    def paper(cls) -> PromptUpdate:
+        """The advantages of the paper's equations."""
+        return cls.of(JitRL.paper())
+
+    @classmethod
+    def reference(cls) -> PromptUpdate:
+        """The advantages of the authors' code."""
+        return cls.of(JitRL.reference())
+
+    @staticmethod
+    def of(settings: JitRL) -> PromptUpdate:
+        """The settings that recall and advise as these of JitRL."""
+        return PromptUpdate(**{one.name: getattr(settings, one.name) for one in fields(PromptUpdate)})
+
+    def as_jitrl(self) -> JitRL:
+        """The settings of JitRL that recall and advise as these.
+
+        Raises:
+            UserError: a value is out of range, or has no effect with this estimator.
+        """
+        try:
+            return JitRL(**{one.name: getattr(self, one.name) for one in fields(self)})
+        except UserError as error:
+            raise UserError(str(error).replace("jitrl: ", "prompt-update: ", 1)) from None
+
+
+def build(
+    parts: MethodInputs,
+    settings: PromptUpdate | None = None,
+    *,
+    experiences: Experiences | None = None,
+    chain: bool = False,
+    **compile: Any,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode; arguments as in `graphs.jitrl.build`."""
+    settings = settings or PromptUpdate()
+    jitrl = settings.as_jitrl()
+    memory = experiences
+    if memory is None:
+        memory = jitrl.memory(parts.shelf, credits_future=getattr(parts.judge, "credits_future", False))
+    same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, parts.environment, parts.journal)
+    view = AdvantagesPrompt(
+        max_steps=parts.history_steps,
+        advice=Prompt.load("prompt_update/advantages", parts.prompts) if parts.chats else None,
+        **parts.prompt_arguments(parts.layout(clip=None)),
+    )
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "recall": same["recall"],
+        "list": ListActions(),
+        "advise": same["advise"],
+        "propose": parts.make_policy(view),
+        "choose": Choose(settings.temperature),
+        "act": Act(
+            parts.environment,
+            parts.journal,
+            journal_channels=("candidates", "estimates"),
+            clear_lists=("neighbours", "candidates", "estimates"),
+        ),
+        "judge": parts.judge_node(),
+        "remember": Remember(memory, parts.environment, parts.journal),
+    }
+    routers = {"list": route_known_actions, "act": route_episode_end}
+    builder = StateGraph(PromptUpdateState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "prompt-update", **compile})

@@ -1,0 +1,103 @@
+"""The baselines that JitRL is compared with are shown what JitRL is shown: the same observations, actions, history and step limit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from scripted_chat import ScriptedChat
+
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.methods import METHODS
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.records import Candidate, Observation, Task
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import PromptView
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = KeywordKeep()
+BASELINES = ("static", "prompt-update")
+EPISODES = 3
+
+
+@dataclass
+class WordCounter:
+    """Scores nothing: it only has a tokenizer and a window, and writes a line, as a scoring model does."""
+
+    chat: ScriptedChat
+    window: int = 100_000
+
+    def get_num_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    def score(self, messages: Sequence[Any], options: Sequence[str]) -> Sequence[float]:
+        raise AssertionError("the policy of this test proposes the actions")
+
+    def invoke(self, *given: Any, **more: Any) -> Any:
+        return self.chat.invoke(*given, **more)
+
+
+@dataclass
+class Witness:
+    """A policy that acts alike whoever asks, and keeps what it was shown: by (episode, step)."""
+
+    views: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
+    observations: dict[tuple[int, int], Observation] = field(default_factory=dict)
+
+    def __call__(self, view: PromptView) -> Any:
+        def node(state: Any) -> dict[str, Any]:
+            at = state["episode"], state["step"]
+            self.views[at], self.observations[at] = dict(view(state)), state["observation"]
+            taken = random.Random(str(at)).choice(state["observation"].actions)
+            # No advantage outweighs a million nats.
+            return {"candidates": [Candidate(a, 0.0 if a == taken else -1e6) for a in state["observation"].actions]}
+
+        return node
+
+
+def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness, dict[str, Any]]:
+    witness, chat = Witness(), ScriptedChat(replies=["Nothing new."])
+    if kind == "chats":
+        inputs = MethodInputs.with_chat_model(TOY, Journal(), chat)
+    else:
+        inputs = MethodInputs.with_scoring_model(TOY, Journal(), WordCounter(chat))
+    inputs = replace(inputs, make_policy=witness)
+    if history is not None:
+        inputs = replace(inputs, history_steps=history)
+    settings = JitRL(min_prior=0) if name == "jitrl" else METHODS[name].settings()
+    graph = METHODS[name].build(inputs, settings)
+    return witness, run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=EPISODES))
+
+
+@pytest.mark.parametrize("history", [None, 0, 3], ids=lambda n: f"{n}-steps")
+@pytest.mark.parametrize("kind", ["chats", "scores"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_shown_what_jitrl_is_shown(name: str, kind: str, history: int | None) -> None:
+    task = TOY.task(3)
+    jitrl, expected = play("jitrl", task, kind, history)
+    other, out = play(name, task, kind, history)
+    assert out["lengths"] == expected["lengths"]  # the same step limit
+    assert max(out["lengths"]) <= TOY.horizon
+    assert out["scores"] == expected["scores"]
+    assert other.observations == jitrl.observations  # text, rewards, admissible actions, end
+    assert other.views.keys() == jitrl.views.keys()
+    for at, shown in jitrl.views.items():
+        beside = other.views[at]
+        assert (beside["instruction"], beside["observation"]) == (shown["instruction"], shown["observation"])
+        assert beside["steps"].endswith(shown["steps"])  # the steps of the running episode; before them, what was learned
+        if shown["steps"]:
+            assert beside["steps"].count(shown["steps"]) >= 1
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_first_episode_has_nothing_to_learn_from(name: str) -> None:
+    """Without earlier attempts each baseline asks what JitRL asks, but for a description of the method."""
+    jitrl, _ = play("jitrl", TOY.task(3), "chats", None)
+    other, _ = play(name, TOY.task(3), "chats", None)
+    for at, shown in jitrl.views.items():
+        if at[0] == 0:
+            assert other.views[at]["steps"] == shown["steps"]
