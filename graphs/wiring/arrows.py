@@ -29,10 +29,13 @@ __all__ = [
     "ENDS",
     "Branching",
     "FanOut",
+    "FanOutBranch",
     "Finding",
     "Node",
     "Router",
     "Wiring",
+    "arrow_label",
+    "closure",
     "command_targets",
     "find_mistakes",
     "returns_sends",
@@ -93,6 +96,8 @@ class Wiring:
     fan_outs: Mapping[str, Any] = field(default_factory=dict)
     destinations: Mapping[str, Collection[str]] = field(default_factory=dict)
     """For nodes that return Commands: where these lead."""
+    others: Collection[str] = ()
+    """Names of nodes that are there, but not drawn."""
 
     def kind(self, edge: Edge) -> Literal["plain", "outcome", "fan-out", "command", "unknown"]:
         """The meaning of an arrow."""
@@ -148,6 +153,23 @@ def command_targets(node: Any) -> tuple[str, ...]:
     return ()
 
 
+@dataclass(frozen=True)
+class FanOutBranch:
+    """The branch of dotted arrows: it starts its targets once for every piece of work. Sends are passed on as they are."""
+
+    fan_out: FanOut
+    targets: tuple[str, ...]
+
+    @property
+    def __name__(self) -> str:  # LangGraph tells a node's branches apart by it
+        return f"{getattr(self.fan_out, '__name__', 'fan_out')} to {' and '.join(self.targets)}"
+
+    def __call__(self, state: Any) -> Sequence[Send]:
+        pieces = list(self.fan_out(state))
+        sends = [piece for piece in pieces if isinstance(piece, Send)]
+        return sends + [Send(target, work) for target in self.targets for work in pieces if not isinstance(work, Send)]
+
+
 # Mistakes
 
 
@@ -173,10 +195,11 @@ def name_hint(name: str, known: Collection[str]) -> str:
 def _names(wiring: Wiring) -> list[Finding]:
     edges, nodes = wiring.edges, wiring.nodes
     drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
+    known = {*nodes, *wiring.others}
     found = [
         Finding(
             _first_line(edges, name),
-            f"the flow draws '{name}', but there is no such node; there are {sorted(nodes)}{name_hint(name, nodes)}",
+            f"the flow draws '{name}', but there is no such node; there are {sorted(known)}{name_hint(name, known)}",
         )
         for name in sorted(drawn - nodes.keys())
     ]
@@ -193,7 +216,7 @@ def _connections(wiring: Wiring) -> list[Finding]:
     """Nodes that START does not reach, that nothing leaves, or from which END cannot be reached."""
     edges, found = wiring.edges, list[Finding]()
     drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
-    reached = _closure("START", [(e.source, e.target) for e in edges])
+    reached = closure("START", [(e.source, e.target) for e in edges])
     leaving = {e.source for e in edges} | {name for name in wiring.destinations if "END" in _shown(wiring.destinations[name])}
     for name in sorted(drawn - reached):
         found.append(Finding(_first_line(edges, name), f"no arrow leads from START to '{name}'"))
@@ -203,14 +226,15 @@ def _connections(wiring: Wiring) -> list[Finding]:
         )
     ending = [(e.target, e.source) for e in edges] + [("END", name) for name in leaving - {e.source for e in edges}]
     ending += [("END", name) for name, targets in wiring.destinations.items() if "END" in _shown(targets)]
-    stuck = sorted(drawn - _closure("END", ending)) if not found else []
+    stuck = sorted(drawn - closure("END", ending)) if not found else []
     if stuck:
         names = stuck[0] if len(stuck) == 1 else f"{', '.join(stuck[:-1])} and {stuck[-1]}"
         found.append(Finding(_first_line(edges, stuck[0]), f"END cannot be reached from {names}: the graph would run for ever"))
     return found
 
 
-def _closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:
+def closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:
+    """All names that arrows lead to from `start`, and `start` itself."""
     reached, frontier = {start}, [start]
     while frontier:
         here = frontier.pop()

@@ -8,21 +8,22 @@ time, and 0.95 ms with durable checkpoints (tests/performance/bench_engine.py); 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.graph import StateGraph
+from langgraph.graph._node import StateNodeSpec
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Overwrite
 from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError
-
-Node = Callable[[Any], Any] | Runnable[Any, Any]
+from .arrows import Node, Wiring, arrow_label
 
 
 class ChainError(UserError, ValueError):
@@ -159,3 +160,41 @@ def is_chainable(node: Node) -> bool:
         return len(signature(node).parameters) == 1
     except (TypeError, ValueError):  # written in C, or no function: LangGraph may know what to do with it
         return False
+
+
+def merge_chains(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
+    """The wiring in which nodes that follow each other without a choice are one node, a `Chain`."""
+    out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
+    many = {e.target for e in wiring.edges if wiring.kind(e) == "fan-out"}  # each runs many times, and what follows them once
+    alone = many | wiring.destinations.keys()
+    functions = {n: node for n, node in wiring.nodes.items() if n not in alone and not isinstance(node, StateNodeSpec)}
+    links = find_links(functions, builder)
+    follows = {
+        e.source: e.target
+        for e in wiring.edges
+        if wiring.kind(e) == "plain" and {e.source, e.target} <= links.keys() and out[e.source] == into[e.target] == 1
+    }
+    heads = [name for name in wiring.nodes if name not in follows.values()]
+    nodes: dict[str, Any] = {}
+    first, last = {}, {}
+    for head in heads:
+        names = [head]
+        while names[-1] in follows:
+            names.append(follows[names[-1]])
+        name = "+".join(names)
+        first[head], last[names[-1]] = name, name
+        nodes[name] = Chain(tuple(links[n] for n in names), builder.channels) if len(names) > 1 else wiring.nodes[head]
+    edges = [
+        replace(
+            e,
+            source=last.get(e.source, e.source),
+            target=first.get(e.target, e.target),
+            label=e.label or (arrow_label(e) if wiring.kind(e) == "outcome" else ""),
+            join=tuple(last.get(one, one) for one in e.join),
+        )
+        for e in wiring.edges
+        if follows.get(e.source) != e.target
+    ]
+    routers = {last.get(source, source): router for source, router in wiring.routers.items()}
+    fan_outs = {last.get(source, source): fan_out for source, fan_out in wiring.fan_outs.items()}
+    return Wiring(nodes, edges, routers, fan_outs, wiring.destinations)

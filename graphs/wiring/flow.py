@@ -6,31 +6,46 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import DEFAULT_RECURSION_LIMIT
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Send
 
-from .arrows import ENDS, Branching, FanOut, Node, Router, Wiring, arrow_label, command_targets, find_mistakes, returns_sends
-from .chain import Chain, find_links
+from .arrows import (
+    ENDS,
+    Branching,
+    FanOut,
+    FanOutBranch,
+    Finding,
+    Node,
+    Router,
+    Wiring,
+    arrow_label,
+    command_targets,
+    find_mistakes,
+)
+from .chain import merge_chains
+from .data_flow import find_missing
+from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
 from .mermaid import Edge, FlowError, parse_flow, shown_label, write_flow
 
 __all__ = [
     "Edge",
     "FanOut",
     "FanOutBranch",
+    "Finding",
     "FlowError",
     "Node",
     "Router",
     "UnboundedGraph",
+    "check",
     "compile_graph",
     "drawn_edges",
     "parse_flow",
@@ -74,11 +89,47 @@ def wire(
     wiring = Wiring(
         dict(nodes),
         parse_flow(flow),
-        {source: [Branching.from_router(source, router)] for source, router in (routers or {}).items()},
+        _branchings(routers or {}),
         fan_outs or {},
         _command_targets(nodes, destinations or {}),
     )
     return _assemble(builder, wiring, chain)
+
+
+def check(
+    flow: str,
+    nodes: Mapping[str, Node] | Graph,
+    routers: Mapping[str, Router] | None = None,
+    fan_outs: Mapping[str, FanOut] | None = None,
+    *,
+    destinations: Mapping[str, Sequence[str]] | None = None,
+    builder: Builder | None = None,
+) -> list[Finding]:
+    """The mistakes in a drawing, each with its line and a sentence, before anything is built; empty if there are none.
+
+    Args:
+        flow: the drawing.
+        nodes: name in the drawing -> node; or a compiled graph, whose nodes, routers and schemas then stand behind the drawing, as
+            in `rewire`.
+        routers: as in `wire`.
+        fan_outs: as in `wire`.
+        destinations: as in `wire`.
+        builder: knows the state's and the input's schema; without it nothing is said about what nodes read.
+    """
+    try:
+        if isinstance(nodes, CompiledStateGraph):
+            builder = nodes.builder
+            wiring, _ = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
+        else:
+            places = _command_targets(nodes, destinations or {})
+            wiring = Wiring(dict(nodes), parse_flow(flow), _branchings(routers or {}), fan_outs or {}, places)
+    except FlowError as error:
+        return [Finding(error.line, error.sentence)]
+    return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])
+
+
+def _branchings(routers: Mapping[str, Router]) -> dict[str, list[Branching]]:
+    return {source: [Branching.from_router(source, router)] for source, router in routers.items()}
 
 
 def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -90,12 +141,12 @@ def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]
 
 def _assemble(builder: Builder, wiring: Wiring, chain: bool) -> Builder:
     """Add a wiring to `builder` if there is no mistake in it."""
-    if mistakes := find_mistakes(wiring):
+    if mistakes := find_mistakes(wiring) or find_missing(wiring, builder):
         error = FlowError("\n".join(f"line {line}: {said}" if line else said for line, said in mistakes))
         error.line = mistakes[0].line
         raise error
     if chain:
-        wiring = _merge_chains(wiring, builder)
+        wiring = merge_chains(wiring, builder)
     by_source: dict[str, list[Edge]] = {}
     for edge in wiring.edges:
         by_source.setdefault(edge.source, []).append(edge)
@@ -136,23 +187,6 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
         builder.add_node(name, cast(Any, node))
 
 
-@dataclass(frozen=True)
-class FanOutBranch:
-    """The branch of dotted arrows: it starts its targets once for every piece of work. Sends are passed on as they are."""
-
-    fan_out: FanOut
-    targets: tuple[str, ...]
-
-    @property
-    def __name__(self) -> str:  # LangGraph tells a node's branches apart by it
-        return f"{getattr(self.fan_out, '__name__', 'fan_out')} to {' and '.join(self.targets)}"
-
-    def __call__(self, state: Any) -> Sequence[Send]:
-        pieces = list(self.fan_out(state))
-        sends = [piece for piece in pieces if isinstance(piece, Send)]
-        return sends + [Send(target, work) for target in self.targets for work in pieces if not isinstance(work, Send)]
-
-
 class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
     """A compiled graph that may take as many super-steps as it needs, however it is called.
 
@@ -190,99 +224,13 @@ def compile_graph(
         FlowError: the drawing does not fit the nodes.
     """
     if flow is not None or nodes:
-        builder = _redraw(builder, write_flow(_edges(builder)) if flow is None else flow, nodes or {})
+        builder = _redraw(builder, write_flow(builder_edges(builder)) if flow is None else flow, nodes or {})
     compiled = builder.compile(**options)
     parts = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
     return UnboundedGraph(**parts).with_config(recursion_limit=1_000_000)
 
 
-# Chains
-
-
-def _merge_chains(wiring: Wiring, builder: Builder) -> Wiring:
-    out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
-    many = {e.target for e in wiring.edges if wiring.kind(e) == "fan-out"}  # each runs many times, and what follows them once
-    alone = many | wiring.destinations.keys()
-    functions = {n: node for n, node in wiring.nodes.items() if n not in alone and not isinstance(node, StateNodeSpec)}
-    links = find_links(functions, builder)
-    follows = {
-        e.source: e.target
-        for e in wiring.edges
-        if wiring.kind(e) == "plain" and {e.source, e.target} <= links.keys() and out[e.source] == into[e.target] == 1
-    }
-    heads = [name for name in wiring.nodes if name not in follows.values()]
-    nodes: dict[str, Any] = {}
-    first, last = {}, {}
-    for head in heads:
-        names = [head]
-        while names[-1] in follows:
-            names.append(follows[names[-1]])
-        name = "+".join(names)
-        first[head], last[names[-1]] = name, name
-        nodes[name] = Chain(tuple(links[n] for n in names), builder.channels) if len(names) > 1 else wiring.nodes[head]
-    edges = [
-        replace(
-            e,
-            source=last.get(e.source, e.source),
-            target=first.get(e.target, e.target),
-            label=e.label or (arrow_label(e) if wiring.kind(e) == "outcome" else ""),
-            join=tuple(last.get(one, one) for one in e.join),
-        )
-        for e in wiring.edges
-        if follows.get(e.source) != e.target
-    ]
-    routers = {last.get(source, source): router for source, router in wiring.routers.items()}
-    fan_outs = {last.get(source, source): fan_out for source, fan_out in wiring.fan_outs.items()}
-    return Wiring(nodes, edges, routers, fan_outs, wiring.destinations)
-
-
-# From a graph back to a drawing, and on
-
-
-def to_mermaid(graph: Graph, direction: str = "LR") -> str:
-    """The flowchart of any compiled graph, in the form that `parse_flow` reads: from START on, what has no choice in one line.
-
-    A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
-    and a node that nothing leaves leads to END.
-    """
-    return write_flow(_edges(graph.builder), direction)
-
-
-def drawn_edges(graph: Graph) -> list[Edge]:
-    """The arrows of any compiled graph, as `to_mermaid` draws them."""
-    return _edges(graph.builder)
-
-
-def _edges(builder: Builder) -> list[Edge]:
-    names = {START: "START", END: "END"}
-    nodes = [name for name, spec in builder.nodes.items() if not spec.is_error_handler]
-    places = {name: n for n, name in enumerate([START, *nodes, END])}
-    joins = [Edge(one, to, join=sources) for sources, to in sorted(builder.waiting_edges) for one in sources]
-    edges = []
-    for source in (START, *nodes):
-        targets = [to for one, to in builder.edges if one == source]
-        edges += [Edge(source, to) for to in sorted(targets, key=lambda to: places[to])]
-        for branch in builder.branches.get(source, {}).values():
-            path = _path_function(branch.path)
-            dotted = isinstance(path, FanOutBranch) or returns_sends(path)
-            leads = branch.ends or {name: name for name in (*nodes, END) if name != source}
-            edges += [Edge(source, to, "" if dotted else shown_label(label, to), dotted) for label, to in leads.items()]
-        ends = builder.nodes[source].ends if source in builder.nodes else ()  # the targets of a node's Commands
-        named = ends.items() if isinstance(ends, dict) else ((to, to) for to in ends or ())
-        edges += [Edge(source, to, shown_label(label, to)) for to, label in named]
-        edges += [edge for edge in joins if edge.source == source and edge.target != END]
-        edges += [Edge(source, END) for join in joins if join.source == source and join.target == END]
-        if not any(edge.source == source for edge in edges) and source != START:
-            edges.append(Edge(source, END))
-    found = [
-        replace(edge, source=names.get(edge.source, edge.source), target=names.get(edge.target, edge.target)) for edge in edges
-    ]
-    return list(dict.fromkeys(found))
-
-
-def _path_function(path: Any) -> Any:
-    """The function of a branch, without the Runnable that LangGraph wraps around it."""
-    return getattr(path, "func", None) or getattr(path, "afunc", None) or path
+# An edited drawing
 
 
 def rewire(
@@ -325,24 +273,7 @@ def _redraw(
     fan_outs: Mapping[str, FanOut] | None = None,
 ) -> Builder:
     """A copy of `builder` that is wired by another drawing."""
-    known, chained = _read_wiring(builder)
-    edges = parse_flow(flow)
-    if "__start__" in flow:
-        edges = [replace(e, join=_join_of(e, edges, known.edges)) if not e.label and not e.dotted else e for e in edges]
-    drawn = {name for edge in edges for name in (edge.source, edge.target)}
-    labelled = {edge.source for edge in edges if edge.label or edge.dotted}
-    deciding = {source: known.routers[source] for source in known.routers if source in labelled}
-    deciding |= {source: [Branching.from_router(source, router)] for source, router in (routers or {}).items()}
-    dotted = {edge.source for edge in edges if edge.dotted}
-    nodes = {name: node for name, node in known.nodes.items() if name in drawn} | dict(replaced)
-    places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
-    wiring = Wiring(
-        nodes,
-        edges,
-        deciding,
-        {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted} | dict(fan_outs or {}),
-        places | _command_targets(replaced, {}),
-    )
+    wiring, chained = _redrawn_wiring(builder, flow, replaced, routers or {}, fan_outs or {})
     fresh = copy(builder)
     fresh.nodes = {name: spec for name, spec in builder.nodes.items() if spec.is_error_handler}
     fresh.edges, fresh.waiting_edges, fresh.branches, fresh.compiled = set(), set(), defaultdict(dict), False
@@ -350,36 +281,32 @@ def _redraw(
     return _assemble(fresh, wiring, chained)
 
 
+def _redrawn_wiring(
+    builder: Builder, flow: str, replaced: Mapping[str, Node], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
+) -> tuple[Wiring, bool]:
+    """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
+    known, chained = read_wiring(builder)
+    edges = parse_flow(flow)
+    if "__start__" in flow:
+        edges = [replace(e, join=_join_of(e, edges, known.edges)) if not e.label and not e.dotted else e for e in edges]
+    drawn = {name for edge in edges for name in (edge.source, edge.target)}
+    labelled = {edge.source for edge in edges if edge.label or edge.dotted}
+    dotted = {edge.source for edge in edges if edge.dotted}
+    nodes = {name: node for name, node in known.nodes.items() if name in drawn} | dict(replaced)
+    places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
+    wiring = Wiring(
+        nodes,
+        edges,
+        {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers),
+        {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted} | dict(fan_outs),
+        places | _command_targets(replaced, {}),
+        known.nodes.keys() - nodes.keys(),
+    )
+    return wiring, chained
+
+
 def _join_of(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> tuple[str, ...]:
     """The join that a plain arrow is part of: one of the graph, all of whose arrows are drawn."""
     sources = {one.source for one in edges if one.target == edge.target and not one.label and not one.dotted}
     fitting = (one.join for one in known if (one.source, one.target) == (edge.source, edge.target))
     return next((join for join in fitting if join and sources.issuperset(join)), edge.join)
-
-
-def _read_wiring(builder: Builder) -> tuple[Wiring, bool]:
-    """The nodes and branches of a builder, with chains taken apart; and whether there are chains."""
-    nodes: dict[str, Any] = {}
-    last, routers, fan_outs = {}, dict[str, list[Branching]](), dict[str, Any]()
-    for name, spec in builder.nodes.items():
-        if isinstance(spec.runnable, Chain):
-            nodes |= {link.name: link.node for link in spec.runnable.links}
-            last[name] = spec.runnable.links[-1].name
-        elif not spec.is_error_handler:
-            nodes[name] = spec
-    for node, branches in builder.branches.items():
-        source = "START" if node == START else last.get(node, node)
-        for branch in branches.values():
-            path = _path_function(branch.path)
-            if isinstance(path, FanOutBranch) or returns_sends(path):
-                if source in fan_outs:
-                    raise FlowError(f"'{source}' has two fan-outs: a drawing cannot tell them apart")
-                fan_outs[source] = path.fan_out if isinstance(path, FanOutBranch) else Branching(branch.path, {})
-                continue
-            leads = branch.ends or {name: name for name in (*builder.nodes, END)}
-            outcomes = {shown_label(outcome, to): outcome for outcome, to in leads.items()}
-            if len(outcomes) < len(leads):
-                raise FlowError(f"the router of '{source}' has outcomes that look the same in a drawing: {list(leads)}")
-            routers.setdefault(source, []).append(Branching(branch.path, outcomes, is_complete=bool(branch.ends)))
-    ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if isinstance(spec, StateNodeSpec) and spec.ends}
-    return Wiring(nodes, _edges(builder), routers, fan_outs, ends), bool(last)

@@ -17,8 +17,9 @@ from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.graph import END, START
 from langgraph.graph.state import CompiledStateGraph
 
+from .arrows import FanOutBranch
 from .chain import Chain, ChainLink, apply_update, is_chainable
-from .flow import FanOutBranch, FlowError
+from .mermaid import FlowError
 
 
 class PlainLoop(Runnable[Any, Any]):

@@ -31,11 +31,14 @@ __all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "parse_flow", "read_fl
 
 
 class FlowError(UserError, ValueError):
-    """A drawing that cannot be read, or that does not fit its nodes and routers. `line` counts from 1; 0: no line of the text."""
+    """A drawing that cannot be read, or that does not fit its nodes and routers."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(f"line {line}: {message}" if line else message)
+        self.sentence = message
+        """The message without the line."""
         self.line = line
+        """The line of the text, from 1; 0: no single one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -223,10 +226,10 @@ class _Reader:
         text, line = self.ids.get(id, ("", self.line))
         if shape.startswith("@{"):
             label = re.search(r'\blabel:\s*("[^"]*"|[^,}]+)', shape)
-            shape = label.group(1) if label else ""
+            inside = label.group(1) if label else ""
         else:
-            shape = _inside(shape)
-        self.ids[id] = (shape.strip() or text, line)
+            inside = next((shape[len(a) : len(shape) - len(b)] for a, b in _SHAPES if _has_shape(shape, a, b)), "")
+        self.ids[id] = (inside.strip() or text, line)
         return id
 
     def _connect(self, sources: Sequence[str], arrow: re.Match[str] | None, targets: Sequence[str]) -> None:
@@ -261,10 +264,8 @@ class _Reader:
         return FlowError(f"cannot read {rest!r} in the line {line!r}; lines look like 'a --> b -->|label| c'", self.line)
 
 
-def _inside(shape: str) -> str:
-    """The text within a shape."""
-    opening, closing = next(((a, b) for a, b in _SHAPES if shape.startswith(a) and shape.endswith(b)), ("", ""))
-    return shape[len(opening) : len(shape) - len(closing)]
+def _has_shape(text: str, opening: str, closing: str) -> bool:
+    return text.startswith(opening) and text.endswith(closing)
 
 
 def _plain(text: str) -> str:

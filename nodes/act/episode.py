@@ -55,6 +55,11 @@ class Begin:
         """True if the world may take a while; the node then runs in a thread where others would wait for it."""
         return not getattr(self.environment, "instant", False)
 
+    @property
+    def further_channels(self) -> tuple[str, ...]:
+        """The method's own channels that it sets (nodes/channels.py)."""
+        return tuple(self.initial_values)
+
     def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         task, run, episode = state["task"], state["run"], state["episode"]
         return {
@@ -98,6 +103,11 @@ class Act:
     def is_blocking(self) -> bool:
         """True if the world may take a while; the node then runs in a thread. A row of the journal takes some microseconds."""
         return not getattr(self.environment, "instant", False)
+
+    @property
+    def further_channels(self) -> tuple[str, ...]:
+        """The channels of the decision that it clears (nodes/channels.py)."""
+        return (*self.clear_lists, *self.clear_values)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
         before, action = state["observation"], state["action"]

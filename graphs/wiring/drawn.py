@@ -1,0 +1,94 @@
+"""From a compiled graph back to its drawing: `to_mermaid` writes it, `read_wiring` finds the nodes and routers behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph._node import StateNodeSpec
+from langgraph.graph.state import CompiledStateGraph
+
+from .arrows import Branching, FanOutBranch, Wiring, returns_sends
+from .chain import Chain
+from .mermaid import Edge, FlowError, shown_label, write_flow
+
+__all__ = ["builder_edges", "drawn_edges", "read_wiring", "to_mermaid"]
+
+Builder = StateGraph[Any, Any, Any, Any]
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+
+def to_mermaid(graph: Graph, direction: str = "LR") -> str:
+    """The flowchart of any compiled graph, in the form that `parse_flow` reads: from START on, what has no choice in one line.
+
+    A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
+    and a node that nothing leaves leads to END.
+    """
+    return write_flow(builder_edges(graph.builder), direction)
+
+
+def drawn_edges(graph: Graph) -> list[Edge]:
+    """The arrows of any compiled graph, as `to_mermaid` draws them."""
+    return builder_edges(graph.builder)
+
+
+def builder_edges(builder: Builder) -> list[Edge]:
+    """The arrows of a builder."""
+    names = {START: "START", END: "END"}
+    nodes = [name for name, spec in builder.nodes.items() if not spec.is_error_handler]
+    places = {name: n for n, name in enumerate([START, *nodes, END])}
+    joins = [Edge(one, to, join=sources) for sources, to in sorted(builder.waiting_edges) for one in sources]
+    edges = []
+    for source in (START, *nodes):
+        targets = [to for one, to in builder.edges if one == source]
+        edges += [Edge(source, to) for to in sorted(targets, key=lambda to: places[to])]
+        for branch in builder.branches.get(source, {}).values():
+            path = _path_function(branch.path)
+            dotted = isinstance(path, FanOutBranch) or returns_sends(path)
+            leads = branch.ends or {name: name for name in (*nodes, END) if name != source}
+            edges += [Edge(source, to, "" if dotted else shown_label(label, to), dotted) for label, to in leads.items()]
+        ends = builder.nodes[source].ends if source in builder.nodes else ()  # the targets of a node's Commands
+        named = ends.items() if isinstance(ends, dict) else ((to, to) for to in ends or ())
+        edges += [Edge(source, to, shown_label(label, to)) for to, label in named]
+        edges += [edge for edge in joins if edge.source == source and edge.target != END]
+        edges += [Edge(source, END) for join in joins if join.source == source and join.target == END]
+        if not any(edge.source == source for edge in edges) and source != START:
+            edges.append(Edge(source, END))
+    found = [
+        replace(edge, source=names.get(edge.source, edge.source), target=names.get(edge.target, edge.target)) for edge in edges
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _path_function(path: Any) -> Any:
+    """The function of a branch, without the Runnable that LangGraph wraps around it."""
+    return getattr(path, "func", None) or getattr(path, "afunc", None) or path
+
+
+def read_wiring(builder: Builder) -> tuple[Wiring, bool]:
+    """The nodes and branches of a builder, with chains taken apart; and whether there are chains."""
+    nodes: dict[str, Any] = {}
+    last, routers, fan_outs = {}, dict[str, list[Branching]](), dict[str, Any]()
+    for name, spec in builder.nodes.items():
+        if isinstance(spec.runnable, Chain):
+            nodes |= {link.name: link.node for link in spec.runnable.links}
+            last[name] = spec.runnable.links[-1].name
+        elif not spec.is_error_handler:
+            nodes[name] = spec
+    for node, branches in builder.branches.items():
+        source = "START" if node == START else last.get(node, node)
+        for branch in branches.values():
+            path = _path_function(branch.path)
+            if isinstance(path, FanOutBranch) or returns_sends(path):
+                if source in fan_outs:
+                    raise FlowError(f"'{source}' has two fan-outs: a drawing cannot tell them apart")
+                fan_outs[source] = path.fan_out if isinstance(path, FanOutBranch) else Branching(branch.path, {})
+                continue
+            leads = branch.ends or {name: name for name in (*builder.nodes, END)}
+            outcomes = {shown_label(outcome, to): outcome for outcome, to in leads.items()}
+            if len(outcomes) < len(leads):
+                raise FlowError(f"the router of '{source}' has outcomes that look the same in a drawing: {list(leads)}")
+            routers.setdefault(source, []).append(Branching(branch.path, outcomes, is_complete=bool(branch.ends)))
+    ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if isinstance(spec, StateNodeSpec) and spec.ends}
+    return Wiring(nodes, builder_edges(builder), routers, fan_outs, ends), bool(last)
