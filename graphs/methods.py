@@ -20,6 +20,7 @@ from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     best_of_n,
     cot,
+    memory,
     prompt_update,
     react,
     reasoning_bank,
@@ -196,6 +197,11 @@ METHODS: Mapping[str, Method] = {
         settings=reasoning_bank.ReasoningBank,
         build=reasoning_bank.build,
         model_use="text",
+    ),
+    "memory": Method(
+        summary="shows whole transcripts of earlier attempts, first in, first out, once the window is full",
+        settings=memory.Transcripts,
+        build=memory.build,
     ),
     "prompt-update": Method(
         summary="recalls what jitrl recalls, and writes the advantages into the prompt; the logits stay as they are",

@@ -41,6 +41,7 @@ METHODS = {
     "icrl:preset": method_settings("icrl:preset"),
     "adamem:rule": method_settings("adamem:rule"),
     "prompt-update": method_settings("prompt-update"),
+    "memory": method_settings("memory"),
 }
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.

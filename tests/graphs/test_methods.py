@@ -27,7 +27,9 @@ def test_every_method_is_built_from_inputs_and_settings(name: str) -> None:
     assert next(one.default for one in others if one.name == "chain") is False
 
 
-@pytest.mark.parametrize("name", ["jitrl", "icrl", "best-of-n", "react", "static", "random", "tabular", "prompt-update"])
+@pytest.mark.parametrize(
+    "name", ["jitrl", "icrl", "best-of-n", "react", "static", "random", "tabular", "prompt-update", "memory"]
+)
 def test_an_environment_is_enough(name: str) -> None:
     """Every other input has a default that works."""
     world = KeywordKeep()

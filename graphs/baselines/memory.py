@@ -1,0 +1,91 @@
+"""Memory: whole transcripts of earlier attempts in the prompt, first in, first out, once the model's window is full.
+
+The plainest way to remember, and a baseline of JitRL's paper (arXiv:2601.18510). Nothing is searched, ranked, shortened or advised:
+every attempt is kept as it was, and when they no longer fit the oldest ones are left out. ICRL (graphs/icrl.py) differs in that it
+tells the model what the attempts are for, and chooses among them within a budget.
+
+    compose   the newest attempts that fit in the window beside a running attempt of the same length
+    propose   the policy, with these attempts and the last steps of the running one, as many as JitRL's policy sees
+    push      the attempt with its rewards
+
+The limit is the model's window: `--window TOKENS` sets another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...nodes.act.choose import Choose
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Push
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs
+
+FLOW = """
+flowchart LR
+  START --> begin --> compose --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| judge --> push --> END
+"""
+
+
+class TranscriptsState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels):
+    """The channels of an episode with transcripts."""
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """Hyper-parameters."""
+
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
+
+
+def build(
+    parts: MethodInputs, settings: Transcripts | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode; arguments as in `graphs.icrl.build`."""
+    settings = settings or Transcripts()
+    buffer = Buffer(parts.shelf)
+    layout = parts.layout(clip=None)
+    brief = Prompt.load("memory/brief", parts.prompts).text()
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "compose": Compose(
+            buffer,
+            render=layout.attempt,
+            count_tokens=parts.count_tokens,
+            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            keep="all",
+            list_actions=parts.list_actions,
+        ),
+        "propose": parts.make_policy(
+            AttemptsPrompt(
+                buffer=buffer,
+                earlier_layout=layout,
+                max_steps=parts.history_steps,
+                **parts.prompt_arguments(layout, brief),
+            )
+        ),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
+        "push": Push(buffer, parts.environment, parts.journal),
+    }
+    builder = StateGraph(TranscriptsState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "memory", **compile})
