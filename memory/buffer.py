@@ -5,13 +5,17 @@ The buffer filters nothing: which attempts a prompt shows is decided when the pr
 
 from __future__ import annotations
 
-from .experiences import TrajectoryStore
+from collections.abc import Hashable
+from typing import Any
+
+from .branches import ABSENT, History, branching
+from .experiences import TrajectoryStore, dated_records
 from .records import Trajectory
-from .what_if import skip_in_what_if
 
 __all__ = ["Buffer"]
 
 
+@branching("add", but=("is_durable",))
 class Buffer:
     """The attempts of each run at each task, in memory, and on a shelf if one is given.
 
@@ -22,8 +26,25 @@ class Buffer:
     def __init__(self, shelf: TrajectoryStore | None = None) -> None:
         self._shelf = shelf
         self._attempts: dict[tuple[str, str], dict[int, Trajectory]] = {}
-        for trajectory in shelf.all() if shelf is not None else ():
+        dated = dated_records(shelf) if shelf is not None else []
+        for _, trajectory in dated:
             self._keep(trajectory)
+        self._history = History[Trajectory]((moment, _place(trajectory)) for moment, trajectory in dated)
+
+    def as_of(self, moment: str) -> Buffer:
+        """A copy of the buffer as it was at a moment (memory/branches.py), without a shelf."""
+        made = Buffer()
+        for trajectory in self._history.undo(self._all(), moment).values():
+            made._keep(trajectory)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """Run, task and episode -> attempt, of those added since a moment."""
+        known = self._all()
+        return {place: known.get(place, ABSENT) for place in self._history.keys_since(moment)}
+
+    def _all(self) -> dict[Hashable, Trajectory]:
+        return {_place(one): one for attempts in list(self._attempts.values()) for one in list(attempts.values())}
 
     @property
     def is_durable(self) -> bool:
@@ -33,11 +54,12 @@ class Buffer:
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
 
-    @skip_in_what_if
     def add(self, trajectory: Trajectory) -> None:
         """Add an attempt. It replaces an earlier one of the same run, task and episode."""
         if self._shelf is not None:
             self._shelf.put([trajectory])
+        known = self._attempts.get((trajectory.run, trajectory.task.id), {})
+        self._history.note(_place(trajectory), known.get(trajectory.episode, ABSENT))
         self._keep(trajectory)
 
     def attempts(self, run: str, task: str, before: int) -> list[Trajectory]:
@@ -53,3 +75,7 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"Buffer({len(self)} attempts)"
+
+
+def _place(trajectory: Trajectory) -> tuple[str, str, int]:
+    return trajectory.run, trajectory.task.id, trajectory.episode

@@ -14,10 +14,10 @@ from typing import Any, Protocol, Required
 
 from typing_extensions import TypedDict, Unpack
 
+from .branches import ABSENT, History, branching
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
 from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
-from .what_if import skip_in_what_if
 
 __all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
 
@@ -87,6 +87,12 @@ class TrajectoryStore(Protocol):
 
     def delete(self, ids: Iterable[str], /) -> None:
         """Delete the trajectories with these ids."""
+
+
+def dated_records(shelf: TrajectoryStore) -> list[tuple[str, Trajectory]]:
+    """All records of a shelf, oldest first, each with the moment of its writing; that is empty where the shelf does not tell it."""
+    dated = getattr(shelf, "with_moments", None)
+    return list(dated()) if dated is not None else [("", one) for one in shelf.all()]
 
 
 @dataclass(slots=True)
@@ -194,6 +200,7 @@ _READ_AT_ONCE = 1024
 """Experiences whose states are read together when a scope is made: enough for an encoder, and little memory."""
 
 
+@branching("add", "prune", but=("reload",))
 class Experiences:
     """A memory of finished episodes that finds the returns of actions in states like the present one.
 
@@ -231,6 +238,7 @@ class Experiences:
         self._lock = threading.Lock()
         self._episodes: dict[str, tuple[Trajectory, tuple[Experience, ...]]] = {}
         self._scopes: dict[tuple[str, str | None], _Scope] = {}  # (domain, task or None for all), made when asked for
+        self._history = History[tuple[Trajectory, tuple[Experience, ...]]]()
         returns((), gamma)  # refuses a bad gamma now rather than at the end of the first episode
         self.reload()
 
@@ -252,12 +260,25 @@ class Experiences:
         if self._shelf is None:
             return
         with self._writing:
-            episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for trajectory in self._shelf.all()}
+            dated = dated_records(self._shelf)
+            episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for _, trajectory in dated}
             with self._lock:
                 self._episodes = episodes
+                self._history = History((moment, trajectory.id) for moment, trajectory in dated)
                 self._scopes.clear()
 
-    @skip_in_what_if
+    def as_of(self, moment: str) -> Experiences:
+        """A copy of the memory as it was at a moment (memory/branches.py), without a shelf."""
+        made = Experiences(gamma=self.gamma, similarity=self.similarity, credit=self._credit)
+        with self._lock:
+            made._episodes = self._history.undo(self._episodes, moment)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> trajectory, of those added since a moment; `ABSENT` for those deleted."""
+        with self._lock:
+            return {id: self._episodes.get(str(id), (ABSENT,))[0] for id in self._history.keys_since(moment)}
+
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 
@@ -279,6 +300,7 @@ class Experiences:
             if self._shelf is not None:
                 self._shelf.put([trajectory])
             with self._lock:
+                self._history.note(trajectory.id, ABSENT if known is None else known)
                 self._episodes[trajectory.id] = (trajectory, experiences)
                 if known is not None:  # the replaced experiences may be anywhere: rebuild the scopes on demand
                     self._scopes.clear()
@@ -303,6 +325,7 @@ class Experiences:
                 self._shelf.delete(gone)
             with self._lock:
                 for name in gone:
+                    self._history.note(name, self._episodes[name], self._episodes)
                     del self._episodes[name]
                 if gone:
                     self._scopes.clear()

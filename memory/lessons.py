@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from .branches import ABSENT, History, branching
 from .errors import UserError
 from .records import Lesson
 from .search.similarity import jaccard, shingles
@@ -37,6 +38,7 @@ def source_of_lesson(lesson: str) -> str:
     return lesson.rpartition("/")[0]
 
 
+@branching("add", but=("reload", "is_durable"))
 class Lessons:
     """Lessons in this process, and in a durable store if one is given.
 
@@ -50,6 +52,7 @@ class Lessons:
         self._lessons: dict[str, Lesson] = {}  # in the order of learning
         self._sources: dict[str, list[str]] = {}  # source -> ids
         self._tokens: dict[str, frozenset[str]] = {}  # a task's text -> what is compared of it
+        self._history = History[Lesson]()
         self.reload()
 
     def __repr__(self) -> str:
@@ -74,12 +77,27 @@ class Lessons:
         """Read the store again."""
         if self._shelf is None:
             return
-        stored = list(self._shelf.all())
+        dated = getattr(self._shelf, "with_moments", None)
+        stored = list(dated()) if dated is not None else [("", lesson) for lesson in self._shelf.all()]
         with self._lock:
             self._lessons.clear()
             self._sources.clear()
-            for lesson in stored:
+            self._history = History((moment, lesson.id) for moment, lesson in stored)
+            for _, lesson in stored:
                 self._keep(lesson)
+
+    def as_of(self, moment: str) -> Lessons:
+        """A copy of the lessons as they were at a moment (memory/branches.py), without a store."""
+        made = Lessons()
+        with self._lock:
+            for lesson in self._history.undo(self._lessons, moment).values():
+                made._keep(lesson)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> lesson, of those added since a moment; `ABSENT` for those replaced."""
+        with self._lock:
+            return {id: self._lessons.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
     def _keep(self, lesson: Lesson) -> None:
         if lesson.id not in self._lessons:
@@ -105,9 +123,11 @@ class Lessons:
                 if old:
                     self._shelf.delete(old)
             for id in old:
+                self._history.note(id, self._lessons[id], self._lessons)
                 del self._lessons[id]
                 self._sources[source_of_lesson(id)].remove(id)
             for lesson in lessons:
+                self._history.note(lesson.id, self._lessons.get(lesson.id, ABSENT))
                 self._keep(lesson)
 
     def has_source(self, source: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from .branches import branching
 from .errors import UserError
 from .records import OPS, Edit, Lesson, Ruling
 from .search.similarity import jaccard, shingles, words
@@ -698,6 +699,7 @@ def diff(old: Library, new: Library) -> str:
 # Versions
 
 
+@branching("put", "move", "rollback", "erase", but=("sync", "close", "refresh"))
 class LibraryVersions:
     """Named versions of a library, none of which is ever lost, and the current one: in memory, or in a JSONL file.
 
@@ -710,7 +712,23 @@ class LibraryVersions:
     def __init__(self, path: Path | str | None = None, *, rows: StoredRows | None = None) -> None:
         self._rows: Rows | StoredRows = Rows(path) if rows is None else rows
         self._lock = Lock()
-        self._made: dict[str, Library] = {}  # every rollout asks for its library
+        self._made: dict[
+            str, tuple[Mapping[str, Any], Library]
+        ] = {}  # name -> its row and library: every rollout asks for its own
+
+    replaces = False
+    """A version that is there is not replaced."""
+
+    def as_of(self, moment: str) -> LibraryVersions:
+        """A copy of the versions and moves as they were at a moment (memory/branches.py), in memory."""
+        made = LibraryVersions()
+        made._rows = self._rows.as_of(moment)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """Name -> version, of those put since a moment."""
+        found = self._rows.writes_since(moment)
+        return {row["name"]: row for row in found.values() if isinstance(row, Mapping) and "name" in row}
 
     @classmethod
     def read(cls, path: Path | str) -> LibraryVersions:
@@ -811,11 +829,14 @@ class LibraryVersions:
             if before and other["name"] == before:
                 break
             taken = max(taken, other["next"])
-        made = self._made.get(name)
-        if made is None or (made.free_from, made.tested_with) != (taken, tested):
+        known, made = self._made.get(name, (None, Library()))
+        if known is not row or (made.free_from, made.tested_with) != (
+            taken,
+            tested,
+        ):  # in a branch the name may be another row's
             lessons = tuple(Lesson(**lesson) for lesson in row["lessons"])
             made = Library(lessons, row["next"], taken, row.get("written_by", ""), tested)  # old rows name no models
-            self._made[name] = made
+            self._made[name] = row, made
         return made
 
     def _tested_with(self, name: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from .experiences import TrajectoryStore
+from .branches import ABSENT, History, branching
+from .experiences import TrajectoryStore, dated_records
 from .records import Trajectory
-from .what_if import skip_in_what_if
 
 
+@branching("add")
 class QTable:
     """Q(s, a) by Q-learning (Watkins), swept backwards over each finished episode, in the order of the episodes.
 
@@ -30,14 +32,26 @@ class QTable:
         initial_value: float = 0.0,
     ) -> None:
         self.shelf, self.gamma, self.learning_rate, self.initial_value = shelf, gamma, learning_rate, initial_value
-        self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
+        dated = dated_records(shelf) if shelf else []
+        self._episodes = {t.id: t for _, t in dated}
+        self._history = History[Trajectory]((moment, t.id) for moment, t in dated)
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned_ids: list[str] = []
 
-    @skip_in_what_if
+    def as_of(self, moment: str) -> QTable:
+        """A copy of the table as it was at a moment (memory/branches.py), without a shelf."""
+        made = QTable(None, self.gamma, self.learning_rate, self.initial_value)
+        made._episodes = self._history.undo(self._episodes, moment)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> episode, of those added since a moment."""
+        return {id: self._episodes.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
+
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode. Adding it twice counts once; it replaces a different one of the same id."""
         if self._episodes.get(trajectory.id) != trajectory:
+            self._history.note(trajectory.id, self._episodes.get(trajectory.id, ABSENT))
             self._episodes[trajectory.id] = trajectory
             if trajectory.id in self._learned_ids:
                 self._q, self._learned_ids = {}, []

@@ -23,12 +23,12 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .branches import ABSENT, History, branching
 from .errors import UserError
-from .experiences import TrajectoryStore, returns
+from .experiences import TrajectoryStore, dated_records, returns
 from .records import Precedent, Task, Trajectory, Transition
 from .search.similarity import JaccardSimilarity, RankedRows, Similarity
 from .storage.shelf import read_jsonl
-from .what_if import skip_in_what_if
 
 __all__ = [
     "BadMemory",
@@ -176,6 +176,7 @@ class _Usefulness:
         heapq.heappush(self._queue, (self._gains.get(trajectory.id, 0.0), place, trajectory.id))
 
 
+@branching("add", but=("reload", "is_durable"))
 class Trajectories:
     """A memory of the steps of finished episodes that finds those taken in states like the present one.
 
@@ -236,6 +237,7 @@ class Trajectories:
                 raise BadMemory(f"the bank has two trajectories '{trajectory.id}': each needs an id of its own")
         if run and (same := next((id for id in self._bank if id.rpartition("/")[0] == run), None)) is not None:
             self._refuse(same)
+        self._history = History[Trajectory]()
         self._load({})
         if shelf is not None:
             self.reload()
@@ -267,9 +269,32 @@ class Trajectories:
         """Read the shelf again, and with it the additions of other processes."""
         if self._shelf is not None:
             with self._writing:
-                self._load({trajectory.id: trajectory for trajectory in self._shelf.all()})
+                dated = dated_records(self._shelf)
+                self._load({trajectory.id: trajectory for _, trajectory in dated})
+                self._history = History((moment, trajectory.id) for moment, trajectory in dated)
 
-    @skip_in_what_if
+    def as_of(self, moment: str) -> Trajectories:
+        """A copy of the memory as it was at a moment (memory/branches.py), without a shelf."""
+        made = Trajectories(
+            bank=self._bank.values(),
+            key=self.key,
+            similarity=self.similarity,
+            success=self._success,
+            first_only=self._first_only,
+            stride=self._stride,
+            limit=self.limit,
+        )
+        with self._lock:
+            own = self._history.undo({kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}, moment)
+        made._load(own)
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> trajectory, of those added since a moment."""
+        with self._lock:
+            own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
+            return {id: own.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
+
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 
@@ -286,6 +311,7 @@ class Trajectories:
                 return
             if self._shelf is not None:
                 self._shelf.put([trajectory])
+            self._history.note(trajectory.id, ABSENT if known is None else self._kept[known].trajectory)
             if known is None:
                 with self._lock:
                     self._append(trajectory, readings, deeds, own=True)

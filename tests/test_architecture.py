@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors", "memory.thoughts"},
     "tools/training/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.claas.settings"},
-    "tools/notebook/": {"tools", "memory.records", "memory.errors", "memory.what_if"},
+    "tools/notebook/": {"tools", "memory.records", "memory.errors", "memory.branches", "memory.storage.branching_store"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
     "graphs/studies/": {"graphs", "nodes", "memory", "tools"},

@@ -17,13 +17,16 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from ..branches import ABSENT, History, branching
 from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
 from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
@@ -38,6 +41,8 @@ __all__ = [
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
+FEEDBACK_COLUMNS = ("revision", "state", "feedback", "positive", "job", "bytes")
+"""What feedback changes of a record."""
 RECORD_TABLES = "records r JOIN bodies b USING (n)"
 
 
@@ -156,6 +161,18 @@ def stratified_sample(
     return found
 
 
+@branching(
+    "append",
+    "add_feedback",
+    "lease",
+    "reject",
+    "note_kl",
+    "commit",
+    "release",
+    "set_head",
+    "delete",
+    but=("__enter__", "__exit__"),
+)
 class Replay(ReplayFile):
     """The buffer in a SQLite file. Safe for threads; one process owns the file.
 
@@ -173,7 +190,38 @@ class Replay(ReplayFile):
     ) -> None:
         self.settings = settings or ReplaySettings()
         self._clock = clock
+        self._history = History[tuple[Any, ...]]()
         super().__init__(path)
+
+    def as_of(self, moment: str) -> Replay:
+        """A copy of the buffer as it was at a moment (memory/branches.py), in a temporary file that goes with it.
+
+        Exchanges and feedback that this process stored since are taken back; gradient steps are not.
+        """
+        folder = tempfile.TemporaryDirectory(prefix="learngraph-replay-")
+        path = Path(folder.name) / "replay.sqlite"
+        with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+            with self._reading() as base:
+                base.backup(copy)
+            now = dict.fromkeys(self._history.keys_since(moment), ()) if moment else {}
+            for key in now:
+                before = self._history.undo({key: ()}, moment).get(key, ABSENT)
+                if before is ABSENT:
+                    copy.execute("DELETE FROM records WHERE tenant = ? AND id = ?", key)
+                else:
+                    columns = ", ".join(f"{name} = ?" for name in FEEDBACK_COLUMNS)
+                    copy.execute(f"UPDATE records SET {columns} WHERE tenant = ? AND id = ?", (*before, *key))
+                    copy.execute("DELETE FROM feedbacks WHERE tenant = ? AND id = ? AND revision > ?", (*key, before[0]))
+        made = Replay(path, self.settings, self._clock)
+        made._folder = folder
+        return made
+
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """Tenant and id -> exchange with its feedback, of those stored since a moment; `ABSENT` for those deleted."""
+        found = {key: self.get(*key) for key in self._history.keys_since(moment)}
+        return {key: ABSENT if row is None else row.exchange for key, row in found.items()}
 
     # -- exchanges and feedback ----------------------------------------------------------------------------------------------------
 
@@ -220,6 +268,7 @@ class Replay(ReplayFile):
                     ),
                 ).lastrowid
                 base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
+                self._history.note((tenant, exchange.id))
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
@@ -277,6 +326,8 @@ class Replay(ReplayFile):
         is_flawed = state == "pending" and bool(reason)  # the engine said why nothing can be learned from it
         is_held = int(digest(id), 16) < self.settings.held_out_share * 16 ** len(digest(id))
         state = "rejected" if is_flawed else "held" if is_held else "ready"
+        kept = base.execute(f"SELECT {', '.join(FEEDBACK_COLUMNS)} FROM records WHERE n = ?", (n,)).fetchone()
+        self._history.note((tenant, id), kept)
         base.execute(
             "UPDATE records SET state = ?, feedback = ?, positive = ?, revision = ?, job = ?, bytes = bytes + ? WHERE n = ?",
             (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),

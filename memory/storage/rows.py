@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections import ChainMap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from ..branches import ABSENT, branching, new_moment
 from ..errors import UserError
-from ..what_if import current_what_if
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for every row
 
@@ -20,10 +19,11 @@ class RowsError(UserError, RuntimeError):
     """An error: the file cannot be read or written."""
 
 
+@branching("append", but=("sync", "close"))
 class Rows:
     """Rows by id (the row's `id` field), in the order of writing.
 
-    Rows that are written in a what-if (memory/what_if.py) are read there alone, and never reach the file.
+    Rows that are written in a branch (memory/branches.py) are read there alone, and do not reach the file before it is kept.
 
     Only one process may write to a file. A last line that a crash cut short is dropped when the file is opened; a resumed run
     writes it again.
@@ -40,6 +40,7 @@ class Rows:
         self.path = Path(path) if path else None
         self._keep = keep
         self._rows: dict[str, Mapping[str, Any]] = {}
+        self._moments: dict[str, str] = {}  # id -> when it was written in this process; rows of the file are older
         self._lock = Lock()
         self._file = None
         if self.path:
@@ -71,9 +72,6 @@ class Rows:
         with self._lock:
             if row["id"] in self._rows:
                 return
-            if (what_if := current_what_if()) is not None:
-                what_if.rows(self).setdefault(row["id"], self._fields_in_memory(row))
-                return
             if self._file and self.path:
                 line = _encode(row).encode() + b"\n"
                 end, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
@@ -84,6 +82,26 @@ class Rows:
                     os.truncate(self.path, end)  # half a row must not stand before the next one
                     raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
             self._rows[row["id"]] = self._fields_in_memory(row)
+            self._moments[row["id"]] = new_moment()
+
+    def __repr__(self) -> str:
+        return f"Rows({str(self.path) if self.path else ''})"
+
+    replaces = False
+    """A row that is there is not replaced."""
+
+    def as_of(self, moment: str) -> Rows:
+        """A copy of the rows as they were at a moment (memory/branches.py), in memory."""
+        made = Rows(keep=self._keep)
+        with self._lock:
+            late = {id for id, written in self._moments.items() if written >= moment} if moment else set()
+            made._rows = {id: row for id, row in self._rows.items() if id not in late}
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> row, of those written since a moment."""
+        with self._lock:
+            return {id: self._rows.get(id, ABSENT) for id, made in self._moments.items() if made >= moment}
 
     def _fields_in_memory(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
@@ -95,22 +113,17 @@ class Rows:
 
     def get(self, id: str) -> Mapping[str, Any] | None:
         """The row with this id, or None."""
-        return self._visible().get(id)
+        return self._rows.get(id)
 
     def values(self) -> list[Mapping[str, Any]]:
         """All rows, oldest first."""
-        return list(self._visible().values())
+        return list(self._rows.values())
 
     def __contains__(self, id: object) -> bool:
-        return id in self._visible()
+        return id in self._rows
 
     def __len__(self) -> int:
-        return len(self._visible())
-
-    def _visible(self) -> Mapping[str, Mapping[str, Any]]:
-        """The rows, and in a what-if those that were written there."""
-        what_if = current_what_if()
-        return self._rows if what_if is None else ChainMap(what_if.rows(self), self._rows)
+        return len(self._rows)
 
     def close(self) -> None:
         """Close the file."""

@@ -15,8 +15,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp, validate_op_namespace
+from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, validate_op_namespace
+from langgraph.store.memory import InMemoryStore
 
+from ..branches import ABSENT, History, branching, moment_of_time
 from ..errors import UserError
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
@@ -40,6 +42,7 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
+@branching("put", "delete", "import_jsonl")
 class RecordStore(Generic[R]):
     """The records of one type in one namespace of a store.
 
@@ -63,14 +66,22 @@ class RecordStore(Generic[R]):
             validate_op_namespace(GetOp(self.namespace, ""))
         except InvalidNamespaceError as error:
             raise UserError(f"{self.namespace} cannot be the namespace of a shelf: {error}") from error
+        self._history = History[Any]()
 
     def __repr__(self) -> str:
         return f"RecordStore({'/'.join(self.namespace)}, {self.record.__name__})"
 
     def put(self, records: Iterable[R], /) -> None:
         """Store these records in one batch; one with a stored id replaces it."""
-        if puts := [PutOp(self.namespace, r.id, to_json(r), self.index) for r in records]:
-            self.store.batch(puts)
+        self._write([PutOp(self.namespace, r.id, to_json(r), self.index) for r in records])
+
+    def _write(self, puts: Sequence[PutOp]) -> None:
+        if not puts:
+            return
+        before = self.store.batch([GetOp(put.namespace, put.key) for put in puts])
+        for put, item in zip(puts, before, strict=True):
+            self._history.note(put.key, item if isinstance(item, Item) else ABSENT)
+        self.store.batch(puts)
 
     def get(self, id: str, /) -> R | None:
         item = self.store.get(self.namespace, id)
@@ -78,9 +89,27 @@ class RecordStore(Generic[R]):
 
     def all(self) -> list[R]:
         """All stored records, oldest first (by the store's clock, then by id)."""
+        return [record for _, record in self.with_moments()]
+
+    def with_moments(self) -> list[tuple[str, R]]:
+        """All stored records as `all` gives them, each with the moment (memory/branches.py) of its first writing."""
         items = [item for item in self._items() if item.namespace == self.namespace]
         items.sort(key=lambda item: (item.created_at, item.key))
-        return [self._record(item.key, item.value) for item in items]
+        return [(moment_of_time(item.created_at), self._record(item.key, item.value)) for item in items]
+
+    def as_of(self, moment: str) -> RecordStore[R]:
+        """A copy of the records as they were at a moment (memory/branches.py), in memory.
+
+        A record that another process changed since counts with its present value, unless the store is a `BranchingStore`.
+        """
+        made = RecordStore(copy_items(self.store, self.namespace, self._history, moment), self.namespace, self.record)
+        made.index = self.index
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> record, of those written since a moment; `ABSENT` for those deleted."""
+        found = {id: self.get(str(id)) for id in self._history.keys_since(moment)}
+        return {id: ABSENT if record is None else record for id, record in found.items()}
 
     def _items(self) -> Iterator[Any]:
         for offset in range(0, 1 << 62, PAGE):
@@ -91,8 +120,7 @@ class RecordStore(Generic[R]):
 
     def delete(self, ids: Iterable[str], /) -> None:
         """Delete the records with these ids; an unknown id is no error."""
-        if puts := [PutOp(self.namespace, id, None) for id in ids]:
-            self.store.batch(puts)
+        self._write([PutOp(self.namespace, id, None) for id in ids])
 
     def export_jsonl(self, path: str | os.PathLike[str], /) -> int:
         """Write all records, one per line, oldest first, and return their number. `path` is replaced when all is written."""
@@ -106,6 +134,32 @@ class RecordStore(Generic[R]):
 
     def _record(self, key: str, value: dict[str, Any]) -> R:
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
+
+
+def copy_items(store: BaseStore, namespace: tuple[str, ...], history: History[Any], moment: str) -> InMemoryStore:
+    """The items of a namespace as they were at a moment, in a store of their own that keeps their times.
+
+    Args:
+        store: where they are.
+        namespace: theirs.
+        history: what was written in this process, by key.
+        moment: the moment; empty: now.
+    """
+    found: dict[str, Any] = {}
+    for offset in range(0, 1 << 62, PAGE):
+        page = store.search(namespace, limit=PAGE, offset=offset)
+        found |= {item.key: item for item in page if item.namespace == namespace}
+        if len(page) < PAGE:
+            break
+    made = InMemoryStore()
+    for key, item in history.undo(found, moment).items():
+        if moment and moment_of_time(item.created_at) >= moment:  # another process wrote it later
+            continue
+        made.put(namespace, key, item.value)
+        copied = made.get(namespace, key)
+        assert copied is not None
+        copied.created_at, copied.updated_at = item.created_at, item.updated_at
+    return made
 
 
 def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:

@@ -7,6 +7,9 @@ from threading import Lock
 from typing import Any
 
 from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+
+from ..branches import ABSENT, History, branching, moment_of_time
 
 __all__ = ["StoredRows"]
 
@@ -14,6 +17,7 @@ PAGE = 1000
 """Items per search."""
 
 
+@branching("append", "rewrite", but=("refresh", "sync", "close"))
 class StoredRows:
     """Rows by id (the row's `id` field), in the order of writing. A row that is there already is not written again.
 
@@ -25,12 +29,17 @@ class StoredRows:
     """
 
     path = None
+    replaces = False
+    """A row that is there is not replaced."""
 
     def __init__(self, store: BaseStore, namespace: Sequence[str]) -> None:
         self.store, self.namespace = store, tuple(namespace)
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._lock = Lock()
         self.refresh()
+
+    def __repr__(self) -> str:
+        return f"StoredRows({'/'.join(self.namespace)})"
 
     def refresh(self) -> None:
         """Read the store again."""
@@ -43,6 +52,21 @@ class StoredRows:
         items.sort(key=lambda item: (item.value["number"], item.key))
         with self._lock:
             self._rows = {item.key: item.value["row"] for item in items}
+            self._history = History[Mapping[str, Any]]((moment_of_time(item.created_at), item.key) for item in items)
+
+    def as_of(self, moment: str) -> StoredRows:
+        """A copy of the rows as they were at a moment (memory/branches.py), in memory."""
+        made = StoredRows(InMemoryStore(), self.namespace)
+        with self._lock:
+            for row in self._history.undo(self._rows, moment).values():
+                made.append(row)
+            made._history = History()
+        return made
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """id -> row, of those written since a moment; `ABSENT` for those deleted."""
+        with self._lock:
+            return {id: self._rows.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write `row` unless there is one with its id."""
@@ -53,6 +77,7 @@ class StoredRows:
             if known is None:
                 value = {"number": len(self._rows), "row": dict(row)}
                 self.store.put(self.namespace, row["id"], value, index=False)
+            self._history.note(row["id"])
             self._rows[row["id"]] = known.value["row"] if known is not None else row
 
     def rewrite(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> None:
@@ -61,6 +86,8 @@ class StoredRows:
         with self._lock:
             for number, (id, row) in enumerate(list(self._rows.items())):
                 changed = change(row)
+                if changed != row:
+                    self._history.note(id, row, self._rows)
                 if changed is None:
                     self.store.delete(self.namespace, id)
                     del self._rows[id]

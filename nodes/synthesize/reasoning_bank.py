@@ -28,7 +28,6 @@ from ...memory.buffer import Buffer
 from ...memory.lessons import Lessons
 from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
-from ...memory.what_if import current_what_if
 from ..act.episode import Environment, build_trajectory
 from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
@@ -339,9 +338,7 @@ class AddLessons:
         return self.library.is_durable
 
     def __call__(self, state: LessonChannels) -> dict[str, list[Lesson]]:
-        # A bank's lessons are the same in every future of the run; those of its own attempt belong to the real run alone.
-        if current_what_if() is None or all(lesson.id.startswith(bank_source("")) for lesson in state["learned"]):
-            self.library.add(state["learned"])
+        self.library.add(state["learned"])
         return {"learned": []}
 
 

@@ -15,8 +15,9 @@
 are asynchronous. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
 again executes nodes again, with all their effects on the outside world.
 
-A forked or edited walk, and one that went back, is a what-if: the journal and the memories of this project keep what they hold of
-the real run, and take nothing in (memory/what_if.py). Another store that a graph writes to knows nothing of that.
+A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
+of its own (memory/branches.py), never into what the real run remembers. `keep` writes the branch into the memories, `drop` forgets it
+and leads back. That holds for all memories of this project, and for the `store` of any graph. Other effects are real.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from ...memory.what_if import WhatIf
+from ...memory.branches import Branch
+from ...memory.storage.branching_store import BranchingStore
 from .channels import check_channels
 from .pauses import Invocation, find_subgraph, innermost, pause_in
 from .tables import StepperError, Table, shorten, table
@@ -65,8 +67,8 @@ class Walk:
     graph: Graph
     place: RunnableConfig
     """The checkpoint of the present place. A walk made with a thread begins at the thread's latest checkpoint."""
-    what_if: WhatIf | None = field(default=None, repr=False)
-    """The what-if that it has become by `edit`, `back` or `fork`; None while it is the real run."""
+    branch: Branch | None = field(default=None, repr=False)
+    """Its branch of the memories, since it became a what-if by `edit`, `back` or `fork`; None while it is the real run."""
     config: RunnableConfig = field(default_factory=lambda: RunnableConfig(), repr=False)
     """What every call of the graph is given beside the place, such as `{"configurable": {"user": "ann"}}`."""
     inside: tuple[Invocation, ...] = ()
@@ -74,6 +76,8 @@ class Walk:
     breakpoints: list[Stop] = field(default_factory=list, repr=False)
     """Where `until` and `finish` pause, too: see `break_on`."""
     _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
+    _left: Walk | None = field(default=None, repr=False, compare=False)
+    """The walk as it was where it became a what-if."""
     _answers: tuple[Any, ...] = field(default=(), repr=False)
     """The answers given so far to the questions of this place."""
     _asks_again: bool = field(default=False, repr=False)
@@ -82,6 +86,8 @@ class Walk:
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
+        if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
+            self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         if self._now is None and "checkpoint_id" not in self.place["configurable"]:
             self._now = self.graph.get_state(self.place)
             self.place = self._now.config
@@ -179,7 +185,7 @@ class Walk:
     def edit(self, **channels: Any) -> Self:
         """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
 
-        The walk is a what-if from here on: memory keeps nothing of it.
+        The walk is a what-if from here on: see `keep` and `drop`.
 
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
@@ -229,7 +235,7 @@ class Walk:
         return self
 
     def back(self, times: int = 1) -> Self:
-        """Go back `times` steps (or edits). The walk is a what-if from here on: memory keeps nothing of it.
+        """Go back `times` steps (or edits). The walk is a what-if from here on: see `keep` and `drop`.
 
         Inside a subgraph it goes back as far as the subgraph's first node.
         """
@@ -237,16 +243,64 @@ class Walk:
         if times >= len(path):
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
             raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} {where}")
-        self.what_if = self.what_if or WhatIf()
+        self._begin_branch()
         self._now = path[-1 - times]
         self.place = self._now.config
+        assert self.branch is not None
+        self.branch = self.branch.at(_checkpoint_id(self.place))
         self._answers, self._asks_again = (), True
         return self
 
     def fork(self) -> Self:
-        """A what-if from this place, of which memory keeps nothing; the two walks are independent."""
-        what_if = self.what_if.copy() if self.what_if else WhatIf()
-        return replace(self, what_if=what_if, breakpoints=list(self.breakpoints), _asks_again=bool(self._interrupts()))
+        """A what-if from this place, with a branch of memory of its own; the two walks are independent."""
+        moment = _checkpoint_id(self.place)
+        made = replace(
+            self,
+            branch=self.branch.at(moment) if self.branch is not None else Branch(moment),
+            breakpoints=list(self.breakpoints),
+            _asks_again=bool(self._interrupts()),
+            _left=None,
+        )
+        made._left = replace(made)
+        return made
+
+    def keep(self, *, replace: bool = False) -> Self:
+        """Write into the memories what this what-if has written in its branch. From here on the walk is the real run.
+
+        Args:
+            replace: whether that replaces what was remembered otherwise under the same names since; a log replaces nothing.
+
+        Raises:
+            StepperError: the walk is the real run.
+            BranchError: something else was written in its place since; nothing is written then.
+        """
+        if self.branch is None:
+            raise StepperError("this walk is the real run, which memory keeps anyway: only what-ifs are kept or dropped")
+        self.branch.keep(replace=replace)
+        self.branch = self._left = None
+        return self
+
+    def drop(self) -> Self:
+        """Forget what this what-if has written, and go back to the place where it began.
+
+        A walk that became a what-if by `edit` or `back` is the real run again there; one made by `fork` is a what-if still.
+
+        Raises:
+            StepperError: the walk is the real run.
+        """
+        left = self._left
+        if left is None:
+            raise StepperError("this walk is the real run, which cannot be dropped: only what-ifs are kept or dropped")
+        self.place, self.inside, self._now = left.place, left.inside, left._now
+        self.branch = left.branch.at(_checkpoint_id(left.place)) if left.branch is not None else None
+        self._left = left if left.branch is not None else None
+        self._answers, self._asks_again = (), bool(self._interrupts())
+        return self
+
+    def _begin_branch(self) -> None:
+        if self.branch is None:
+            self._left = replace(self)
+            self.branch = Branch(_checkpoint_id(self.place))
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -326,8 +380,8 @@ class Walk:
 
     def _playing(self) -> ExitStack:
         stack = ExitStack()
-        if self.what_if:
-            stack.enter_context(self.what_if.play())
+        if self.branch is not None:
+            stack.enter_context(self.branch.play())
         return stack
 
     def _step(self, times: int) -> Move:
@@ -416,7 +470,7 @@ class Walk:
 
     def _edit(self, channels: Mapping[str, Any]) -> Move:
         check_channels(self.here, channels)
-        self.what_if = self.what_if or WhatIf()
+        self._begin_branch()
         try:
             place = yield "update_state", (self.place, dict(channels)), {}
         except (TypeError, ValueError) as error:

@@ -1,0 +1,246 @@
+"""Any LangGraph store, of which branches (memory/branches.py) can be made: a what-if reads it as it was and writes apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+)
+from langgraph.store.memory import InMemoryStore
+
+from ..branches import ABSENT, BranchError, Change, History, current_branch, moment_of_time
+
+__all__ = ["BranchingStore"]
+
+HIDDEN = "learngraph-history"
+"""First label of the namespaces in which a store keeps its own history."""
+FETCHED = 256
+"""Items that a search in a branch asks for at first, beyond its limit."""
+Address = tuple[tuple[str, ...], str]
+
+
+class BranchingStore(BaseStore):
+    """A store that behaves as the one inside, and whose branches see it as it was at a moment.
+
+    What is replaced or deleted is remembered: in this process, or with `keep_history` in the store itself, under namespaces of its
+    own that no search shows. Items that others write into the store inside are seen by their times alone.
+
+    Args:
+        store: any LangGraph store.
+        keep_history: whether later processes can go back, too. Each write then reads the item before, and writes it once more.
+    """
+
+    supports_ttl = True
+
+    def __init__(self, store: BaseStore, *, keep_history: bool = False) -> None:
+        self.store, self.keep_history = store, keep_history
+        self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
+        self._history = History[Item]()
+        if keep_history:
+            self._history = _read_history(store)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "store":
+            raise AttributeError(name)
+        return getattr(self.store, name)
+
+    def __repr__(self) -> str:
+        return f"BranchingStore({self.store!r})"
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        asked = list(ops)
+        if (branch := current_branch()) is not None:
+            return self._batch_in_branch(branch, asked)
+        puts = _last_puts(asked)
+        before = self.store.batch([GetOp(*address) for address in puts]) if puts else []
+        further = self._note(puts, before)
+        return self._visible(asked, self.store.batch([*further, *asked])[len(further) :])
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        asked = list(ops)
+        if (branch := current_branch()) is not None:
+            return self._batch_in_branch(branch, asked)
+        puts = _last_puts(asked)
+        before = await self.store.abatch([GetOp(*address) for address in puts]) if puts else []
+        further = self._note(puts, before)
+        return self._visible(asked, (await self.store.abatch([*further, *asked]))[len(further) :])
+
+    def _visible(self, ops: list[Op], results: list[Result]) -> list[Result]:
+        """The answers without the items of the store's own history, which only searches of everything would find."""
+        if not self.keep_history:
+            return results
+        all = _StoreView(self.store, History(), "")
+        deep = [isinstance(op, ListNamespacesOp) or (isinstance(op, SearchOp) and not op.namespace_prefix) for op in ops]
+        return [all.batch([op])[0] if hidden else result for op, hidden, result in zip(ops, deep, results, strict=True)]
+
+    def _batch_in_branch(self, branch: Any, ops: list[Op]) -> list[Result]:
+        with branch.outside():
+            found: list[Result] = branch.copy(self).batch(ops)
+        puts = [op for op in ops if isinstance(op, PutOp)]
+        if puts:
+            branch.note(self, "batch", (puts,), {})
+        return found
+
+    def _note(self, puts: Mapping[Address, PutOp], before: Iterable[Result]) -> list[PutOp]:
+        """Note what is about to be replaced; returns what the store itself is to keep of it."""
+        rows = []
+        for address, item in zip(puts, before, strict=True):
+            self._history.note(address, item if isinstance(item, Item) else ABSENT)
+            if self.keep_history:
+                rows.append(_history_row(self._history.latest(), address, item if isinstance(item, Item) else None))
+        return rows
+
+    def as_of(self, moment: str) -> _StoreView:
+        """A store that shows this one as it was at a moment, and takes writes in without passing them on."""
+        return _StoreView(self.store, self._history, moment)
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        """(namespace, key) -> value, of the items written since a moment; `ABSENT` for those deleted."""
+        found: dict[Any, Any] = {}
+        for namespace, key in self._history.keys_since(moment):
+            item = self.store.get(namespace, key)
+            found[namespace, key] = ABSENT if item is None else item.value
+        return found
+
+
+class _StoreView(BaseStore):
+    """A store as it was at a moment, with writes of its own on top.
+
+    It holds only the items that differ from those of the store: the others are read there.
+    """
+
+    def __init__(self, store: BaseStore, history: History[Item], moment: str) -> None:
+        self._store, self._history, self._moment = store, history, moment
+        self._own = InMemoryStore(index=getattr(store, "index_config", None))
+        self._differs: dict[Address, bool] = {}  # address -> whether this view wrote it
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        self._undo()
+        return [self._answer(op) for op in ops]
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        return self.batch(ops)
+
+    def writes_since(self, moment: str) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for address in [address for address, mine in self._differs.items() if mine]:
+            item = self._own.get(*address)
+            found[address] = ABSENT if item is None else item.value
+        return found
+
+    def _undo(self) -> None:
+        """Take in what the store's history says to have been there, for all that was written later."""
+        if self._moment:
+            for change in self._history:  # the first write after the moment tells what was there
+                if change.moment >= self._moment and change.key not in self._differs:
+                    self._differs[change.key] = False
+                    if change.before is not ABSENT:
+                        self._put(change.key, change.before.value, change.before)
+
+    def _put(self, address: Any, value: Any, times: Item | None, index: Any = None) -> None:
+        self._own.put(address[0], address[1], value, index)
+        made = self._own.get(*address)
+        if times is not None and made is not None:
+            made.created_at, made.updated_at = times.created_at, times.updated_at
+
+    def _is_shown(self, item: Item) -> bool:
+        """True if the store's item is also the view's."""
+        if (item.namespace, item.key) in self._differs or item.namespace[:1] == (HIDDEN,):
+            return False
+        return not self._moment or moment_of_time(item.created_at) < self._moment
+
+    def _answer(self, op: Op) -> Result:
+        match op:
+            case GetOp():
+                if (op.namespace, op.key) in self._differs:
+                    return self._own.get(op.namespace, op.key)
+                item = self._store.get(op.namespace, op.key)
+                return item if item is not None and self._is_shown(item) else None
+            case PutOp():
+                before = self._answer(GetOp(op.namespace, op.key))
+                self._differs[op.namespace, op.key] = True
+                if op.value is None:
+                    self._own.delete(op.namespace, op.key)
+                else:
+                    self._put((op.namespace, op.key), op.value, None, op.index)
+                    made = self._own.get(op.namespace, op.key)
+                    if isinstance(before, Item) and made is not None:
+                        made.created_at = before.created_at
+                return None
+            case SearchOp():
+                return self._search(op)
+            case ListNamespacesOp():
+                return self._namespaces(op)
+        raise BranchError(f"a store answers Get, Put, Search and ListNamespaces, not {op!r}")
+
+    def _search(self, op: SearchOp) -> list[SearchItem]:
+        wanted, fetch = op.offset + op.limit, op.offset + op.limit + FETCHED
+        while True:
+            (found,) = self._store.batch([op._replace(limit=fetch, offset=0)])
+            page: list[Any] = list(found)  # type: ignore[arg-type]
+            shown = [item for item in page if self._is_shown(item)]
+            if len(shown) >= wanted or len(page) < fetch:
+                break
+            fetch *= 4
+        (mine,) = self._own.batch([op._replace(limit=1 << 30, offset=0)])
+        shown += mine  # type: ignore[arg-type]
+        if op.query:
+            shown.sort(key=lambda item: -(item.score if item.score is not None else -1.0))
+        return shown[op.offset : wanted]
+
+    def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+        deep = op._replace(limit=1 << 30, offset=0, max_depth=None)
+        (there,), (mine,) = self._store.batch([deep]), self._own.batch([deep])
+        found = {*there, *mine}  # type: ignore[misc]
+        kept = [one for one in found if one[:1] != (HIDDEN,) and self._search(SearchOp(one, limit=1))]
+        cut = {one[: op.max_depth] if op.max_depth else one for one in kept}
+        return sorted(cut)[op.offset : op.offset + op.limit]
+
+
+def _last_puts(ops: Iterable[Op]) -> dict[Address, PutOp]:
+    return {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
+
+
+def _history_row(change: Change, address: Address, before: Item | None) -> PutOp:
+    old = None if before is None else [before.value, before.created_at.isoformat(), before.updated_at.isoformat()]
+    value = {
+        "namespace": list(address[0]),
+        "key": address[1],
+        "before": old,
+        "thread": change.thread,
+        "checkpoint": change.checkpoint,
+    }
+    return PutOp((HIDDEN, *address[0]), change.moment, value, index=False)
+
+
+def _read_history(store: BaseStore) -> History[Item]:
+    changes = []
+    for offset in range(0, 1 << 62, 1000):
+        page = store.search((HIDDEN,), limit=1000, offset=offset)
+        for item in page:
+            row = item.value
+            namespace, before = tuple(row["namespace"]), ABSENT
+            if row["before"] is not None:
+                value, made, changed = row["before"]
+                before = Item(
+                    value=value,
+                    key=row["key"],
+                    namespace=namespace,
+                    created_at=datetime.fromisoformat(made),
+                    updated_at=datetime.fromisoformat(changed),
+                )
+            changes.append(Change(item.key, (namespace, row["key"]), before, row["thread"], row["checkpoint"]))
+        if len(page) < 1000:
+            return History.of(changes)
+    raise AssertionError

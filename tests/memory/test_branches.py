@@ -1,0 +1,228 @@
+"""A what-if leaves what is remembered of the real run as it is, whatever the method."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+from typing_extensions import TypedDict
+
+import learngraph
+from learngraph.graphs import training_free_grpo
+from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.baselines import synapse, tabular
+from learngraph.graphs.baselines.synapse import Synapse
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.learning_run import RunResources
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.branches import Branch, BranchError, current_branch, new_moment
+from learngraph.memory.lessons import Lessons
+from learngraph.memory.library import LibraryVersions
+from learngraph.memory.records import Lesson, Trajectory, Transition
+from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.shelf import RecordStore
+from learngraph.nodes.synthesize.reasoning_bank import AddLessons, LessonChannels
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.notebook.stepper import StepperError
+
+WORLD = KeywordKeep()
+BUILD: dict[str, Any] = {
+    "jitrl": learngraph.jitrl.build,
+    "icrl": learngraph.icrl.build,
+    "adamem": lambda parts, **more: learngraph.adamem.build(parts, AdaMEM(author="rule"), **more),
+    "synapse": lambda parts, **more: synapse.build(parts, Synapse(), **more),
+    "tabular": tabular.build,
+}
+
+
+class Real:
+    """A real run of a method at the toy: its files, and a walk through an episode of it that has ended."""
+
+    def __init__(self, method: str, folder: Path) -> None:
+        self.steps = folder / "steps.jsonl"
+        self.shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("r",), Trajectory)
+        parts = MethodInputs(environment=WORLD, journal=Journal(self.steps), shelf=self.shelf)
+        graph = BUILD[method](parts, checkpointer=InMemorySaver(serde=serializer()))
+        self.walk = learngraph.step(graph, {"task": WORLD.task(0), "run": "r", "episode": 0}).until("act")
+
+    def remembered(self) -> tuple[bytes, list[Trajectory]]:
+        return self.steps.read_bytes(), self.shelf.all()
+
+
+@pytest.mark.parametrize("method", BUILD)
+def test_a_fork_that_ends_first_or_last_changes_nothing_that_is_remembered(method: str, tmp_path: Path) -> None:
+    real = Real(method, tmp_path)
+    before = real.remembered()
+    early = real.walk.fork().edit(action="wait").finish()
+    assert real.remembered() == before  # nothing yet of an episode that has not ended
+    late = real.walk.fork().edit(action="wait")
+    real.walk.finish()
+    remembered = real.remembered()
+    (trajectory,) = remembered[1]
+    assert trajectory.transitions[0].action != "wait"
+    late.finish()
+    assert real.remembered() == remembered
+    assert early.state["step"] == late.state["step"] > 1  # they were played to the end, and alike
+    assert early.state["head"] == late.state["head"] != real.walk.state["head"]
+
+
+@pytest.mark.parametrize("method", BUILD)
+def test_a_walk_that_went_back_or_was_edited_is_a_what_if(method: str, tmp_path: Path) -> None:
+    real = Real(method, tmp_path)
+    real.walk.finish()
+    remembered = real.remembered()
+    real.walk.back(5).edit(action="wait").finish()
+    assert real.remembered() == remembered
+
+
+def test_the_next_episode_of_a_fork_learns_from_the_real_run_alone(tmp_path: Path) -> None:
+    log = Rows(tmp_path / "episodes.jsonl")
+    parts = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
+    whole = run.build(learngraph.icrl.build(parts), log, checkpointer=InMemorySaver(serde=serializer()))
+    walk = learngraph.step(whole, {"task": WORLD.task(0), "run": "r", "episode": 0, "episodes": 3}).until("tally")
+    fork = walk.fork().finish()
+    assert len(fork.state["scores"]) == 3
+    assert len(log) == 0
+    assert (tmp_path / "episodes.jsonl").read_bytes() == b""
+    walk.finish()
+    assert len(log) == 3
+
+
+def test_rows_of_a_what_if_are_seen_in_it_and_in_its_copies_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "steps.jsonl")
+    start = journal.start("r", 0, "t")
+    first = journal.append(start, Transition("s", "a", 1.0))
+    other = Branch()
+    with other.play():
+        assert current_branch() is other
+        second = journal.append(first, Transition("s", "b", 2.0))
+        assert [step.action for step in journal.history(second)] == ["a", "b"]
+        assert len(journal) == 2
+    assert len(journal) == 1
+    assert current_branch() is None
+    further = other.at(new_moment())
+    with further.play():
+        third = journal.append(second, Transition("s", "c", 3.0))
+        assert len(journal.history(third)) == 3
+    with other.play():
+        assert len(journal) == 2
+    assert replace(journal.history(first)[0], reward=None).action == "a"
+    assert (tmp_path / "steps.jsonl").read_bytes().count(b"\n") == 1
+
+
+def test_a_kept_future_is_remembered_and_a_dropped_one_is_gone(tmp_path: Path) -> None:
+    real = Real("jitrl", tmp_path)
+    fork, late = (real.walk.fork().edit(action="wait").finish() for _ in range(2))
+    assert real.shelf.all() == []
+    fork.keep()
+    (trajectory,) = real.shelf.all()
+    assert trajectory.transitions[0].action == "wait"
+    assert Journal(real.steps).history(fork.state["head"])[0].action == "wait"
+    with pytest.raises(StepperError, match="the real run"):
+        fork.keep()
+    real.walk.finish()  # the same episode once more: what really happened last is what counts
+    assert real.shelf.all()[0].transitions[0].action != "wait"
+    remembered = real.remembered()
+    with pytest.raises(BranchError, match="was told otherwise of r/0"):
+        late.keep()
+    assert real.remembered() == remembered
+    assert late.drop().next == ("act",)
+    assert str(late) == "step 7, before act"
+    assert real.remembered() == remembered
+
+
+def test_going_back_sees_the_memory_as_it_was(tmp_path: Path) -> None:
+    parts = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
+    graph = learngraph.jitrl.build(parts, JitRL(cross_task=True), checkpointer=InMemorySaver(serde=serializer()))
+    other = learngraph.step(graph, {"task": WORLD.task(0), "run": "other", "episode": 0}, "other")
+    first = learngraph.step(graph, {"task": WORLD.task(0), "run": "r", "episode": 0}).until("advise")
+    assert not first.state["neighbours"]
+    other.finish()  # another run in the same memory
+    assert learngraph.step(graph, {"task": WORLD.task(0), "run": "s", "episode": 0}, "s").until("advise").state["neighbours"]
+    assert not first.back().until("advise").state["neighbours"]
+    late = learngraph.step(graph, {"task": WORLD.task(0), "run": "u", "episode": 0}, "u").until("advise")
+    assert late.fork().back().until("advise").state["neighbours"] == late.state["neighbours"] != []
+
+
+def test_a_fork_of_a_library_that_is_learned_sees_its_own_versions(tmp_path: Path) -> None:
+    resources = RunResources(versions=LibraryVersions(tmp_path / "library.jsonl"), log=Rows(tmp_path / "log.jsonl"))
+    graph = training_free_grpo.build(
+        MethodInputs(environment=WORLD),
+        training_free_grpo.TrainingFreeGRPO(author="rule", epochs=1, batch_size=2),
+        problems=[WORLD.task(n) for n in range(4)],
+        held_out=[WORLD.task(9)],
+        resources=resources,
+        checkpointer=InMemorySaver(serde=serializer()),
+    )
+    walk = learngraph.step(graph, {"run": "r"}).until("consolidate")
+    files = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    fork = walk.fork().finish()
+    assert fork.branch is not None
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == files
+    walk.finish()
+    assert resources.versions.names()[-1] != "start"
+    done = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    again = walk.back(3)
+    again.finish()
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == done
+    with again.branch.play() if again.branch else nullcontext():
+        names = resources.versions.names()
+    assert names == resources.versions.names()  # the same future, made once more
+    with pytest.raises(BranchError, match=r"log\.jsonl.*it is a log, which keeps the first"):
+        again.keep()  # the second time cost less, as its rollouts were in the cache
+    assert again.drop().next == ()
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == done
+
+
+def test_lessons_of_a_future_stay_in_it() -> None:
+    shelf: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
+    library = Lessons(shelf)
+    add = AddLessons(library)
+    builder = StateGraph(LessonChannels)
+    builder.add_node("add", lambda state: add(state))
+    builder.add_edge(START, "add")
+    learned = [Lesson("r/0/0", "Knock first.", instruction="open the door")]
+    walk = learngraph.step(builder.compile(checkpointer=InMemorySaver(serde=serializer())), {"learned": learned})
+    fork = walk.fork().edit(learned=[Lesson("r/0/0", "Ring first.", instruction="open the door")]).finish()
+    assert len(library) == 0
+    walk.finish()
+    assert [one.text for one in shelf.all()] == ["Knock first."]
+    fork.keep(replace=True)
+    assert [one.text for one in library] == [one.text for one in shelf.all()] == ["Ring first."]
+
+
+class Noted(TypedDict):
+    said: str
+
+
+@pytest.mark.parametrize("kind", ["memory", "chroma"])
+def test_the_store_of_any_graph_is_branched(kind: str, tmp_path: Path) -> None:
+    def note(state: Noted, *, store: BaseStore) -> dict[str, Any]:
+        store.put(("notes",), state["said"], {"said": state["said"]})
+        return {}
+
+    store: Any = InMemoryStore() if kind == "memory" else ChromaStore.open(tmp_path / "chroma")
+    builder = StateGraph(Noted)
+    builder.add_node("note", note)
+    builder.add_node("end", lambda state: {})
+    builder.add_edge(START, "note")
+    builder.add_edge("note", "end")
+    graph = builder.compile(checkpointer=InMemorySaver(), store=store)
+    walk = learngraph.step(graph, {"said": "hello"})
+    fork = walk.fork().edit(said="bye").finish()
+    assert store.search(("notes",)) == []
+    walk.finish()
+    assert [one.key for one in store.search(("notes",))] == ["hello"]
+    fork.keep()
+    assert {one.key for one in store.search(("notes",))} == {"hello", "bye"}
