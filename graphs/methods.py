@@ -18,6 +18,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.errors import UserError
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
+    awm,
     best_of_n,
     cot,
     memory,
@@ -202,6 +203,12 @@ METHODS: Mapping[str, Method] = {
         summary="shows whole transcripts of earlier attempts, first in, first out, once the window is full",
         settings=memory.Transcripts,
         build=memory.build,
+    ),
+    "awm": Method(
+        summary="writes down ways through the task that have worked, and shows them",
+        settings=awm.WorkflowMemory,
+        build=awm.build,
+        model_use="text",
     ),
     "prompt-update": Method(
         summary="recalls what jitrl recalls, and writes the advantages into the prompt; the logits stay as they are",

@@ -22,7 +22,7 @@ from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
 from ..state import AttemptInput, RewardChannels
 
-__all__ = ["AttemptPrompt", "route_next_attempt", "write_about_attempt"]
+__all__ = ["AttemptPrompt", "JudgedAttempt", "attempt_text", "route_next_attempt", "write_about_attempt"]
 
 
 Count = Callable[[str], int]
@@ -69,7 +69,7 @@ def write_about_attempt(
 
     def messages(state: State) -> list[BaseMessage]:
         earlier, instruction = _earlier_text(name, buffer, layout, state), state["task"].instruction
-        steps = _attempt_text(state, journal, layout, instruction + earlier, count, window)
+        steps = attempt_text(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: St
     return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
 
 
-def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
+def attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
     """The end of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)

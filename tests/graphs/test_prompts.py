@@ -17,7 +17,8 @@ import pytest
 from scripted_chat import ScriptedChat
 
 from learngraph.graphs import icrl, jitrl
-from learngraph.graphs.baselines import react, reflexion, self_refine, static
+from learngraph.graphs.baselines import awm, memory, prompt_update, react, reflexion, self_refine, static
+from learngraph.graphs.baselines.awm import WorkflowMemory
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Observation, Task
@@ -75,6 +76,8 @@ def ask_for_answer(build: Callable[..., Any], world: Any, replies: Sequence[str]
 
 
 WALK = ("read postcard", "say please", "look", "say please")
+WIN = ("read postcard", "say mellon")
+WAY = "Open the gate (when it is shut):\n1. A postcard lies on the table: read postcard\n2. It tells a word: say {mellon}"
 OPTIONS = tuple(f'{{"options": [{{"action": "{action}", "confidence": 100}}]}}' for action in WALK)
 REWARDS = (
     '{"rewards": [{"step": 1, "reward": 10}, {"step": 2, "reward": 0}, {"step": 3, "reward": 0}, {"step": 4, "reward": 0}]}'
@@ -105,6 +108,17 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
         1,
     ),
     "reflexion-plan": lambda: (ask_in_hall(reflexion.build, [*WALK, "Plan: say the word."]), 4),
+    "memory-step-3-of-attempt-2": lambda: (ask_in_hall(memory.build, WALK), 6),
+    "awm-step-2-of-attempt-2": lambda: (ask_in_hall(awm.build, [*WIN, f"Workflows:\n{WAY}"]), 4),
+    "awm-induce": lambda: (ask_in_hall(awm.build, [*WIN, f"Workflows:\n{WAY}"]), 2),
+    "awm-rewrite": lambda: (
+        ask_in_hall(partial(awm.build, settings=WorkflowMemory.rewrite()), [*WALK, f"Workflow:\n{WAY}"]),
+        4,
+    ),
+    "prompt-update-step-3-of-attempt-2": lambda: (
+        ask_in_hall(prompt_update.build, OPTIONS, make_policy=lambda chat, _: partial(verbalized_policy, chat)),
+        6,
+    ),
     "self-refine-criticism": lambda: (ask_for_answer(self_refine.build, GAME, [WRONG, "Feedback: check the sum."]), 1),
 }
 """Name of an approved prompt -> a model that was asked it, and which of its questions it was, from 0."""

@@ -20,7 +20,7 @@ from learngraph.nodes.act.policies import PromptView
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
-BASELINES = ("static", "prompt-update", "memory")
+BASELINES = ("static", "prompt-update", "memory", "awm")
 EPISODES = 3
 
 

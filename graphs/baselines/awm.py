@@ -1,0 +1,156 @@
+"""AWM: Agent Workflow Memory (arXiv:2409.07429), learned online: workflows are drawn from attempts and stand in later prompts.
+
+A workflow is a way to reach a goal that has worked: its actions in their order, without the detours. There are two variants:
+
+- `induce`, as in AWM: after a success the model writes down the workflows that the list lacks; failures teach nothing.
+- `rewrite`, as in JitRL's comparison on games (arXiv:2601.18510), where an attempt is seldom a success: one workflow per task, which
+  the model rewrites after every attempt from the old text, the attempt and what it earned.
+
+    compose   the workflows that prompts show: all that fit, or the one as it was rewritten last
+    propose   the policy, with these workflows and the last steps of the running attempt, as many as JitRL's policy sees
+    induce    attempt with rewards + workflows so far -> new workflows, or the workflow anew
+    push      the attempt with what was written after it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...memory.errors import UserError
+from ...nodes.act.choose import Choose
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import Compose, Push, note_line
+from ...nodes.state import (
+    AttemptInput,
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
+from ...nodes.synthesize.workflows import (
+    RouteInduction,
+    WorkflowPrompt,
+    WorkflowsPrompt,
+    WorkflowWriter,
+    note_block,
+    write_workflows,
+)
+from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs, check_least, check_literals
+
+FLOW = """
+flowchart LR
+  START --> begin --> compose --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| judge
+  judge -->|learn| induce --> push --> END
+  judge -->|go on| push
+"""
+
+
+class WorkflowState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+    """The channels of an AWM episode."""
+
+
+@dataclass(frozen=True)
+class WorkflowMemory:
+    """Hyper-parameters."""
+
+    variant: Literal["induce", "rewrite"] = "induce"
+    """`induce`: new workflows after each success (AWM). `rewrite`: one workflow, written anew after every attempt."""
+    success_threshold: float | None = field(default=None, metadata=SHARED)
+    """The return from which an attempt counts as a success (`induce`); the environment's own threshold if not given."""
+    max_note_tokens: int | None = None
+    """Tokens of what is written after one attempt; an eighth of the longest prompt if not given, a quarter with `rewrite`."""
+    max_state_chars: int = 200
+    """Characters of a past state that the prompt for workflows keeps, of a model that only scores."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "awm")
+        check_least(self, "awm", max_note_tokens=1, max_state_chars=1, temperature=0)
+
+    @classmethod
+    def rewrite(cls) -> WorkflowMemory:
+        """One workflow per task, rewritten after every attempt."""
+        return cls(variant="rewrite")
+
+    def threshold(self, parts: MethodInputs) -> float | None:
+        """The return from which an attempt is learned from; None: every attempt is.
+
+        Raises:
+            UserError: only successes are to be learned from, and the return of one is unknown.
+        """
+        if self.variant == "rewrite":
+            return None
+        found = parts.success_threshold(self.success_threshold)
+        if found is None and parts.environment is not None:  # a drawing has no environment
+            silent = (
+                "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
+            )
+            raise UserError(
+                f"awm: which return is a success? {silent}; set success_threshold to the least one, or play awm:rewrite, which "
+                "learns from every attempt"
+            )
+        return found
+
+
+def build(
+    parts: MethodInputs, settings: WorkflowMemory | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one attempt; arguments as in `graphs.icrl.build`."""
+    settings = settings or WorkflowMemory()
+    buffer, lines = Buffer(parts.shelf), not parts.chats
+    layout = parts.layout(clip=settings.max_state_chars)
+    brief = Prompt.load("awm/brief", parts.prompts).text()
+    name: WorkflowPrompt = "awm/line" if lines else "awm/induce" if settings.variant == "induce" else "awm/rewrite"
+    share = 8 if settings.variant == "induce" else 4
+    prompt = Prompt.load(name, parts.prompts)
+    writer = WorkflowWriter(
+        buffer,
+        parts.journal,
+        layout,
+        parts.count_tokens,
+        window=parts.max_prompt_tokens - sum(parts.count_tokens(template.template) for _, template in prompt.parts),
+        max_note_tokens=settings.max_note_tokens or max(1, parts.max_prompt_tokens // share),
+    )
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "compose": Compose(
+            buffer,
+            render=note_line if lines else note_block,
+            count_tokens=parts.count_tokens,
+            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            keep="all" if settings.variant == "induce" else "last",
+            last=1,
+            list_actions=parts.list_actions,
+        ),
+        "propose": parts.make_policy(
+            WorkflowsPrompt(
+                buffer=buffer,
+                lines=lines,
+                max_steps=parts.history_steps,
+                **parts.prompt_arguments(parts.layout(clip=None), brief),
+            )
+        ),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
+        "induce": write_workflows(
+            name, parts.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", parts.prompts)
+        ),
+        "push": Push(buffer, parts.environment, parts.journal),
+    }
+    routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(parts))}
+    builder = StateGraph(WorkflowState, input_schema=AttemptInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "awm", **compile})
