@@ -185,6 +185,10 @@ def make_method_inputs(
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps
+    if method is not None and method.runs_code:
+        from ...tools.agent_tools.interpreter import run_alone
+
+        more["run_code"] = run_alone
     if model is None:
         return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
