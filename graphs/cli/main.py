@@ -54,7 +54,8 @@ COMMANDS: Mapping[str, Command] = {
         "explain",
     ),
     "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
-    "draw": Command("draw the graph of a method, without loading a model or an environment", ".draw", "draw"),
+    "draw": Command("draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]", ".draw", "draw"),
+    "nodes": Command("the nodes to put agents together from: what each does, reads and writes", ".nodes", "list_nodes"),
     "memory": Command(
         "show, export, import or prune what agents remember: learngraph memory show|export|import|prune PATH",
         ".memory",
