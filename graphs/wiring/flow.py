@@ -188,6 +188,7 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
     if isinstance(node, StateNodeSpec):
         if commands:
             node = replace(node, ends=tuple(ends) if is_named else ends)
+        builder.add_node(name, node.runnable, input_schema=node.input_schema)  # so that its channels are known here too
         builder.nodes[name] = node
     elif commands:
         builder.add_node(name, cast(Any, node), destinations=tuple(ends) if is_named else ends)
@@ -270,7 +271,7 @@ def rewire(
     flow: str,
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
-    **replaced: Node,
+    **replaced: Node | StateNodeSpec[Any],
 ) -> Graph:
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
@@ -282,7 +283,8 @@ def rewire(
         flow: the drawing: that of `to_mermaid(graph)`, edited.
         routers: for nodes that decide anew: functions as in `wire`.
         fan_outs: the same for dotted arrows.
-        replaced: further nodes, or others in place of those of the same name.
+        replaced: further nodes, or others in place of those of the same name; those of another graph's `builder.nodes` bring their
+            channels with them.
 
     Raises:
         FlowError: the drawing does not fit the nodes.
@@ -300,7 +302,7 @@ def rewire(
 def _redraw(
     builder: Builder,
     flow: str,
-    replaced: Mapping[str, Node],
+    replaced: Mapping[str, Node | StateNodeSpec[Any]],
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
 ) -> Builder:
@@ -314,7 +316,7 @@ def _redraw(
 
 
 def _redrawn_wiring(
-    builder: Builder, flow: str, replaced: Mapping[str, Node], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
+    builder: Builder, flow: str, replaced: Mapping[str, Node | StateNodeSpec[Any]], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
 ) -> tuple[Wiring, bool]:
     """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
     known, chained = read_wiring(builder)
