@@ -316,7 +316,11 @@ def _redraw(
 
 
 def _redrawn_wiring(
-    builder: Builder, flow: str, replaced: Mapping[str, Node | StateNodeSpec[Any]], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
+    builder: Builder,
+    flow: str,
+    replaced: Mapping[str, Node | StateNodeSpec[Any]],
+    routers: Mapping[str, Router],
+    fan_outs: Mapping[str, FanOut],
 ) -> tuple[Wiring, bool]:
     """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
     known, chained = read_wiring(builder)
@@ -326,7 +330,7 @@ def _redrawn_wiring(
         edges = [one for edge in edges for one in _with_joins(edge, edges, known.edges)]
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
-    nodes = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
+    nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
     wiring = Wiring(
         nodes,
