@@ -14,15 +14,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import play_in_process
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from openai_server import OpenAIServer
 from pydantic import Field
 
 from learngraph.graphs.baselines import evotest
 from learngraph.graphs.baselines.evotest import EvoTest
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.cli.options import RunOptions
+from learngraph.graphs.cli.play import make_method_inputs
+from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
@@ -335,6 +341,36 @@ def test_a_machine_without_walls_runs_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 # The rest
+
+
+@needs_walls
+def test_the_command_line_plays_it_with_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model behind an API writes a routine; its text stands in the prompts of the second attempt."""
+
+    def reply(request: dict[str, Any]) -> str:
+        asked = "\n".join(message["content"] for message in request["messages"])
+        return "Action: wait" if "You act in a text world" in asked else child("plan", ROUTINE)
+
+    play_in_process(monkeypatch, tmp_path)
+    with OpenAIServer(replies=reply) as server:
+        command = (
+            f"run evotest --env toy --seeds 1 --episodes 2 --horizon 9 --model openai:test --base-url {server.url} --out out"
+        )
+        assert main(command.split()) == 0
+        asked = [request["messages"][-1]["content"] for request in server.requests]
+    assert sum("Summary of this attempt so far:" in prompt for prompt in asked) == 9
+    assert "last wait" in asked[-1]
+
+
+def test_the_command_line_says_what_to_do_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(self: Interpreter, code: str) -> Any:
+        raise InterpreterError("this machine lacks the wall files")
+
+    monkeypatch.setattr(Interpreter, "run", lacking)
+    inputs = make_method_inputs(RunOptions(env="toy", prior="uniform"), Door(), None, Journal(), METHODS["evotest"])
+    with pytest.raises(UserError, match="lacks the wall files; evotest needs no sandbox with --no-evolve-routine"):
+        inputs.run_code("print(1)")
+    assert make_method_inputs(RunOptions(env="toy"), Door(), None, Journal(), METHODS["awm"]).run_code is None
 
 
 def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None:
