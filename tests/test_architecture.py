@@ -145,6 +145,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {
         "learngraph/tools/serving/dashboard_pages/page.html",
         "learngraph/tools/serving/dashboard_pages/page.js",
+        "learngraph/tools/serving/studio_pages/index.html",
+        "learngraph/tools/serving/studio_pages/library/view.js",
+        "learngraph/tools/serving/studio_pages/library/LICENSES.txt",
         "learngraph/tools/pocket/guard_weights/model.safetensors",
     } <= ours
     assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, cast
@@ -35,8 +34,7 @@ from .arrows import (
 from .chain import merge_chains
 from .data_flow import find_missing
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
-from .inputs import InputError, input_mistake
-from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
+from .mermaid import Edge, FlowError, parse_flow, shown_label, write_flow
 
 __all__ = [
     "Edge",
@@ -44,7 +42,6 @@ __all__ = [
     "FanOutBranch",
     "Finding",
     "FlowError",
-    "InputError",
     "Node",
     "Router",
     "UnboundedGraph",
@@ -89,20 +86,14 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
     """
-    return _assemble(builder, _read_drawing(flow, nodes, routers, fan_outs, destinations), chain)
-
-
-def _read_drawing(
-    flow: str,
-    nodes: Mapping[str, Node],
-    routers: Mapping[str, Router] | None,
-    fan_outs: Mapping[str, FanOut] | None,
-    destinations: Mapping[str, Sequence[str]] | None,
-) -> Wiring:
-    chart = read_flow(flow)
-    lines = {name: drawn.line for name, drawn in chart.nodes.items()}
-    places = _command_targets(nodes, destinations or {})
-    return Wiring(dict(nodes), list(chart.edges), _branchings(routers or {}), fan_outs or {}, places, lines=lines)
+    wiring = Wiring(
+        dict(nodes),
+        parse_flow(flow),
+        _branchings(routers or {}),
+        fan_outs or {},
+        _command_targets(nodes, destinations or {}),
+    )
+    return _assemble(builder, wiring, chain)
 
 
 def check(
@@ -130,7 +121,8 @@ def check(
             builder = nodes.builder
             wiring, _ = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
         else:
-            wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
+            places = _command_targets(nodes, destinations or {})
+            wiring = Wiring(dict(nodes), parse_flow(flow), _branchings(routers or {}), fan_outs or {}, places)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
     return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])
@@ -188,7 +180,6 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
     if isinstance(node, StateNodeSpec):
         if commands:
             node = replace(node, ends=tuple(ends) if is_named else ends)
-        builder.add_node(name, node.runnable, input_schema=node.input_schema)  # so that its channels are known here too
         builder.nodes[name] = node
     elif commands:
         builder.add_node(name, cast(Any, node), destinations=tuple(ends) if is_named else ends)
@@ -201,37 +192,13 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
-
-    An input that lacks something, or has something of another type, is an `InputError`, which says so. In a notebook the graph
-    shows its picture, drawn on this machine; LangGraph's own would ask a server for it.
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        try:
-            yield from super().stream(input, _without_default_limit(config), **options)
-        except (KeyError, AttributeError, TypeError) as error:
-            self._explain(input, error)
-            raise
+        return super().stream(input, _without_default_limit(config), **options)
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        try:
-            stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
-            async with aclosing(stream) as parts:
-                async for part in parts:
-                    yield part
-        except (KeyError, AttributeError, TypeError) as error:
-            self._explain(input, error)
-            raise
-
-    def _explain(self, input: Any, error: Exception) -> None:
-        """Raise an `InputError` if the input is the reason of this error."""
-        if said := input_mistake(self.builder.input_schema, input, error):
-            raise InputError(f"{self.name}: {said}") from error
-
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        from .picture import picture
-
-        return picture(self)._repr_mimebundle_()
+    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
+        return super().astream(input, _without_default_limit(config), **options)
 
 
 def _without_default_limit(config: RunnableConfig | None) -> RunnableConfig | None:
@@ -271,7 +238,7 @@ def rewire(
     flow: str,
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
-    **replaced: Node | StateNodeSpec[Any],
+    **replaced: Node,
 ) -> Graph:
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
@@ -283,8 +250,7 @@ def rewire(
         flow: the drawing: that of `to_mermaid(graph)`, edited.
         routers: for nodes that decide anew: functions as in `wire`.
         fan_outs: the same for dotted arrows.
-        replaced: further nodes, or others in place of those of the same name; those of another graph's `builder.nodes` bring their
-            channels with them.
+        replaced: further nodes, or others in place of those of the same name.
 
     Raises:
         FlowError: the drawing does not fit the nodes.
@@ -302,7 +268,7 @@ def rewire(
 def _redraw(
     builder: Builder,
     flow: str,
-    replaced: Mapping[str, Node | StateNodeSpec[Any]],
+    replaced: Mapping[str, Node],
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
 ) -> Builder:
@@ -316,21 +282,17 @@ def _redraw(
 
 
 def _redrawn_wiring(
-    builder: Builder,
-    flow: str,
-    replaced: Mapping[str, Node | StateNodeSpec[Any]],
-    routers: Mapping[str, Router],
-    fan_outs: Mapping[str, FanOut],
+    builder: Builder, flow: str, replaced: Mapping[str, Node], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
 ) -> tuple[Wiring, bool]:
     """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
     known, chained = read_wiring(builder)
-    chart = read_flow(flow)
-    edges = list(chart.edges)
+    edges = parse_flow(flow)
     if "__start__" in flow:
-        edges = [one for edge in edges for one in _with_joins(edge, edges, known.edges)]
+        edges = [replace(e, join=_join_of(e, edges, known.edges)) if not e.label and not e.dotted else e for e in edges]
+    drawn = {name for edge in edges for name in (edge.source, edge.target)}
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
-    nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
+    nodes = {name: node for name, node in known.nodes.items() if name in drawn} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
     wiring = Wiring(
         nodes,
@@ -339,15 +301,12 @@ def _redrawn_wiring(
         {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted} | dict(fan_outs),
         places | _command_targets(replaced, {}),
         known.nodes.keys() - nodes.keys(),
-        {name: drawn.line for name, drawn in chart.nodes.items()},
     )
     return wiring, chained
 
 
-def _with_joins(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:
-    """An arrow of a drawing that shows no joins, as the arrows that it stands for: the graph's, where these are all still drawn."""
-    if edge.label or edge.dotted:
-        return [edge]
+def _join_of(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> tuple[str, ...]:
+    """The join that a plain arrow is part of: one of the graph, all of whose arrows are drawn."""
     sources = {one.source for one in edges if one.target == edge.target and not one.label and not one.dotted}
-    same = [one for one in known if (one.source, one.target, one.label, one.dotted) == (edge.source, edge.target, "", False)]
-    return [replace(edge, join=one.join) for one in same if sources.issuperset(one.join)] or [edge]
+    fitting = (one.join for one in known if (one.source, one.target) == (edge.source, edge.target))
+    return next((join for join in fitting if join and sources.issuperset(join)), edge.join)

@@ -71,6 +71,18 @@ def picture(graph: Graph, direction: Literal["LR", "TD"] = "LR") -> Picture:
     return Picture(graph, direction)
 
 
+def describe_node(name: str, runnable: Any) -> dict[str, Any]:
+    """The content of a node's box, for other pictures than Graphviz's: its role (a key of `COLOURS`), settings and first sentence."""
+    part = _node_object(runnable)
+    about = _tooltip(name, part).removeprefix(name).removeprefix(": ")
+    return {"role": _role(part), "settings": [f"{n} = {v}" for n, v in _settings(part)], "about": about}
+
+
+def held_objects(runnable: Any) -> list[Any]:
+    """The values of a node's fields: its memory, its world, its model, its settings."""
+    return list(getattr(_node_object(runnable), "__dict__", {}).values())
+
+
 def has_graphviz() -> bool:
     """True if Graphviz (pygraphviz) is installed."""
     from importlib.util import find_spec

@@ -39,7 +39,7 @@ from learngraph.tools.models.random_tools import RandomToolModel
 
 WORLD = KeywordKeep()
 EPISODE: dict[str, Any] = {"task": WORLD.task(0), "run": "r", "episode": 0}
-WRITERS = ("react", "cot", "long-cot", "evotest")
+WRITERS = ("react", "cot", "long-cot")
 """Methods that reason in writing, which a model that scores cannot."""
 AGENTS = ("lessons", "jitrl-agent", "icrl-agent", "reasoning-bank-agent", "reflexion-agent")
 GRAPHS = (*(name for name in METHODS if name != "tool-agent"), "run", *AGENTS)  # the tool agent needs tools, as the agents have

@@ -249,7 +249,6 @@ def play(
 PLAYERS = [
     "jitrl",
     "prompt-update",
-    "evotest",
     "awm",
     "memory",
     "icrl",

@@ -1,0 +1,130 @@
+"""Values of a graph's state as JSON for the page: short texts, tables and trees, all of bounded size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+__all__ = ["decision_bars", "show_state", "show_value", "to_line"]
+
+MAX_TEXT = 20_000
+MAX_ROWS = 200
+MAX_DEPTH = 5
+MAX_LINE = 110
+
+
+def show_state(values: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The channels of a state; `changed` marks those that differ from the state before."""
+    return [
+        {"name": name, "changed": before is not None and not _same(before.get(name, _ABSENT), value), **show_value(value)}
+        for name, value in values.items()
+    ]
+
+
+_ABSENT = object()
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # arrays and other values that do not compare to one truth
+        return False
+
+
+def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
+    """A value as `line` (a short text) and, where there is more to see, one of `text`, `table` and `items`."""
+    shown: dict[str, Any] = {"line": to_line(value)}
+    if isinstance(value, str):
+        if shown["line"] != value:
+            shown["text"] = value[:MAX_TEXT] + (f"… (of {len(value):,} characters)" if len(value) > MAX_TEXT else "")
+        return shown
+    members = _members(value)
+    if members is not None:
+        if depth < MAX_DEPTH and members:
+            shown["items"] = [{"name": name, **show_value(one, depth + 1)} for name, one in list(members.items())[:MAX_ROWS]]
+    elif isinstance(value, Sequence | Set) and not isinstance(value, bytes) and len(value):
+        rows = list(value)
+        shown["line"] = f"{len(rows):,} × {type(rows[0]).__name__}" if len(rows) > 1 else shown["line"]
+        if depth < MAX_DEPTH:
+            shown |= _rows(rows, depth)
+        if len(rows) > MAX_ROWS:
+            shown["more"] = len(rows) - MAX_ROWS
+    return shown
+
+
+def _rows(rows: Sequence[Any], depth: int) -> dict[str, Any]:
+    """A table of records of one type; a numbered tree of anything else."""
+    first = _members(rows[0])
+    if first and all(type(one) is type(rows[0]) for one in rows) and not isinstance(rows[0], BaseModel):
+        head = list(first)
+        cells = [[to_line((_members(one) or {}).get(name)) for name in head] for one in rows[:MAX_ROWS]]
+        return {"table": {"head": head, "rows": cells}}
+    return {"items": [{"name": str(i), **show_value(one, depth + 1)} for i, one in enumerate(rows[:MAX_ROWS])]}
+
+
+def _members(value: Any) -> dict[str, Any] | None:
+    """The named parts of a record or mapping; None for any other value."""
+    if isinstance(value, BaseModel):  # messages of LangChain have many empty fields
+        return {name: part for name in type(value).model_fields if (part := getattr(value, name)) not in (None, "", [], {})}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): part for name, part in value.items()}
+    return None
+
+
+def to_line(value: Any, limit: int = MAX_LINE) -> str:
+    """A value in one short line."""
+    match value:
+        case None:
+            text = "–"
+        case str():
+            text = " ⏎ ".join(value.strip().splitlines()) if len(value) < 10 * limit else value[: 10 * limit]
+        case bool():
+            text = "yes" if value else "no"
+        case float():
+            text = f"{value:.4g}"
+        case [] | ():
+            text = "none"
+        case _:
+            try:
+                text = " ".join(repr(value).split())
+            except Exception as error:  # a value of the user's whose repr fails
+                text = f"({type(value).__name__}, whose repr raises {type(error).__name__})"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def decision_bars(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The candidates of a decision with logits and probabilities, without and with memory; None where there are none.
+
+    Args:
+        state: the channels `candidates` and perhaps `prior` (logits without memory), `estimates` and `action`.
+    """
+    found = [one if isinstance(one, Mapping) else _members(one) for one in state.get("candidates") or ()]
+    rows = [one for one in found if one and isinstance(one.get("action"), str) and _is_number(one.get("logit"))]
+    if not rows or len(rows) != len(found):
+        return None
+    after = [float(one["logit"]) for one in rows]
+    prior = state.get("prior") or ()
+    has_prior = len(prior) == len(after) and all(map(_is_number, prior))
+    before = [float(z) for z in prior] if has_prior else after
+    old, new = _softmax(before), _softmax(after)
+    bars = [
+        {"action": row["action"], "source": row.get("source", ""), "logit": z, "prior": z0, "chance": p, "prior_chance": p0}
+        for row, z, z0, p, p0 in zip(rows, after, before, new, old, strict=True)
+    ]
+    order = sorted(range(len(bars)), key=lambda i: -after[i])
+    return {"bars": [bars[i] for i in order[:MAX_ROWS]], "chosen": state.get("action"), "has_prior": has_prior}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _softmax(logits: Sequence[float]) -> list[float]:
+    weights = [math.exp(z - max(logits)) for z in logits]
+    return [w / sum(weights) for w in weights]

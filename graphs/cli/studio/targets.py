@@ -1,0 +1,124 @@
+"""The targets of `learngraph studio`: a method on a world, or a graph of the user's, each with its drawing and its walks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ....memory.errors import UserError
+from ....memory.storage.checkpoints import serializer
+from ....tools.notebook.stepper import Walk, start
+from ...wiring.flow import FlowError, rewire, to_mermaid
+from ..draw import blueprint
+from ..method_settings import method_settings
+from ..options import RunOptions
+from ..play import make_method_inputs
+from .drawing import Drawing
+from .options import StudioOptions, read_input
+from .studio import Studio
+from .walk_session import WalkSession
+
+__all__ = ["find_graph", "graph_target", "method_target"]
+
+
+def method_target(options: StudioOptions) -> Studio:
+    """The drawing of a method, and walks through its episodes on a world.
+
+    Raises:
+        UserError: the world or the model cannot be opened, or the method needs a model and none is named.
+    """
+    from ...methods import find_method
+
+    method, settings = find_method(options.target), method_settings(options.target)
+    graph = blueprint(options.target)
+    path = options.flow or Path(f"{options.target.replace(':', '-')}.mmd")
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph)
+    if method.has_training_phase:
+        return Studio(options.target, drawing)
+    world, inputs = _open_world(options, method)
+    task = world.task(options.seed, options.split)
+    made = method.build(inputs, settings, checkpointer=InMemorySaver(serde=serializer()))
+    for episode in range(options.episodes):
+        made.invoke({"task": task, "run": "studio", "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
+
+    def begin(number: int, input: Any) -> Walk:
+        drawn = drawing.read()
+        graph = rewire(made, drawn["text"]) if drawn["exists"] else made
+        return start(graph, {"task": task, "run": "studio", "episode": number + options.episodes}, thread=f"walk-{number}")
+
+    walk = WalkSession(f"{options.target} in {options.env}, task {task.id}", begin)
+    with suppress(FlowError):  # the page shows what is wrong with the saved drawing
+        walk.start()
+    return Studio(options.target, drawing, walk, opens="walk")
+
+
+def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
+    """The world, and the inputs that the method is built from."""
+    from ....memory.storage.journal import Journal
+    from ....tools.environments.catalogue import open_environment
+    from ....tools.models.models import open_model
+
+    world = open_environment(options.env)
+    uniform = options.model == "uniform"
+    if uniform and method.needs_writer:
+        raise UserError(f"{options.target} has a model write: name one, such as --model openai:NAME or --model pocket")
+    model = None if uniform or not method.needs_model else open_model(options.model, threads=1)
+    asked = RunOptions(env=options.env, prior="uniform") if uniform else RunOptions(env=options.env, model=options.model)
+    return world, replace(make_method_inputs(asked, world, model, Journal(), method), run="studio")
+
+
+def find_graph(name: str) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph that MODULE:NAME names: a compiled graph, a StateGraph, or a function without arguments that returns one.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    from ...methods import METHODS, Method, import_user_module
+
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_user_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"asked for a graph by MODULE:NAME, such as my_app:graph, or a method ({', '.join(METHODS)}), got {name!r} ({error})"
+        ) from error
+    if callable(found) and not isinstance(found, StateGraph | CompiledStateGraph | Method):
+        found = cast(Callable[[], Any], found)()
+    if isinstance(found, StateGraph):
+        found = found.compile()
+    if not isinstance(found, CompiledStateGraph):
+        raise UserError(f"{name} is a {type(found).__name__}, and a graph of LangGraph was asked for")
+    return found
+
+
+def graph_target(options: StudioOptions) -> Studio:
+    """The drawing of a graph of the user's, and walks through it."""
+    graph = find_graph(options.target)
+    path = options.flow or Path(f"{options.target.partition(':')[2]}.mmd")
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph)
+    usual = read_input(options.input) if options.input else None
+    example = options.input or _example(graph)
+
+    def begin(number: int, input: Any) -> Walk:
+        drawn = drawing.read()
+        walked = rewire(graph, drawn["text"]) if drawn["exists"] else graph
+        walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
+        return start(walked, usual if input is None else input, thread=f"studio-{number}")
+
+    walk = WalkSession(options.target, begin, example)
+    if options.input:
+        walk.start()
+    return Studio(options.target, drawing, walk, opens="drawing")
+
+
+def _example(graph: Any) -> str:
+    """An input to begin from, by the graph's input channels."""
+    names = graph.get_input_jsonschema().get("properties", {})
+    return '{"messages": "Hello"}' if "messages" in names else "{" + ", ".join(f'"{name}": ""' for name in names) + "}"

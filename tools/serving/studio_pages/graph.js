@@ -1,0 +1,117 @@
+// The picture of a graph: boxes by dagre, the current nodes lit, the passes on the arrows. One tab stop; arrow keys go from box to box.
+const { html, useEffect, useMemo, useRef, useState, Graph, layout } = viewLibrary;
+
+const context = document.createElement("canvas").getContext("2d");
+let pictures = 0;
+
+function widthOf(text, font) {
+  context.font = font;
+  return context.measureText(text).width;
+}
+
+const FONT = "12px system-ui, sans-serif", BOLD = `600 ${FONT}`, SMALL = "10px system-ui, sans-serif";
+
+const LEAST = 0.65;
+
+/** The layout in the drawing's own direction; from the top down where the pane is too narrow to read that. */
+function place(graph, pane) {
+  const placed = arrange(graph, graph.direction ?? "LR");
+  return pane && LEAST * placed.width > pane && !["TB", "TD", "BT"].includes(graph.direction) ? arrange(graph, "TB") : placed;
+}
+
+function arrange({ nodes, edges }, direction) {
+  const drawn = new Graph({ multigraph: true });
+  drawn.setGraph({ rankdir: direction === "TD" ? "TB" : direction, nodesep: 26, ranksep: 30, edgesep: 14, marginx: 8, marginy: 8 });
+  drawn.setDefaultEdgeLabel(() => ({}));
+  for (const node of nodes) {
+    const lines = node.settings ?? [], end = node.name === "START" || node.name === "END";
+    const width = Math.max(widthOf(node.name, BOLD), ...lines.map((line) => widthOf(line, SMALL))) + (end ? 8 : 22);
+    drawn.setNode(node.name, { width, height: end ? 20 : 28 + 12 * lines.length, node, end });
+  }
+  edges.forEach((edge, i) => {
+    const width = widthOf(`${edge.label} 000×`, SMALL) + 8;
+    drawn.setEdge(edge.source, edge.target, { width: edge.label ? width : 26, height: 14, labelpos: "c", edge }, String(i));
+  });
+  layout(drawn);
+  return {
+    ...drawn.graph(),
+    boxes: drawn.nodes().map((name) => drawn.node(name)),
+    arrows: drawn.edges().map((e) => drawn.edge(e)),
+  };
+}
+
+/** A smooth line through points: straight to the middle of each leg, bent at the points between. */
+function curve(points) {
+  const [first, ...rest] = points;
+  let path = `M${first.x} ${first.y}`;
+  rest.forEach((point, i) => {
+    const next = rest[i + 1];
+    path += next ? ` Q${point.x} ${point.y} ${(point.x + next.x) / 2} ${(point.y + next.y) / 2}` : ` L${point.x} ${point.y}`;
+  });
+  return path;
+}
+
+/** `passes`: [source, target, count]; `lit`: names; `pick(name)` is called for a box that is chosen. */
+export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false }) {
+  const pane = useRef(null), [width, setWidth] = useState(0);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width / 20) * 20));
+    watch.observe(pane.current);
+    return () => watch.disconnect();
+  }, []);
+  const placed = useMemo(() => place(graph, width), [graph, width]), [id] = useState(() => `arrow${(pictures += 1)}`);
+  const [at, setAt] = useState(0), boxes = useRef([]);
+  const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
+  const order = placed.boxes.filter((box) => !box.end);
+  function go(event, i) {
+    const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (move) {
+      event.preventDefault();
+      event.stopPropagation();
+      const next = (i + move + order.length) % order.length;
+      setAt(next);
+      boxes.current[next]?.focus();
+    }
+    if (pick && (event.key === "Enter" || event.key === " ")) {
+      event.preventDefault();
+      pick(order[i].node.name);
+    }
+  }
+  const arrows = placed.arrows.map(({ edge, points, x, y }, i) => {
+    const count = counts.get(`${edge.source}\n${edge.target}`) ?? 0;
+    const seen = count > 0, text = [edge.label, seen ? `${count}×` : ""].filter(Boolean).join(" ");
+    const width = widthOf(text, SMALL) + 8;
+    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}`}>
+      <title>${`${edge.source} to ${edge.target}${edge.label ? `, ${edge.label}` : ""}${passes ? `: passed ${count} times` : ""}`}</title>
+      <path d=${curve(points)} marker-end=${`url(#${id}${seen ? "s" : ""})`} stroke-dasharray=${edge.dotted ? "4 3" : null}
+        stroke-width=${seen ? 1.2 + Math.min(2, Math.log10(count + 1)) : 1}/>
+      ${text && html`<rect x=${x - width / 2} y=${y - 7} width=${width} height="14" rx="4"/>
+      <text x=${x} y=${y + 3.5} text-anchor="middle">${edge.label}${edge.label && seen ? " " : ""}${seen && html`<tspan class="count">${count}×</tspan>`}</text>`}
+    </g>`;
+  });
+  const drawn = placed.boxes.map(({ node, x, y, width, height, end }) => {
+    const i = order.findIndex((box) => box.node === node), on = lit.includes(node.name), lines = node.settings ?? [];
+    if (end) return html`<text key=${node.name} class=${`end${on ? " lit" : ""}`} x=${x} y=${y + 4} text-anchor="middle">${node.name.toLowerCase()}</text>`;
+    const about = [`${node.name}${node.about ? `: ${node.about}` : ""}`, ...lines, on ? "the current node" : ""].filter(Boolean).join(", ");
+    return html`<g key=${node.name} ref=${(element) => { boxes.current[i] = element; }} class=${`box ${node.role ?? "compute"}${on ? " lit" : ""}`}
+      role=${pick ? "button" : "img"} tabindex=${i === Math.min(at, order.length - 1) ? 0 : -1} aria-label=${about} aria-current=${on ? "step" : null}
+      onKeyDown=${(event) => go(event, i)} onFocus=${() => setAt(i)} onClick=${() => pick?.(node.name)}>
+      <title>${about}</title>
+      <rect x=${x - width / 2} y=${y - height / 2} width=${width} height=${height} rx="6"/>
+      <text x=${x} y=${y - height / 2 + 18} text-anchor="middle" class="name">${node.name}</text>
+      ${lines.map((line, n) => html`<text x=${x} y=${y - height / 2 + 32 + 12 * n} text-anchor="middle" class="small">${line}</text>`)}
+    </g>`;
+  });
+  const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
+    markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
+  return html`<div ref=${pane} class=${`picture${stale ? " stale" : ""}`}><svg viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
+    aria-label="the graph" style=${{ width: `${placed.width}px` }}>
+    <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}</svg></div>`;
+}
+
+export const ROLES = [["model", "asks a model"], ["environment", "touches the world"], ["memory", "uses memory"], ["compute", "computes"], ["graph", "is a graph"]];
+
+export function Legend({ graph }) {
+  const used = new Set(graph.nodes.map((node) => node.role));
+  return html`<ul class="legend">${ROLES.filter(([role]) => used.has(role)).map(([role, text]) => html`<li><i class=${role}></i>${text}</li>`)}</ul>`;
+}

@@ -1,0 +1,69 @@
+// The page: the drawing, the walk and the recorded runs, each behind its tab. The address names what is open, so a reload keeps it.
+import { ask } from "./ask.js";
+import { EditorView } from "./editor.js";
+import { RunView } from "./run_view.js";
+
+const { html, render, useEffect, useRef, useState } = viewLibrary;
+
+const read = () => decodeURIComponent(location.hash.slice(1));
+
+function Runs({ open }) {
+  const [folders, setFolders] = useState(null), [problem, setProblem] = useState("");
+  useEffect(() => {
+    let timer;
+    const look = () => ask("runs").then((found) => { setFolders(found); setProblem(""); }, (error) => setProblem(error.message)).then(() => { timer = setTimeout(look, 2000); });
+    look();
+    return () => clearTimeout(timer);
+  }, []);
+  return html`<section><div class="head"><h2>Runs</h2></div>${problem && html`<p role="alert" class="note bad">${problem}</p>`}
+    ${folders?.length === 0 && html`<p class="soft">There is no run folder here: <code>learngraph run jitrl --env toy</code> makes one under runs/.</p>`}
+    ${folders?.map((folder) => html`<div class="card" key=${folder.folder}><h3>${folder.folder}</h3>
+      ${folder.problems.map((text) => html`<p class="note warn">${text}</p>`)}
+      ${folder.runs.length > 0 && html`<table class="runs"><thead><tr><th scope="col">run</th><th scope="col">steps</th><th scope="col">episodes</th><th scope="col">state</th></tr></thead>
+        <tbody>${folder.runs.map((run) => html`<tr><td><button type="button" class="plain" onClick=${() => open(`run/${folder.number}/${run.name}`)}>${run.title}</button></td>
+          <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
+}
+
+const HELP = [["s", "step: the next node"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],
+  ["← →", "the moment before, the next"], ["↑ ↓", "move in a list"], ["Tab", "to the next part; in the picture arrow keys go from box to box, Enter runs to it"], ["Ctrl S", "save the drawing"], ["?", "this list"]];
+
+function Help({ close, single, setSingle }) {
+  const box = useRef(null);
+  useEffect(() => { box.current.showModal(); }, []);
+  return html`<dialog ref=${box} class="help" aria-label="keys" onClose=${close}><h2>Keys</h2><dl>${HELP.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
+    <p><label><input type="checkbox" checked=${single} onChange=${(event) => setSingle(event.currentTarget.checked)}/> keys of one letter work</label></p>
+    <form method="dialog"><button class="main">Close</button></form></dialog>`;
+}
+
+function Page() {
+  const [about, setAbout] = useState(null), [problem, setProblem] = useState(""), [place, setPlace] = useState(read());
+  const [help, setHelp] = useState(false), [single, setSingle] = useState(true), dirty = useRef(false);
+  useEffect(() => {
+    ask("about").then((found) => { setAbout(found); document.title = `${found.title} – learngraph studio`; }, (error) => setProblem(error.message));
+    const moved = () => setPlace(read());
+    const press = (event) => {
+      const target = event.composedPath()[0];
+      if (event.key === "?" && !target.isContentEditable && !/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) setHelp(true);
+    };
+    const leave = (event) => { if (dirty.current) event.preventDefault(); };
+    addEventListener("hashchange", moved);
+    addEventListener("keydown", press);
+    addEventListener("beforeunload", leave);
+    return () => { removeEventListener("hashchange", moved); removeEventListener("keydown", press); removeEventListener("beforeunload", leave); };
+  }, []);
+  if (problem) return html`<p role="alert" class="note bad alone">${problem}</p>`;
+  if (!about) return html`<p class="loading">Loading …</p>`;
+  const here = place || about.opens, tabs = about.tabs, tab = here.startsWith("run/") ? "runs" : here;
+  const open = (name) => { location.hash = name; };
+  return html`<header><b class="brand">learngraph studio</b><nav aria-label="parts"><ul>${tabs.map(([name, text]) => html`<li><a href=${`#${name}`} aria-current=${tab === name ? "page" : null}>${text}</a></li>`)}</ul></nav>
+      <button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button></header>
+    <main>
+      ${tabs.some(([name]) => name === "drawing") && html`<div hidden=${tab !== "drawing"}><${EditorView} ask=${ask} dirty=${dirty}/></div>`}
+      ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single}/>`}
+      ${here === "runs" && html`<${Runs} open=${open}/>`}
+      ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single}/>`}
+    </main>
+    ${help && html`<${Help} close=${() => setHelp(false)} single=${single} setSingle=${setSingle}/>`}`;
+}
+
+render(html`<${Page}/>`, document.getElementById("page"));

@@ -1,0 +1,222 @@
+// A run: its graph with the present node lit, the moments, the state, the decision, memory, the fork tree, and the buttons of a live walk.
+const { html, useCallback, useEffect, useRef, useState } = viewLibrary;
+import { GraphPicture, Legend } from "./graph.js";
+import { LongList } from "./list.js";
+import { Decision, Explanation, Memory, StateTable } from "./values.js";
+
+const PAGE = 100, WAIT = 1000;
+
+/** The lines about a branch's moments, asked for by the page as they come into sight. */
+function useRows(ask, view, branch, count, report) {
+  const kept = useRef({}), asked = useRef(new Set()), [, redraw] = useState(0), name = `${view}\n${branch}`;
+  if (kept.current.name !== name) {
+    kept.current = { name };
+    asked.current = new Set();
+  }
+  const need = useCallback(async (from, to) => {
+    for (let page = Math.floor(from / PAGE); page * PAGE < to; page += 1) {
+      const known = kept.current[page]?.length ?? 0, wanted = Math.min(PAGE, count - page * PAGE), mark = `${name} ${page} ${wanted}`;
+      if (known >= wanted || asked.current.has(mark)) continue;
+      asked.current.add(mark);
+      try {
+        const found = await ask("moments", { view, branch, start: page * PAGE, count: PAGE });
+        if (kept.current.name === name) kept.current[page] = found.rows;
+        redraw((n) => n + 1);
+      } catch (error) {
+        asked.current.delete(mark);
+        report(error);
+      }
+    }
+  }, [name, count]);
+  return [(i) => kept.current[Math.floor(i / PAGE)]?.[i % PAGE] ?? null, need];
+}
+
+const BUTTONS = [
+  ["step", "Step", "s", "run the next node, with all of its graph if it has one"],
+  ["round", "Round", "r", "run on until this node comes again"],
+  ["into", "Into", "i", "enter the graph that is the next node"],
+  ["out", "Out", "u", "leave this graph, when it has ended"],
+  ["back", "Back", "b", "to the moment before; what was taken stays in the fork tree"],
+  ["fork", "Fork", "f", "another future from the moment that is shown; memory keeps nothing of it"],
+  ["keep", "Keep", "k", "write into memory what this what-if has written: from here on it is the real run"],
+  ["drop", "Drop", "d", "forget this what-if"],
+  ["finish", "Finish", "e", "run to the end"],
+  ["begin", "New run", "n", "begin another run"],
+];
+
+function Toolbar({ overview, act, stop, busy, nodes }) {
+  const can = new Set(overview.can);
+  return html`<div class="toolbar" role="toolbar" aria-label="walk">
+    ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
+      aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
+    ${busy && html`<button type="button" class="main" title="stop after the node that is running" onClick=${stop}>Stop</button>`}
+    <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
+      <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
+  </div>`;
+}
+
+/** One line a branch: where it left its parent, and how long it is. */
+function ForkTree({ overview, branch, at, choose }) {
+  const { branches } = overview, longest = Math.max(1, ...branches.map((one) => one.count - 1));
+  const x = (n) => 6 + 78 * n / longest, y = (i) => 13 + 26 * i, index = new Map(branches.map((one, i) => [one.id, i]));
+  return html`<div class="forks"><svg width="90" height=${26 * branches.length} aria-hidden="true">
+    ${branches.map((one, i) => html`<g class=${one.id === branch ? "on" : ""}>
+      ${one.parent && html`<path d=${`M${x(one.fork_at)} ${y(index.get(one.parent))}V${y(i)}`}/>`}
+      <path d=${`M${x(one.parent ? one.fork_at : 0)} ${y(i)}H${x(one.count - 1)}`}/><circle cx=${x(one.count - 1)} cy=${y(i)} r="4"/>
+      ${one.id === branch && html`<circle class="here" cx=${x(Math.min(at, one.count - 1))} cy=${y(i)} r="5.500"/>`}</g>`)}</svg>
+    <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
+      ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
+}
+
+function NewRun({ example, act, close }) {
+  const [text, setText] = useState(example), box = useRef(null);
+  useEffect(() => box.current.focus(), []);
+  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("begin", { input: text }); }}
+    onKeyDown=${(event) => event.key === "Escape" && close()}>
+    <label for="input"><b>Input of the run</b>, as JSON</label>
+    <textarea id="input" rows="4" ref=${box} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea>
+    <div class="toolbar"><button class="main">Begin</button><button type="button" onClick=${close}>Cancel</button></div></form>`;
+}
+
+function Edit({ act, close }) {
+  const [text, setText] = useState("{}"), box = useRef(null);
+  useEffect(() => box.current.focus(), []);
+  return html`<form class="ask" onSubmit=${(event) => { event.preventDefault(); act("edit", { channels: text }); close(); }} onKeyDown=${(event) => event.key === "Escape" && close()}>
+    <label for="channels">channels and their new values, as JSON; the walk becomes a what-if</label>
+    <textarea id="channels" rows="3" ref=${box} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea>
+    <div class="toolbar"><button class="main">Write</button><button type="button" onClick=${close}>Cancel</button></div></form>`;
+}
+
+function Question({ text, act, busy }) {
+  const [answer, setAnswer] = useState("");
+  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("resume", { answer }); setAnswer(""); }}>
+    <label for="answer"><b>The node asks:</b> ${text}</label>
+    <textarea id="answer" rows="2" value=${answer} onInput=${(event) => setAnswer(event.currentTarget.value)}></textarea>
+    <button class="main" disabled=${busy}>Answer</button> <span class="soft">JSON, or words</span></form>`;
+}
+
+export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
+  const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
+  const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [busy, setBusy] = useState(false);
+  const [asking, setAsking] = useState(""), [why, setWhy] = useState(null), [follow, setFollow] = useState(true);
+  const seen = useRef({}), root = useRef(null), turn = useRef(0);
+  const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
+  const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
+  const live = overview?.kind === "live";
+  seen.current = { overview, branch, at, count, place, follow, busy };
+
+  function take(found, jump = false) {
+    if (found.same) return;
+    const { branch: old, at: where, count: before, overview: known, follow: follows } = seen.current;
+    const next = jump || !known || !found.branches.some((one) => one.id === old) ? found.current
+      : follows && where >= before - 1 && old === known.current ? found.current : old;
+    const length = found.branches.find((one) => one.id === next)?.count ?? 0;
+    setOverview(found);
+    setBranch(next);
+    if (jump || !known || next !== old || (follows && where >= before - 1)) setAt(length - 1);
+    else if (where >= length) setAt(length - 1);
+  }
+
+  useEffect(() => {
+    let over = false, timer;
+    async function look() {
+      try {
+        if (!document.hidden && !seen.current.busy) {
+          const found = await ask("overview", { view, version: seen.current.overview?.version });
+          if (!over && !seen.current.busy) take(found);
+        }
+      } catch (error) { if (!over) report(error); }
+      if (!over) timer = setTimeout(look, wait);
+    }
+    look();
+    return () => { over = true; clearTimeout(timer); };
+  }, [view]);
+
+  useEffect(() => {
+    if (at < 0 || !branch) { setMoment(null); return; }
+    const mine = (turn.current += 1);
+    setWhy(null);
+    ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && report(error));
+  }, [view, branch, at, overview?.version]);
+
+  const act = useCallback(async (name, more = {}) => {
+    const now = seen.current;
+    if (now.busy) return;
+    if (name === "begin" && now.overview.example && more.input === undefined) { setAsking("begin"); return; }
+    setBusy(true);
+    setProblem(null);
+    try {
+      const extra = name === "fork" ? { at: now.at } : {};
+      take(await ask("act", { view, do: name, branch: now.branch, expected: now.place, ...extra, ...more }), true);
+      setAsking("");
+    } catch (error) {
+      report(error);
+      try { take(await ask("overview", { view })); } catch { /* told already */ }
+    }
+    setBusy(false);
+  }, [view]);
+
+  useEffect(() => {
+    if (!shortcuts || !overview) return undefined;
+    function press(event) {
+      const target = event.composedPath()[0];
+      if (event.ctrlKey || event.altKey || event.metaKey || target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
+      if (!root.current?.contains(event.target) && (shortcuts === "inside" || event.target !== document.body)) return;
+      const { at: where, count: length, overview: known } = seen.current, button = BUTTONS.find(([, , key]) => key === event.key);
+      if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+        if (target.closest?.(".scroll")) return;
+        event.preventDefault();
+        setAt(Math.min(length - 1, Math.max(0, where + (event.key === "ArrowLeft" ? -1 : 1))));
+      } else if (button && known.can?.includes(button[0])) {
+        event.preventDefault();
+        act(button[0]);
+      }
+    }
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, [shortcuts, overview !== null, act]);
+
+  const [rows, need] = useRows(ask, view, branch, count, report);
+  const explain = async () => {
+    const mine = turn.current;
+    try {
+      const found = await ask("explain", { view, branch, number: at });
+      if (mine === turn.current) setWhy(found);
+    } catch (error) { report(error); }
+  };
+  if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
+  const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
+  const choose = (id) => { setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
+  const episode = overview.branches.findIndex((one) => one.id === branch);
+  return html`<section class="run" ref=${root} aria-busy=${String(busy)}>
+    <div class="head"><h2>${overview.title}</h2><span class="soft">${overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
+      ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}</div>
+    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => ask("act", { view, do: "stop", branch, expected: "" }).catch(report)} busy=${busy} nodes=${nodes}/>`}
+    ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
+    ${live && shown?.question && html`<${Question} text=${shown.question} act=${act} busy=${busy}/>`}
+    <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
+    ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
+      <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
+    ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
+    ${asking === "begin" && html`<${NewRun} example=${overview.example} act=${act} close=${() => setAsking("")}/>`}
+    ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null}
+      pick=${live && overview.can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
+    <div class="columns">
+      <div>
+        <div class="card"><h3>${live ? "Fork tree" : "Episodes"}</h3>${live ? html`<${ForkTree} overview=${overview} branch=${branch} at=${at} choose=${choose}/>`
+          : html`<${LongList} label="episodes" height=${156} count=${overview.branches.length} selected=${episode} need=${() => {}} choose=${(i) => choose(overview.branches[i].id)}
+            rows=${(i) => ({ title: overview.branches[i].name, text: `${overview.branches[i].count} steps, ${overview.branches[i].note}` })}/>`}</div>
+        <div class="card"><h3>${live ? "Moments" : "Steps"} <span class="soft">${shown?.name ?? ""}</span></h3>
+          <${LongList} label=${live ? "moments" : "steps"} height=${390} count=${count} selected=${at} rows=${rows} need=${need} choose=${setAt}/></div>
+      </div>
+      <div>
+        <div class="card"><h3>Decision</h3>${moment?.decision ? html`<${Decision} decision=${moment.decision}/>` : html`<p class="soft">No candidates at this moment.</p>`}
+          ${moment?.can_explain && html`<button type="button" onClick=${explain}>Why this action?</button>`}${why && html`<${Explanation} found=${why}/>`}</div>
+        <div class="card"><h3>Memory ${shown?.what_if ? html`<span class="soft">as this what-if sees it</span>` : ""}</h3>${moment && html`<${Memory} memory=${moment.memory}/>`}</div>
+      </div>
+      <div class="card"><h3>State <span class="soft">${moment?.title ?? ""}</span></h3>
+        ${live && (asking === "edit" ? html`<${Edit} act=${act} close=${() => setAsking("")}/>` : html`<button type="button" disabled=${busy || at !== count - 1} onClick=${() => setAsking("edit")}>Edit</button>`)}
+        ${moment && html`<${StateTable} state=${moment.state}/>`}</div>
+    </div>
+  </section>`;
+}

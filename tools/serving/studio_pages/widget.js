@@ -1,0 +1,30 @@
+// The run view as a notebook widget (anywidget): questions go to the kernel by messages. Keys work while the focus is inside.
+import { RunView } from "./run_view.js";
+
+const { html, render } = viewLibrary;
+
+function makeAsk(model) {
+  const waiting = new Map();
+  let number = 0;
+  model.on("msg:custom", ({ number: answered, found, error, details }) => {
+    const { done, fail } = waiting.get(answered) ?? {};
+    waiting.delete(answered);
+    if (error === undefined) done?.(found);
+    else fail?.(Object.assign(new Error(error), { details }));
+  });
+  return (name, args = {}) => new Promise((done, fail) => {
+    number += 1;
+    const mine = `${Math.random()} ${number}`;  // several views of one model hear the same answers
+    waiting.set(mine, { done, fail });
+    model.send({ number: mine, name, args });
+  });
+}
+
+function draw({ model, el }) {
+  el.classList.add("studio");
+  el.dataset.lmSuppressShortcuts = "true";  // or a key pressed in here would also be a command of JupyterLab
+  render(html`<${RunView} ask=${makeAsk(model)} view=${model.get("view")} shortcuts="inside" wait=${2000}/>`, el);
+  return () => render(null, el);
+}
+
+export const widget = { render: draw };
