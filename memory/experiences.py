@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Required
 
 from typing_extensions import TypedDict, Unpack
@@ -124,7 +124,7 @@ class _Scope:
         self.visits: list[list[int]] = []  # row -> its experiences' places in that list
         self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
         self.latest: dict[str, int] = {}  # run -> its last episode here
-        self.all = _Tally()
+        self.all: _Tally | None = _Tally()  # None: to be counted
 
     def add(self, experience: Experience, reading: Any) -> None:
         """Add an experience; `reading` is its state as it is compared."""
@@ -140,12 +140,40 @@ class _Scope:
             self.rows[experience.state] = row
         self.visits[row].append(len(self.experiences))
         self.experiences.append(experience)
-        self.all.add(experience)
+        if self.all is not None:
+            self.all.add(experience)
         tallies = self.tallies[row]
         if experience.action not in tallies:
             tallies[experience.action] = _Tally()
         tallies[experience.action].add(experience)
         self.latest[experience.run] = max(experience.episode, self.latest.get(experience.run, experience.episode))
+
+    def replace(self, before: Sequence[Experience], after: Sequence[Experience]) -> None:
+        """Put experiences in the place of those with the same ids, states and actions, whose returns were others."""
+        rows = set[int]()
+        for old, new in zip(before, after, strict=True):
+            row = self.rows[old.state]
+            place = next(place for place in reversed(self.visits[row]) if self.experiences[place].id == old.id)
+            self.experiences[place] = new
+            rows.add(row)
+        for row in rows:
+            self.tallies[row] = tallies = dict[str, _Tally]()
+            for experience in map(self.experiences.__getitem__, self.visits[row]):
+                tallies.setdefault(experience.action, _Tally()).add(experience)
+        self.all = None  # counted again when it is asked for
+
+    @property
+    def total(self) -> _Tally:
+        """The statistics of all returns."""
+        if self.all is None:
+            count, mean, m2, losses = 0, 0.0, 0.0, 0  # as `_Tally.add`, to the last bit
+            for count, experience in enumerate(self.experiences, 1):
+                off = experience.value - mean
+                mean += off / count
+                m2 += off * (experience.value - mean)
+                losses += experience.lost
+            self.all = _Tally(self.experiences[-1].id if self.experiences else "", count, mean, m2, losses)
+        return self.all
 
     def visible(self, before: tuple[str, int] | None, window: int | None) -> Callable[[int], bool] | None:
         """A test for the places in `experiences` that may be seen; None where all may be."""
@@ -302,12 +330,25 @@ class Experiences:
             with self._lock:
                 self._history.note(trajectory.id, ABSENT if known is None else known)
                 self._episodes[trajectory.id] = (trajectory, experiences)
-                if known is not None:  # the replaced experiences may be anywhere: rebuild the scopes on demand
-                    self._scopes.clear()
+                if known is not None:
+                    self._replace(keys, known[1], experiences)
+                    return
                 for key in keys:
                     if (scope := self._scopes.pop(key, None)) is not None:
                         self._fill(scope, experiences, readings)
                         self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
+
+    def _replace(
+        self, keys: Sequence[tuple[str, str | None]], before: Sequence[Experience], after: Sequence[Experience]
+    ) -> None:
+        """Change an episode in the scopes. Other feedback changes the returns alone; for all else they are made anew on demand."""
+        changed = {key: self._scopes.pop(key) for key in keys if key in self._scopes}
+        if [replace(one, value=0.0, lost=False) for one in before] != [replace(one, value=0.0, lost=False) for one in after]:
+            self._scopes.clear()
+            return
+        for scope in changed.values():
+            scope.replace(before, after)
+        self._scopes |= changed  # only now: an interrupted change must not count half an episode
 
     def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
         """Delete all but the last `keep_last` episodes, and those for which `drop` is true; returns the number of deleted ones.
@@ -367,7 +408,7 @@ class Experiences:
         """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
             view, shown = self._view(**scope)
-            seen = view.all
+            seen = view.total
             if shown is not None:
                 seen = _Tally()
                 for place, one in enumerate(view.experiences):

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .branches import ABSENT, History, branching
 from .errors import UserError
 from .records import Lesson
-from .search.similarity import jaccard, shingles
+from .search.similarity import JaccardIndex, shingles
 
 __all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
 
@@ -38,6 +42,78 @@ def source_of_lesson(lesson: str) -> str:
     return lesson.rpartition("/")[0]
 
 
+class _TaskLessons:
+    """The lessons of one domain by the task that they were learned on, with an exact index of the tasks' texts.
+
+    The index gives the newest of equal rows first. So a task that teaches again gets a new row, at the end, and its old one is left
+    empty; only where lessons were changed or deleted may rows be out of order, and equals have to be sorted.
+    """
+
+    def __init__(self) -> None:
+        self.index = JaccardIndex()
+        self.rows: dict[tuple[str, str], int] = {}  # task and its text -> its row in the index
+        self.lessons: list[dict[str, int]] = []  # row -> ids of its lessons with the number of each, in the order of learning
+        self.newest = np.full(64, -1, np.int64)  # row -> number of the lesson learned last, -1 without one; longer than needed
+        self.highest = -1  # of all numbers
+        self.in_order = True
+
+    def add(self, lesson: Lesson, number: int) -> None:
+        key = lesson.task, lesson.instruction
+        row, last = self.rows.get(key), len(self.lessons) - 1
+        if row is None or (row != last and number > self.highest):
+            known = {} if row is None else self.lessons[row]
+            if row is not None:
+                self.lessons[row], self.newest[row] = {}, -1
+            row = self.rows[key] = last + 1
+            self.index.add(shingles(lesson.instruction))
+            self.lessons.append(known)
+            if row == len(self.newest):
+                self.newest = np.concatenate([self.newest, np.full(row, -1, np.int64)])
+        known = self.lessons[row]
+        known[lesson.id] = number
+        if number < self.highest:  # one that was changed keeps its place
+            self.lessons[row] = dict(sorted(known.items(), key=lambda item: item[1]))
+        self.newest[row] = max(self.newest[row], number)
+        if number < self.highest:
+            self._check_order(row)
+        self.highest = max(self.highest, number)
+
+    def remove(self, lesson: Lesson) -> None:
+        row = self.rows[lesson.task, lesson.instruction]
+        del self.lessons[row][lesson.id]
+        self.newest[row] = next(reversed(self.lessons[row].values()), -1)
+        self._check_order(row)
+
+    def _check_order(self, row: int) -> None:
+        here = self.newest[row]
+        later = self.newest[row + 1 : len(self.lessons)]
+        if here >= 0 and (self.newest[:row].max(initial=-1) > here or later[later >= 0].min(initial=self.highest + 1) < here):
+            self.in_order = False
+
+    def visible(self, hidden: Iterable[Lesson]) -> tuple[NDArray[np.int64], bool]:
+        """As `newest`, without these lessons; and True if rows are in that order."""
+        newest = self.newest[: len(self.lessons)]
+        by_row: dict[int, set[str]] = {}
+        for lesson in hidden:
+            by_row.setdefault(self.rows[lesson.task, lesson.instruction], set()).add(lesson.id)
+        if by_row:
+            newest = newest.copy()
+        for row, ids in by_row.items():
+            newest[row] = next((number for id, number in reversed(self.lessons[row].items()) if id not in ids), -1)
+        return newest, self.in_order and not by_row
+
+    def nearest(self, instruction: str, k: int, min_similarity: float, hidden: Iterable[Lesson]) -> list[int]:
+        """The rows of the k tasks most like this text, best first; among equals the one that taught something last."""
+        newest, in_order = self.visible(hidden)
+        asked, fetch = shingles(instruction), k if in_order else 4 * k
+        while True:
+            rows, similarities = self.index.nearest(asked, fetch, min_similarity, newest >= 0)
+            if in_order or len(rows) < fetch or similarities[-1] < similarities[k - 1]:  # all equals of the last one are there
+                found: list[int] = rows[np.lexsort((-newest[rows], -similarities))][:k].tolist()
+                return found
+            fetch *= 8
+
+
 @branching("add", but=("reload", "is_durable"))
 class Lessons:
     """Lessons in this process, and in a durable store if one is given.
@@ -51,7 +127,10 @@ class Lessons:
         self._lock = threading.Lock()
         self._lessons: dict[str, Lesson] = {}  # in the order of learning
         self._sources: dict[str, list[str]] = {}  # source -> ids
-        self._tokens: dict[str, frozenset[str]] = {}  # a task's text -> what is compared of it
+        self._numbers: dict[str, int] = {}  # id -> its place in the order of learning
+        self._domains: dict[str, _TaskLessons] = {}
+        self._runs: dict[str, dict[str, Lesson]] = {}  # run -> its lessons that can be found
+        self._count = 0
         self._history = History[Lesson]()
         self.reload()
 
@@ -82,6 +161,8 @@ class Lessons:
         with self._lock:
             self._lessons.clear()
             self._sources.clear()
+            for known in (self._numbers, self._domains, self._runs):
+                known.clear()
             self._history = History((moment, lesson.id) for moment, lesson in stored)
             for _, lesson in stored:
                 self._keep(lesson)
@@ -102,9 +183,22 @@ class Lessons:
     def _keep(self, lesson: Lesson) -> None:
         if lesson.id not in self._lessons:
             self._sources.setdefault(source_of_lesson(lesson.id), []).append(lesson.id)
+            self._numbers[lesson.id] = self._count
+            self._count += 1
+        else:
+            self._hide(self._lessons[lesson.id])
         self._lessons[lesson.id] = lesson
-        if lesson.instruction not in self._tokens:
-            self._tokens[lesson.instruction] = frozenset(shingles(lesson.instruction))
+        if lesson.text:
+            if lesson.domain not in self._domains:
+                self._domains[lesson.domain] = _TaskLessons()
+            self._domains[lesson.domain].add(lesson, self._numbers[lesson.id])
+            self._runs.setdefault(lesson.run, {})[lesson.id] = lesson
+
+    def _hide(self, lesson: Lesson) -> None:
+        """Take a lesson out of what is searched."""
+        if lesson.text:
+            self._domains[lesson.domain].remove(lesson)
+            del self._runs[lesson.run][lesson.id]
 
     def add(self, lessons: Sequence[Lesson]) -> None:
         """Keep these lessons, in place of all earlier lessons of their sources.
@@ -124,7 +218,8 @@ class Lessons:
                     self._shelf.delete(old)
             for id in old:
                 self._history.note(id, self._lessons[id], self._lessons)
-                del self._lessons[id]
+                self._hide(self._lessons.pop(id))
+                del self._numbers[id]
                 self._sources[source_of_lesson(id)].remove(id)
             for lesson in lessons:
                 self._history.note(lesson.id, self._lessons.get(lesson.id, ABSENT))
@@ -156,6 +251,7 @@ class Lessons:
         min_similarity: float = 0.0,
         domain: str = "",
         before: tuple[str, int] | None = None,
+        limit: int | None = None,
     ) -> list[Lesson]:
         """All lessons learned on the k tasks whose text is most like this one, or the k lessons learned on such tasks.
 
@@ -170,29 +266,25 @@ class Lessons:
             min_similarity: the least similarity, in [0, 1].
             domain: only lessons of this domain.
             before: (run, episode): what that run learned in this episode or later is treated as if it had never been kept.
+            limit: the greatest number of lessons, the most fitting ones; None: all.
         """
         if k < 1:
             raise BadLesson(f"asked for the lessons of {k} {by}: k is at least 1")
-        asked = frozenset(shingles(instruction))
         with self._lock:
-            tasks: dict[tuple[str, str], list[Lesson]] = {}  # the one that taught something last stands last
-            for lesson in self._lessons.values():
-                hidden = before is not None and lesson.run == before[0] and lesson.episode >= before[1]
-                if lesson.text and lesson.domain == domain and not hidden:
-                    task = lesson.task, lesson.instruction
-                    taught = tasks.pop(task, [])
-                    taught.append(lesson)
-                    tasks[task] = taught
-            alike = {task: jaccard(asked, self._tokens[task[1]]) for task in tasks}
-        newest = [task for task in reversed(tasks) if alike[task] > 0 and alike[task] >= min_similarity]
-        ranked = sorted(newest, key=lambda task: -alike[task])
-        if by == "tasks":
-            return [lesson for task in ranked[:k] for lesson in reversed(tasks[task])]
-        return [lesson for task in ranked for lesson in reversed(tasks[task])][:k]
+            if (known := self._domains.get(domain)) is None:
+                return []
+            run, episode = before or ("", 0)
+            later = self._runs.get(run, {}).values() if before is not None else ()
+            hidden = {lesson.id: lesson for lesson in later if lesson.domain == domain and lesson.episode >= episode}
+            rows = known.nearest(instruction, k, min_similarity, hidden.values())
+            ids = (id for row in rows for id in reversed(known.lessons[row]) if id not in hidden)
+            most = limit if by == "tasks" else min(k, k if limit is None else limit)
+            return [self._lessons[id] for id in islice(ids, most)]
 
     def nearest_similarity(self, instruction: str, domain: str = "") -> float:
         """The similarity of the task in this domain whose text is most like this one; 0 without any."""
-        asked = frozenset(shingles(instruction))
         with self._lock:
-            texts = {lesson.instruction for lesson in self._lessons.values() if lesson.text and lesson.domain == domain}
-            return max((jaccard(asked, self._tokens[text]) for text in texts), default=0.0)
+            if (known := self._domains.get(domain)) is None:
+                return 0.0
+            among = known.visible(())[0] >= 0
+            return float(next(iter(known.index.nearest(shingles(instruction), 1, 0.0, among)[1]), 0.0))

@@ -109,8 +109,11 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         """Ask the model; at a decision weigh its calls, and draw from its candidates with the advantages of memory."""
         (first,) = yield PendingCall([request])
         form = self._decision(first)
-        if form is None or self.mode == "observe":
-            return Advice(first, {"decision": form is not None})
+        if form is None:
+            return Advice(first, {"decision": False})
+        if self.mode == "observe":
+            seen = self._decide(place, request, [first], ({str(form): 0.0}, {str(form): form}), memory)
+            return Advice(first, {"decision": True, "recalled": _sources(seen), "chosen": str(form), "changed": False})
         proposed, forms = [first], dict[str, DecisionForm]()
         if self.candidates in ("confidences", "scores"):
             found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
@@ -128,6 +131,10 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         response = response or self._call_from_memory(state["forms"][action], state["arguments"], first)
         return Advice(response, _entry(state, logits, changed=action != str(self._decision(first))))
 
+    def describe(self, entry: Mapping[str, Any]) -> list[str]:
+        """An entry in words, a line each."""
+        return super().describe(entry) if entry.get("decision") else [f"{self.method}: no decision, so memory was not asked"]
+
     def _decision(self, response: ModelResponse[Any]) -> DecisionForm | None:
         """The decision of a reply; None if it takes none, or several at once."""
         message = response.result[0]
@@ -139,7 +146,9 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         """The logit in nats of each decision that the model proposed."""
         actions = [str(self._decision(one)) for one in proposed]
         if self.candidates == "samples":
-            return {action: math.log(count / len(actions)) for action, count in Counter(actions).items()}
+            counts = Counter(actions)
+            order = [actions[0], *sorted(counts.keys() - {actions[0]})]  # samples come in the order of threads
+            return {action: math.log(counts[action] / len(actions)) for action in order}
         found: dict[str, float] = {}
         for action, response in zip(actions, proposed, strict=True):
             found[action] = max(_log_probability(response.result[0]), found.get(action, -math.inf))
@@ -247,6 +256,11 @@ def _log_probability(message: Any) -> float:
     return float(sum(token["logprob"] for token in tokens))
 
 
+def _sources(state: Mapping[str, Any]) -> list[str]:
+    """Ids of the trajectories that were recalled."""
+    return sorted({one.id.rpartition("/")[0] for one in state["neighbours"]})
+
+
 def _entry(state: Mapping[str, Any], logits: Mapping[str, float], changed: bool) -> dict[str, Any]:
     """The record of a decision as plain data: recalled trajectories, candidates, choice."""
     rows = []
@@ -264,7 +278,7 @@ def _entry(state: Mapping[str, Any], logits: Mapping[str, float], changed: bool)
         )
     return {
         "decision": True,
-        "recalled": sorted({one.id.rpartition("/")[0] for one in state["neighbours"]}),
+        "recalled": _sources(state),
         "candidates": rows,
         "chosen": state["action"],
         "changed": changed,

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ReasoningBankMiddleware"]
 
+MOST_LESSONS = 200
+"""Lessons that are looked up for a model call, of which those are shown that fit; a state that comes often has thousands."""
+
 
 class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
     """Shows lessons that a model drew from similar conversations.
@@ -123,6 +126,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             k=self.settings.k,
             by=self.settings.retrieval_unit,
             min_similarity=self.min_similarity,
+            limit=MOST_LESSONS,
         )
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})  # type: ignore[typeddict-item]
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens

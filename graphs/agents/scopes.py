@@ -70,7 +70,12 @@ class ScopeMemory(Generic[Index]):
     """The greatest similarity where nothing was alike enough; None: not measured."""
 
     def tally(self, entry: Mapping[str, Any]) -> None:
-        """Count a consultation by its record. Where nothing is recalled again and again, the log says so once."""
+        """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
+
+        A call of the model for which the method asks no memory, as JitRL where it is no decision, is none.
+        """
+        if entry.get("decision") is False:
+            return
         self.consulted += 1
         self.recalled += bool(entry["recalled"])
         if (near := entry.get("nearest")) is not None:
@@ -229,6 +234,10 @@ class ScopedLearner(Generic[Index]):
     def export(self, **scope: str) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation."""
         return self._memory(self._labels(scope, strict=True)).conversations.export()
+
+    def memory(self, **scope: str) -> Index:
+        """The method's memory of a scope, with all that was learned until now: to look at, not to change."""
+        return self._refreshed(self._labels(scope, strict=True)).index
 
     def _labels(self, values: Mapping[str, Any], *, strict: bool = False) -> tuple[str, ...]:
         """The namespace of a scope."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...memory.errors import plural
+
 __all__ = ["LearnerStatus"]
 
 
@@ -15,7 +17,7 @@ class LearnerStatus:
     rated: int
     """Rated stretches of conversations in the store."""
     consulted: int = 0
-    """Model calls for which this process looked into memory."""
+    """Model calls for which this process looked into memory; for JitRL these are the decisions."""
     recalled: int = 0
     """Of these, the ones for which memory had something."""
     nearest: float | None = None
@@ -52,7 +54,9 @@ class LearnerStatus:
             found.append(f"{self.alike} groups of conversations had equal rewards, and nothing to compare")
         if self.consulted and not self.recalled and self.rated:
             near = f"; the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
-            found.append(f"memory had nothing for any of {self.consulted} model calls: nothing was alike enough{near}")
+            found.append(
+                f"memory had nothing for any of {plural(self.consulted, 'model call')}: nothing was alike enough{near}"
+            )
         return tuple(found)
 
     def __str__(self) -> str:

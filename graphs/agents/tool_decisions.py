@@ -56,6 +56,8 @@ class ToolDecisions:
     decide: Sequence[str] | Mapping[str, Sequence[str]]
     _schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """Name of a tool -> its arguments' schemas, of all tools that were ever there."""
+    _saying: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
+    """Name of a tool -> its arguments that say what is done."""
     _open: frozenset[str] = field(default=frozenset(), repr=False)
     """Names of the tools that are there now."""
 
@@ -91,6 +93,7 @@ class ToolDecisions:
         changed = any(self._schemas.get(name) != schema for name, schema in found.items())
         if changed:
             self._schemas = {**self._schemas, **found}
+            self._saying = {name: frozenset(self._arguments_of_decision(name)) for name in self._schemas}
         return changed
 
     def form(self, call: Mapping[str, Any]) -> DecisionForm | None:
@@ -98,8 +101,9 @@ class ToolDecisions:
         name, arguments = call["name"], call["args"]
         if name not in self._schemas:
             return None
-        chosen = tuple((one, arguments[one]) for one in sorted(arguments) if self._says_what(name, one))
-        return DecisionForm(name, chosen, tuple(one for one in sorted(arguments) if not self._says_what(name, one)))
+        saying, names = self._saying[name], sorted(arguments)
+        chosen = tuple([(one, arguments[one]) for one in names if one in saying])
+        return DecisionForm(name, chosen, tuple([one for one in names if one not in saying]))
 
     def form_of_text(self, action: str) -> DecisionForm | None:
         """The decision in the text of an action (`memory.conversations.call_text`); None if it is none."""
@@ -153,10 +157,10 @@ class ToolDecisions:
             raise UserError(f"the tool {form.tool} has more than {most} calls to weigh; take candidates='samples'")
         return [DecisionForm(form.tool, chosen, form.left_out) for chosen in product(*lists)]
 
-    def _says_what(self, tool: str, argument: str) -> bool:
+    def _arguments_of_decision(self, tool: str) -> list[str]:
         if isinstance(self.decide, Mapping):
-            return argument in self.decide[tool]
-        return _listed_values(self._schemas[tool].get(argument, {})) is not None
+            return list(self.decide[tool])
+        return [name for name, schema in self._schemas[tool].items() if _listed_values(schema) is not None]
 
 
 @lru_cache(maxsize=10_000)

@@ -4,7 +4,10 @@ The input is plain JSON, `{"seed": 3, "episodes": 2}`: play two episodes of the 
 thread plays further episodes; what they earned is remembered in a Chroma directory, steps and checkpoints are kept in
 files, all under `runs/dev` of the directory that the server was started in. In a chat (LangGraph Studio's, or any client that sends
 `messages`), "task 3, 2 episodes" asks for the same, and the scores come back as a message. `training-free-grpo` needs no input: it
-learns lessons from practice problems, and answers with them.
+learns lessons from practice problems, and answers with them. CLaaS is not among them: its two graphs share an engine with a learner in
+another process, which `learngraph serve` starts and stops together; an agent here uses it as its model, by its chat API.
+
+`pip install -e '.[dev]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.
 
 What is played with what is set per assistant, as its context or config (`{"env": "toy", "model": "uniform", "beta": 5}`). The form
 has the world, the model, a preset and all settings of the method, with descriptions. A setting that cannot be used is answered in

@@ -24,8 +24,8 @@ from ..errors import UserError
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
-PAGE = 1000
-"""Items per search."""
+PAGE = 10_000
+"""Items per search. Stores that hold their items in memory look at all of them for each page."""
 
 
 class BadRecord(UserError, ValueError):
@@ -205,10 +205,14 @@ def read_jsonl(record: type[T], path: str | os.PathLike[str], /) -> list[tuple[i
 
 def to_json(value: Any) -> Any:
     """A record as a plain object of its fields, recursively; tuples become lists."""
-    if isinstance(value, str | float | int | None):
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, str | float | int):
         return value
     if is_dataclass(value):
-        return {name: to_json(getattr(value, name)) for name in _names(cast(Hashable, type(value)))}
+        return {
+            name: item if type(item := getattr(value, name)) in _PLAIN else to_json(item)
+            for name in _names(cast(Hashable, kind))
+        }
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
@@ -242,12 +246,12 @@ def _mismatch(what: str, value: Any) -> _Wrong:
     return _Wrong(f"expected {what}, got {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
 
+_PLAIN = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+
+
 @functools.cache
 def _names(record: Hashable) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cast(Any, record)))
-
-
-_PLAIN = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 
 
 @functools.cache
@@ -285,17 +289,22 @@ def _plain(kind: type) -> Callable[[Any], Any]:
 def _object(record: type) -> Callable[[Any], Any]:
     hints = get_type_hints(record)
     readers = {f.name: _reader(hints[f.name]) for f in fields(record)}
+    plain = {name: hint for name, hint in hints.items() if hint in _PLAIN}  # most values are, and need no call to be read
     needed = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _mismatch(f"a {record.__name__} as an object", value)
-        if unknown := value.keys() - readers.keys():
-            raise _Wrong(f"{record.__name__} has no such field; it has {', '.join(readers)}", "." + min(unknown))
-        if missing := needed - value.keys():
-            raise _Wrong(f"missing, a {record.__name__} needs it", "." + min(missing))
+        if value.keys() != readers.keys():
+            if unknown := value.keys() - readers.keys():
+                raise _Wrong(f"{record.__name__} has no such field; it has {', '.join(readers)}", "." + min(unknown))
+            if missing := needed - value.keys():
+                raise _Wrong(f"missing, a {record.__name__} needs it", "." + min(missing))
         found = {}
         for name, item in value.items():
+            if type(item) is plain.get(name):
+                found[name] = item
+                continue
             try:
                 found[name] = readers[name](item)
             except _Wrong as wrong:

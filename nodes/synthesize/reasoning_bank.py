@@ -358,6 +358,8 @@ class Consult:
     """The unit of k: tasks, with all their lessons, or single lessons."""
     min_similarity: float = 0.0
     """The least similarity of a task, in [0, 1]."""
+    limit: int | None = None
+    """Greatest number of lessons; None: all of these tasks."""
 
     def __call__(self, state: EpisodeChannels) -> PromptLessons:
         found = self.library.search(
@@ -367,6 +369,7 @@ class Consult:
             min_similarity=self.min_similarity,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
+            limit=self.limit,
         )
         used = dict.fromkeys(id for lesson in found for id in lesson.sources)
         return {"lessons": [lesson.id for lesson in found], "used": list(used)}

@@ -20,14 +20,14 @@ from learngraph.memory.storage.chroma_store import ChromaStore
 WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import support_desk as desk
+from learngraph.tools.environments import help_desk as desk
 from langchain.agents import create_agent
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.memory.storage.chroma_store import ChromaStore
 
 _, _, server, name, count, done = sys.argv
 learner = JitRLMiddleware(ChromaStore.open(server), decide=["resolve"], state_key=desk.issue)
-agent = create_agent(desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner])
+agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
 finished = set(open(done).read().split()) if __import__("os").path.exists(done) else set()
 for n in range(int(count)):
     thread = f"{name}-{n}"

@@ -220,6 +220,27 @@ def test_the_same_id_with_other_content_replaces():
     assert ask(memory, "hall") == ()
 
 
+@given(st.lists(trajectories(), min_size=1, max_size=6), st.data())
+def test_rewards_that_change_in_an_open_memory_count_as_in_one_made_anew(stored, data):
+    """What was counted already is counted again, to the last bit; also where a reward was missing, or is now."""
+    memory = filled(stored)
+    last = {one.id: one for one in stored}
+    for task in {one.task.id for one in stored}:
+        for cross in (False, True):
+            memory.neighbours("hall", 3, task=task, domain=stored[0].domain, cross_task=cross)
+    for _ in range(3):
+        one = last[data.draw(st.sampled_from(sorted(last)))]
+        paid = st.sampled_from([0.0, 1.0, -2.0, 0.3, None])
+        one = replace(one, transitions=tuple(replace(step, reward=data.draw(paid)) for step in one.transitions))
+        last[one.id] = one
+        memory.add(one)
+        anew = filled(last.values())
+        scope = {"task": one.task.id, "domain": one.domain, "cross_task": data.draw(st.booleans())}
+        state = data.draw(st.sampled_from([step.state for step in one.transitions] or ["hall"]))
+        assert memory.neighbours(state, 3, **scope) == anew.neighbours(state, 3, **scope)
+        assert memory.moments(**scope) == anew.moments(**scope)
+
+
 def test_a_failed_write_leaves_the_memory_as_it_was():
     class Broken(Drawer):
         def put(self, records: Iterable[Trajectory], /) -> None:

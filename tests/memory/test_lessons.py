@@ -110,20 +110,27 @@ TASKS = ["boil water", "boil the water", "find a coin", "find the red coin", "wa
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.sampled_from(TASKS), st.sampled_from("de")), max_size=14),
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.sampled_from(TASKS), st.sampled_from("dde"), st.integers(0, 3)),
+        max_size=14,
+    ),
     st.sampled_from(TASKS),
     st.integers(1, 4),
     st.sampled_from(["tasks", "items"]),
     st.sampled_from([0.0, 0.3, 1.0]),
     st.one_of(st.none(), st.tuples(st.sampled_from("ab"), st.integers(0, 4))),
+    st.sampled_from([None, 1, 3]),
 )
-def test_search_is_what_comparing_with_every_lesson_gives(stored, asked, k, by, floor, before) -> None:
+def test_search_is_what_comparing_with_every_lesson_gives(stored, asked, k, by, floor, before, limit) -> None:
     """Brute force: the same from the definition alone, over a list."""
     library, kept = Lessons(), dict[str, Lesson]()
-    for run, episode, task, domain in stored:
-        one = lesson(run, episode, 0, task, domain, text=f"{len(kept)}")
-        library.add([one])
-        kept[one.id] = one
+    for run, episode, task, domain, numbers in stored:
+        added = [lesson(run, episode, n, task, domain, text=f"{len(kept)}") for n in range(numbers)]
+        added = added or [replace(lesson(run, episode, 0, task, domain), text="")]
+        library.add(added)
+        gone = {id for id in kept if source_of_lesson(id) == f"{run}/{episode}"} - {one.id for one in added}
+        kept = {id: one for id, one in kept.items() if id not in gone}
+        kept |= {one.id: one for one in added}
 
     def alike(one: Lesson) -> float:
         return jaccard(frozenset(shingles(asked)), frozenset(shingles(one.instruction)))
@@ -131,14 +138,17 @@ def test_search_is_what_comparing_with_every_lesson_gives(stored, asked, k, by, 
     seen = [
         (place, one)
         for place, one in enumerate(kept.values())
-        if one.domain == "d" and not (before and one.run == before[0] and one.episode >= before[1])
+        if one.text and one.domain == "d" and not (before and one.run == before[0] and one.episode >= before[1])
     ]
     last = {one.task: place for place, one in seen}
     close = [(place, one) for place, one in seen if alike(one) > 0 and alike(one) >= floor]
     close.sort(key=lambda found: (-alike(found[1]), -last[found[1].task], -found[0]))
     tasks = list(dict.fromkeys(one.task for _, one in close))
     expected = [one for _, one in close if one.task in tasks[:k]] if by == "tasks" else [one for _, one in close][:k]
-    assert library.search(asked, k, by=by, min_similarity=floor, domain="d", before=before) == expected
+    found = library.search(asked, k, by=by, min_similarity=floor, domain="d", before=before, limit=limit)
+    assert found == expected[:limit]
+    nearest = max((alike(one) for one in kept.values() if one.text and one.domain == "d"), default=0.0)
+    assert library.nearest_similarity(asked, "d") == pytest.approx(nearest)
 
 
 def test_origin() -> None:

@@ -1,26 +1,24 @@
 """What a learning middleware adds to a model call of an agent: milliseconds besides the model's own time, and tokens.
 
-    python tests/performance/bench_agents.py [--steps 1000 10000 100000] [--rounds 50]
+    python tests/performance/bench_agents.py [--methods jitrl adamem ...] [--steps 1000 10000 100000] [--rounds 50]
 
-The memory holds conversations of four decisions each, in as many states as there are kinds of issue (a thousand). A model call is
-`wrap_model_call` with a model that answers at once. Printed are the median and the 90th percentile over the rounds, at a decision and
-at a call that is none, and what recording a turn and taking in its feedback take.
+The memory holds conversations of four decisions each, about a thousand kinds of issue; with an order number in each, no two texts are
+the same. A critic has written about each conversation already, and a library has 50 lessons. A model call is `wrap_model_call` with a
+model that answers at once, so that calls of the method's own (JitRL's samples, AdaMEM's strategist) cost what surrounds them.
+Printed are, over the rounds, the median and the 90th percentile of the call that asks memory (at JitRL a decision, else the first call
+of a turn), of recording a turn, and of keeping its feedback; the call after feedback that
+was given before has changed; and the first call of a process, which reads the memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-import support_desk as desk
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
 from langchain_core.messages import AIMessage, HumanMessage
@@ -28,17 +26,36 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 
+from learngraph.graphs.agents.adamem import AdaMEMMiddleware
+from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.lessons import LessonsMiddleware
+from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
+from learngraph.graphs.agents.reflexion import ReflexionMiddleware
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversation_store import Reflection, trajectory_digest
 from learngraph.memory.conversations import trajectory
-from learngraph.memory.records import Task
+from learngraph.memory.library import Library
+from learngraph.memory.records import Lesson, Task, Trajectory
+from learngraph.nodes.ask import estimate_tokens
+from learngraph.tools.environments import help_desk as desk
 
 KINDS = 1_000
 STEPS_PER_CONVERSATION = 4
+NOW = HumanMessage("issue of kind 7, order A0", id="h1")
+
+
+class Clerk(desk.GuessingClerk):
+    """Answers at once: as a strategist with a strategy, else that it is done."""
+
+    def say(self, messages: Any) -> AIMessage:
+        strategist = str(messages[0].text).startswith("You advise an assistant that talks")
+        return AIMessage("Strategy:\n- resolve it by refund" if strategist else "It is done.")
 
 
 def issue(messages: Any) -> str:
     """The kind of issue, which the tickets of this benchmark name."""
-    return next(str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage))
+    return next(str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage)).partition(",")[0]
 
 
 def call(how: str, number: int) -> AIMessage:
@@ -46,16 +63,48 @@ def call(how: str, number: int) -> AIMessage:
     return AIMessage("", tool_calls=[{"name": "resolve", "args": {"how": how, "order": f"A{number}"}, "id": f"c{number}"}])
 
 
-def fill(learner: JitRLMiddleware, steps: int) -> None:
+def library() -> Library:
+    """Fifty lessons."""
+    return Library(tuple(Lesson(f"L{n}", f"When the issue is of kind {n}, resolve it by refund.") for n in range(50)))
+
+
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "jitrl": lambda store: JitRLMiddleware(store, decide=["resolve"], state_key=issue),
+    "adamem": AdaMEMMiddleware,
+    "synapse": SynapseMiddleware,
+    "icrl": lambda store: ICRLMiddleware(store, task=issue),
+    "reflexion": lambda store: ReflexionMiddleware(store, task=issue),
+    "reasoning-bank": ReasoningBankMiddleware,
+    "lessons": lambda store: LessonsMiddleware(library(), store=store, critic=Clerk(), task=issue),
+}
+
+
+def written(method: str, one: Trajectory) -> Reflection:
+    """The text of the method's critic on a conversation."""
+    advice = f"When a customer says this, resolve it by refund, as in case {one.run}."
+    key = one.transitions[0].state
+    lesson = Lesson(f"bank/{one.id}/0", advice, "Refunds", "a customer complains", "agent", key, "agent", sources=(one.id,))
+    note = advice if method == "reflexion" else f"alike group {one.id}"
+    lessons = (lesson,) if method == "reasoning-bank" else ()
+    return Reflection(f"{method}/{one.id}", one.run, trajectory_digest(one), "" if lessons else note, lessons)
+
+
+def fill(learner: Any, steps: int, has_critic: bool) -> None:
     """Give the learner's scope so many remembered decisions."""
     random = Random(0)
     store = learner._memory(learner._labels({})).conversations
+    found = list[Trajectory]()
     for n in range(steps // STEPS_PER_CONVERSATION):
-        said = []
+        said: list[Any] = []
         for turn in range(STEPS_PER_CONVERSATION):
-            said += [HumanMessage(f"issue of kind {random.randrange(KINDS)}"), call(random.choice(desk.HOWS), turn)]
-        found = trajectory(said, random.random(), run=f"t{n}", task=Task("agent", ""), domain="agent", state_key=issue)
-        store.trajectories.put([found])
+            number = random.randrange(KINDS)
+            said += [HumanMessage(f"issue of kind {number}, order A{n}"), call(random.choice(desk.HOWS), turn)]
+        task = learner._task(said[:1]) if learner._task else "agent"
+        key = learner.state_key
+        found.append(trajectory(said, random.random(), run=f"t{n}", task=Task(task, ""), domain="agent", state_key=key))
+    store.trajectories.put(found)
+    if has_critic:
+        store.reflections.put([written(learner.method, one) for one in found])
 
 
 def timed(work: Callable[[], Any], rounds: int) -> list[float]:
@@ -68,53 +117,69 @@ def timed(work: Callable[[], Any], rounds: int) -> list[float]:
     return found
 
 
-def row(name: str, times: list[float]) -> str:
-    """A line of the table."""
-    return f"| {name} | {statistics.median(times):.2f} | {sorted(times)[int(0.9 * len(times))]:.2f} |"
+def cells(times: Sequence[float]) -> str:
+    """Median and 90th percentile."""
+    return f"{statistics.median(times):.2f} / {sorted(times)[int(0.9 * len(times))]:.2f}"
 
 
-def measure(steps: int, rounds: int) -> list[str]:
-    """The rows of a memory of this size."""
-    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=issue)
-    fill(learner, steps)
-    config = {"configurable": {"thread_id": "now"}}
-    var_child_runnable_config.set(config)  # type: ignore[arg-type]
-    tools = [desk.lookup_order, desk.resolve]
-    messages = [HumanMessage("issue of kind 7", id="h1")]
+def measure(method: str, steps: int, rounds: int) -> str:
+    """The row of a method with a memory of this size."""
+    learner = METHODS[method](InMemoryStore())
+    fill(learner, steps, has_critic=hasattr(learner, "critic"))
+    var_child_runnable_config.set({"configurable": {"thread_id": "now"}})
+    answer, sent = call("refund", 1), list[Any]()
 
-    def request(answer: AIMessage) -> tuple[ModelRequest[Any], Any]:
-        made = ModelRequest(
-            model=desk.SupportModel(), messages=[*messages], tools=[*tools], state={"messages": messages}, runtime=Runtime()
+    def handler(request: Any) -> ModelResponse[Any]:
+        sent.append(request)
+        return ModelResponse([answer])
+
+    def ask() -> Any:
+        return learner.wrap_model_call(
+            ModelRequest(
+                model=Clerk(),
+                messages=[NOW],
+                tools=[desk.lookup_order, desk.resolve],
+                state={"messages": [NOW]},
+                runtime=Runtime(),
+            ),
+            handler,
         )
-        return made, lambda request: ModelResponse([answer])
 
-    decision, plain = request(call("refund", 1)), request(AIMessage("It is done."))
-    start = time.perf_counter()
-    learner.wrap_model_call(*decision)
-    opening = (time.perf_counter() - start) * 1e3
-    calls = timed(lambda: learner.wrap_model_call(*plain), rounds)
-    decisions = timed(lambda: learner.wrap_model_call(*decision), rounds)
-    state = {"messages": [*messages, call("refund", 1), AIMessage("It is done.")], "learning": []}
+    (opening,) = timed(ask, 1)
+    ask()
+    sent.clear()
+    calls = timed(ask, rounds)
+    more, system = len(sent) / rounds - 1, sent[-1].system_message
+    tokens = estimate_tokens(str(system.text)) if system else 0
+    state = {"messages": [NOW, call("refund", 1), AIMessage("It is done.")], "learning": []}
     recorded = timed(lambda: learner.after_agent(state, Runtime()), rounds)
-    rated = timed(lambda: learner.feedback("now", reward=Random().random()), rounds)
-    return [
-        row(f"{steps:,} steps: a call that is no decision", calls),
-        row(f"{steps:,} steps: a decision (4 samples)", decisions),
-        row(f"{steps:,} steps: recording a turn", recorded),
-        row(f"{steps:,} steps: feedback", rated),
-        row(f"{steps:,} steps: the first call, which reads the memory", [opening]),
-    ]
+    kept = learner._memory(learner._labels({})).conversations
+    rated = timed(lambda: kept.rate("now", Random().random()), rounds)  # without the critic that studies it
+
+    def ask_after_change() -> None:
+        kept.rate("now", Random().random())
+        ask()
+
+    var_child_runnable_config.set({"configurable": {"thread_id": "next"}})
+    changed = timed(ask_after_change, 5)
+    values = [method, f"{steps:,}", cells(calls), f"{more:.0f}", f"{tokens:,}", cells(recorded), cells(rated), cells(changed)]
+    return f"| {' | '.join([*values, f'{opening / 1e3:.2f}'])} |"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--steps", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
-    print("| | median, ms | 90th percentile, ms |\n|---|---:|---:|")
-    for steps in options.steps:
-        print("\n".join(measure(steps, options.rounds)), flush=True)
+    print(
+        "| method | steps | a call, ms | more calls of the model | tokens | record, ms | feedback, ms | call after changed feedback, ms | first call, s |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for method in options.methods:
+        for steps in options.steps:
+            print(measure(method, steps, options.rounds), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
@@ -16,14 +15,15 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import ADVICE, HeedfulModel
 
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.agents.adamem import VOTE_TOOL, AdaMEMMiddleware
 from learngraph.memory.errors import UserError
+from learngraph.tools.environments import help_desk as desk
+from learngraph.tools.environments.help_desk import ADVICE, HeedfulClerk
 
 
-class VotingModel(HeedfulModel):
+class VotingModel(HeedfulClerk):
     """Asks for memory where it may and has no advice on how to resolve the issue."""
 
     offered: list[tuple[str, ...]] = []  # noqa: RUF012 (pydantic copies it)
@@ -41,7 +41,7 @@ class VotingModel(HeedfulModel):
 
 
 def make(store: Any, model: Any = None, mode: Any = "low", **options: Any) -> tuple[Any, AdaMEMMiddleware, Any]:
-    model = model or HeedfulModel()
+    model = model or HeedfulClerk()
     learner = AdaMEMMiddleware(store, **{"settings": AdaMEM(mode=mode), **options})
     tools = [desk.lookup_order, desk.resolve]
     return (
@@ -171,7 +171,7 @@ def test_tenants_never_see_each_others_conversations() -> None:
 
 
 def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    agent, learner, model = make(InMemoryStore(), HeedfulModel(garbles=True))
+    agent, learner, model = make(InMemoryStore(), HeedfulClerk(garbles=True))
     play(agent, learner, range(1))
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(4, 5))
@@ -219,7 +219,7 @@ def test_a_tool_that_fails_is_a_reason_for_another_strategy() -> None:
 
     lookup_order.handle_tool_error = True
     learner = AdaMEMMiddleware(InMemoryStore(), settings=AdaMEM(triggers=("refused",)))
-    model = HeedfulModel()
+    model = HeedfulClerk()
     agent = create_agent(model, [lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
     play(agent, learner, range(5))
     assert [entry["reasons"] for entry in advice(learner, "t4")] == [[], ["refused"], []]

@@ -6,25 +6,25 @@ import logging
 from typing import Any
 
 import pytest
-import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import HeedfulModel, play
 
 from learngraph.graphs.agents.critic import CriticMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
+from learngraph.tools.environments import help_desk as desk
+from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 METHODS = [ReasoningBankMiddleware, ReflexionMiddleware]
 methods = pytest.mark.parametrize("method", METHODS)
 
 
-def make(method: type[CriticMiddleware[Any]], store: Any, **options: Any) -> tuple[Any, Any, HeedfulModel]:
+def make(method: type[CriticMiddleware[Any]], store: Any, **options: Any) -> tuple[Any, Any, HeedfulClerk]:
     learner = method(store, **{"task": desk.issue, "state_key": desk.issue, **options})
-    model = HeedfulModel()
+    model = HeedfulClerk()
     agent = create_agent(
         model,
         [desk.lookup_order, desk.resolve],
@@ -81,7 +81,7 @@ def test_replies_that_cannot_be_read_are_counted_and_not_asked_for_again(method:
     agent, learner, model = make(method, InMemoryStore())
     model.garbles = method is ReasoningBankMiddleware
     if method is ReflexionMiddleware:  # any text is a note, but no text is none
-        learner.critic = HeedfulModel()
+        learner.critic = HeedfulClerk()
         object.__setattr__(learner.critic, "say", lambda messages: AIMessage(""))
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(2))
@@ -93,7 +93,7 @@ def test_replies_that_cannot_be_read_are_counted_and_not_asked_for_again(method:
     assert set(model.seen) == {"You help customers."}
 
 
-class AwayModel(HeedfulModel):
+class AwayModel(HeedfulClerk):
     away: bool = True
 
     def say(self, messages: Any) -> Any:

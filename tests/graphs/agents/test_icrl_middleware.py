@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import HeedfulModel, play
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.icrl import ICRL
+from learngraph.tools.environments import help_desk as desk
+from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 
-def make(store: Any, **options: Any) -> tuple[Any, ICRLMiddleware, HeedfulModel]:
-    learner, model = ICRLMiddleware(store, **{"task": desk.issue, **options}), HeedfulModel()
+def make(store: Any, **options: Any) -> tuple[Any, ICRLMiddleware, HeedfulClerk]:
+    learner, model = ICRLMiddleware(store, **{"task": desk.issue, **options}), HeedfulClerk()
     tools = [desk.lookup_order, desk.resolve]
     return (
         create_agent(model, tools, system_prompt="You help customers.", middleware=[learner], checkpointer=InMemorySaver()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import support_desk as desk
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
@@ -15,13 +14,14 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
+from learngraph.tools.environments import help_desk as desk
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
     options = {"settings": JitRL(min_similarity=0.5, temperature=0.0), **options}  # the best call, so that no luck is needed
     learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, mode=mode, **options)
     agent = create_agent(
-        model or desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
+        model or desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
     )
     return agent, learner
 
@@ -70,7 +70,7 @@ class Alike:
 def test_candidates_come_from_four_sources(candidates: Any) -> None:
     agent, learner = make(InMemoryStore(), candidates=candidates, scorer=Alike() if candidates == "scores" else None)
     rewards = play(agent, learner, range(60))
-    assert sum(rewards[-20:]) / 20 >= 0.9
+    assert sum(rewards[-20:]) / 20 >= 0.8, "a guess helps in a quarter; now and then what was never tried is tried"
     entry = learner.conversation("t59", tenant="acme").turns[0].advice[1]
     if candidates != "logprobs":
         assert len(entry["candidates"]) == 4
@@ -90,7 +90,7 @@ def test_what_is_remembered_names_no_order_and_no_one_elses_order_is_used() -> N
 
 
 def test_a_call_that_only_memory_knows_is_made_with_the_values_of_this_conversation() -> None:
-    class AlwaysRefund(desk.SupportModel):
+    class AlwaysRefund(desk.GuessingClerk):
         def say(self, messages: Any) -> AIMessage:
             found = super().say(messages)
             for call in found.tool_calls:
@@ -116,7 +116,7 @@ def test_a_tool_that_has_vanished_is_not_called(caplog: pytest.LogCaptureFixture
         """Settle the issue."""
         return "settled"
 
-    class Settles(desk.SupportModel):
+    class Settles(desk.GuessingClerk):
         def say(self, messages: Any) -> AIMessage:
             found = super().say(messages)
             for call in found.tool_calls:
@@ -154,10 +154,10 @@ def test_states_in_prose_are_compared_by_their_embeddings() -> None:
     )
     assert learner.make_index().similarity is learner.similarity
     agent = create_agent(
-        desk.SupportModel(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
+        desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
     )
     rewards = play(agent, learner, range(60))
-    assert sum(rewards[-20:]) / 20 >= 0.9
+    assert sum(rewards[-20:]) / 20 >= 0.8, "a guess helps in a quarter; now and then what was never tried is tried"
     assert JitRLMiddleware(
         InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds())
     ).settings.min_similarity == (pytest.approx(CosineSimilarity(Kinds()).default_floor))

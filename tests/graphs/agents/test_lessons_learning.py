@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import HeedfulModel, play
 
 from learngraph.graphs.agents.evaluation import AgentTask
 from learngraph.graphs.agents.learn_lessons import learn_lessons
@@ -25,10 +23,12 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library
 from learngraph.memory.records import Lesson
 from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.tools.environments import help_desk as desk
+from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 
-def make(store: Any, critic: HeedfulModel | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulModel]:
-    model = HeedfulModel()
+def make(store: Any, critic: HeedfulClerk | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulClerk]:
+    model = HeedfulClerk()
     learner = LessonsMiddleware(store=store, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options})
     agent = create_agent(
         model,
@@ -89,7 +89,7 @@ def test_tenants_have_libraries_of_their_own_and_deleted_conversations_take_thei
 
 
 def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    critic = HeedfulModel(garbles=True)
+    critic = HeedfulClerk(garbles=True)
     agent, learner, model = make(InMemoryStore(), critic, task=None)
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(6))
@@ -149,7 +149,7 @@ def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("method", [LessonsMiddleware, ReasoningBankMiddleware, ReflexionMiddleware])
 async def test_a_critic_that_is_asked_before_a_model_call_is_kept_out_of_the_stream(method: Any, awaited: bool) -> None:
-    model = HeedfulModel()
+    model = HeedfulClerk()
     options: Any = {"critic": model, "group_size": 3} if method is LessonsMiddleware else {}
     learner = method(store=InMemoryStore(), task=desk.issue, reward=lambda read: desk.reward(read, desk.issue(read)), **options)
     agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
@@ -178,9 +178,9 @@ def test_without_a_critic_it_only_reads() -> None:
     with pytest.raises(UserError, match="only reads, and takes no feedback; give critic= and store="):
         learner.feedback("t0", reward=1.0)
     for options, says in (
-        ({"critic": HeedfulModel()}, "one is missing"),
+        ({"critic": HeedfulClerk()}, "one is missing"),
         ({}, "give a library to read"),
-        ({"critic": HeedfulModel(), "store": InMemoryStore(), "group_size": 1}, "groups of 2 or more"),
+        ({"critic": HeedfulClerk(), "store": InMemoryStore(), "group_size": 1}, "groups of 2 or more"),
     ):
         with pytest.raises(UserError, match=says):
             LessonsMiddleware(**options)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_the_whole_system_message_and_the_comparison_are_as_approved() -> None:
 
 
 def make_agent(middleware: Any, seed: int) -> Any:
-    return create_agent(HeedfulModel(seed=seed), [desk.lookup_order, desk.resolve], middleware=list(middleware))
+    return create_agent(HeedfulClerk(seed=seed), [desk.lookup_order, desk.resolve], middleware=list(middleware))
 
 
 def tasks(count: int) -> list[AgentTask]:
@@ -210,7 +210,7 @@ def reward(task: AgentTask, messages: Any) -> float:
 
 def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path: Path) -> None:
     settings = TrainingFreeGRPO(epochs=1, group_size=6, trial_rollouts=2)
-    critic = HeedfulModel()
+    critic = HeedfulClerk()
     versions = learn_lessons(make_agent, tasks(12), reward, critic, settings=settings, folder=tmp_path)
     library = versions.at(versions.head)
     learned = {
@@ -230,7 +230,7 @@ def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path:
 def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         versions = learn_lessons(
-            make_agent, tasks(4), reward, HeedfulModel(garbles=True), settings=TrainingFreeGRPO(epochs=1, trial_rollouts=1)
+            make_agent, tasks(4), reward, HeedfulClerk(garbles=True), settings=TrainingFreeGRPO(epochs=1, trial_rollouts=1)
         )
     assert versions.at(versions.head).lessons == ()
     assert any("comparisons were lost" in said for said in caplog.messages)
@@ -239,6 +239,6 @@ def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) ->
 
 def test_tasks_that_cannot_be_learned_on_are_refused() -> None:
     with pytest.raises(UserError, match="got 1 and none held out"):
-        learn_lessons(make_agent, tasks(1), reward, HeedfulModel())
+        learn_lessons(make_agent, tasks(1), reward, HeedfulClerk())
     with pytest.raises(UserError, match="an id of its own"):
-        learn_lessons(make_agent, tasks(2) * 2, reward, HeedfulModel())
+        learn_lessons(make_agent, tasks(2) * 2, reward, HeedfulClerk())

@@ -6,20 +6,20 @@ import asyncio
 from typing import Any
 
 import pytest
-import support_desk as desk
 from approved_prompts import assert_approved
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from support_critic import HeedfulModel
 
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.memory.errors import UserError
+from learngraph.tools.environments import help_desk as desk
+from learngraph.tools.environments.help_desk import HeedfulClerk
 
 
-def make(store: Any, **options: Any) -> tuple[Any, SynapseMiddleware, HeedfulModel]:
-    learner, model = SynapseMiddleware(store, **{"state_key": desk.issue, **options}), HeedfulModel()
+def make(store: Any, **options: Any) -> tuple[Any, SynapseMiddleware, HeedfulClerk]:
+    learner, model = SynapseMiddleware(store, **{"state_key": desk.issue, **options}), HeedfulClerk()
     tools = [desk.lookup_order, desk.resolve]
     return (
         create_agent(model, tools, system_prompt="You help customers.", middleware=[learner], checkpointer=InMemorySaver()),

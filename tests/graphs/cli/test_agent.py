@@ -7,19 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-import support_desk as desk
 
 from learngraph.graphs.cli.main import main
+from learngraph.tools.environments import help_desk as desk
 
 APP = """
-import support_desk as desk
+from learngraph.tools.environments import help_desk as desk
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 
 
 def make_agent(middleware, seed):
     tools = [desk.lookup_order, desk.resolve]
-    return create_agent(desk.SupportModel(seed=seed), tools, middleware=middleware, checkpointer=InMemorySaver())
+    return create_agent(desk.GuessingClerk(seed=seed), tools, middleware=middleware, checkpointer=InMemorySaver())
 
 
 def reward(task, messages):

@@ -1,0 +1,78 @@
+"""The learning curves of a comparison of agents: the mean reward as tasks go by, arm by arm, with 95 % intervals over seeds.
+
+draw_agent_curves(report, block=8)   # of evaluate_learning; shows itself in a notebook
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from ...memory.errors import UserError
+from ..studies.benchmark import interval, mean
+from ..studies.figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
+from .evaluation import LearningReport
+
+__all__ = ["AgentCurves", "block_means", "draw_agent_curves"]
+
+
+@dataclass(frozen=True)
+class AgentCurves:
+    """A picture of learning curves, which shows itself in a notebook."""
+
+    figure: Any
+    """A matplotlib figure."""
+
+    def save(self, path: Path) -> None:
+        """Write the picture; the suffix gives the format (.png, .svg)."""
+        save_figure(self.figure, [path])
+
+    def _repr_png_(self) -> bytes:
+        target = BytesIO()
+        self.figure.savefig(target, format="png", dpi=100)
+        return target.getvalue()
+
+
+def block_means(report: LearningReport, arm: str, block: int) -> list[list[float]]:
+    """For each block of `block` tasks that follow each other, the mean reward of each seed; a task without a reward counts as 0.
+
+    Tasks at the end that fill no block belong to the last one.
+
+    Raises:
+        UserError: a block is less than one task, or more than there are.
+    """
+    seeds: dict[int, list[float]] = {}
+    for one in report.results:
+        if one.arm == arm:
+            seeds.setdefault(one.seed, []).append(one.reward or 0.0)
+    count = min((len(rewards) for rewards in seeds.values()), default=0)
+    if not 1 <= block <= count:
+        raise UserError(f"a block of a learning curve is 1 task or more, and at most the {count} of a seed; got {block}")
+    starts = range(0, count - block + 1, block)
+    ends = [*starts[1:], count]
+    return [[mean(rewards[start:end]) for rewards in seeds.values()] for start, end in zip(starts, ends, strict=True)]
+
+
+def draw_agent_curves(report: LearningReport, block: int = 8, title: str = "") -> AgentCurves:
+    """Draw the mean reward of each block of tasks, an arm a line, with 95 % intervals over seeds (Student's t).
+
+    Args:
+        report: the result of `evaluate_learning`.
+        block: tasks that a point is the mean of.
+        title: text above the picture.
+    """
+    figure, axes = score_axes(title, "tasks played", f"mean reward of {block} tasks")
+    arms = list(dict.fromkeys(one.arm for one in report.results))
+    for number, arm in enumerate(arms):
+        points = block_means(report, arm, block)
+        where = [block * (n + 1) for n in range(len(points))]
+        colour = COLOURS[number % len(COLOURS)]
+        style, mark = LINE_STYLES[number % len(LINE_STYLES)], MARKERS[number % len(MARKERS)]
+        axes.plot(where, [mean(values) for values in points], color=colour, linestyle=style, marker=mark, ms=4, label=arm)
+        bands = [interval(values) for values in points]
+        if all(band is not None for band in bands):
+            axes.fill_between(where, [b[0] for b in bands if b], [b[1] for b in bands if b], color=colour, alpha=0.13, lw=0)
+    axes.legend(frameon=False, fontsize=9)
+    return AgentCurves(figure)
