@@ -63,7 +63,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         about = getattr(response.result[0], "response_metadata", {})
         id = str(about.get("id") or "")
         said = f"response {id}" if id else "the response has no id, so feedback on it cannot be sent"
-        return Advice(response, {"response_id": id, "said": [said]})
+        return Advice(response, {"response_id": id, "consulted": False, "said": [said]})
 
     def feedback(self, thread_id: str, *, reward: float | None = None, text: str = "", **more: Any) -> Rating:
         """Rate what the agent did in a thread since the feedback before this, and send that to the service.

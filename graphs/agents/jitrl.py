@@ -110,7 +110,7 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         (first,) = yield PendingCall([request])
         form = self._decision(first)
         if form is None:
-            return Advice(first, {"decision": False})
+            return Advice(first, {"decision": False, "consulted": False})
         if self.mode == "observe":
             seen = self._decide(place, request, [first], ({str(form): 0.0}, {str(form): form}), memory)
             return Advice(first, {"decision": True, "recalled": _sources(seen), "chosen": str(form), "changed": False})

@@ -72,9 +72,9 @@ class ScopeMemory(Generic[Index]):
     def tally(self, entry: Mapping[str, Any]) -> None:
         """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
 
-        A call of the model for which the method asks no memory, as JitRL where it is no decision, is none.
+        A call of the model for which the method asks no memory (`consulted` is False), as JitRL where it is no decision, is none.
         """
-        if entry.get("decision") is False:
+        if not entry.get("consulted", True):
             return
         self.consulted += 1
         self.recalled += bool(entry["recalled"])

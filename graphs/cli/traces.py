@@ -2,6 +2,7 @@
 
     learngraph import traces.jsonl --out trajectories.jsonl --agent-name support
     learngraph import trajectories.jsonl --as atif --out atif.jsonl          # and out again
+    learngraph import trajectories.jsonl --as inspect --out conversations.eval
 
 A learner takes them in with `learner.import_trajectories("trajectories.jsonl", tenant="acme")`.
 """
@@ -34,8 +35,8 @@ class ImportOptions:
     """The file to write: trajectories, one a line."""
     form: Literal["openai", "langsmith", "atif"] | None = None
     """The form of the records: OpenAI's chat messages, runs of LangSmith, or ATIF. If not given, it is found out."""
-    write_as: Annotated[Literal["trajectories", "atif"], tyro.conf.arg(name="as")] = "trajectories"
-    """The form to write. With `atif` the file may hold trajectories of ours as well."""
+    write_as: Annotated[Literal["trajectories", "atif", "inspect"], tyro.conf.arg(name="as")] = "trajectories"
+    """The form to write: ours, ATIF, or a log of Inspect. With the last two the file may hold trajectories of ours as well."""
     feedback_key: str | None = None
     """The key of LangSmith's feedback that is the reward, where runs have several."""
     reward: str | None = None
@@ -60,7 +61,9 @@ def import_traces(args: Sequence[str]) -> int:
     made: list[Trajectory]
     try:
         made = (
-            [one for _, one in read_jsonl(Trajectory, options.file)] if options.write_as == "atif" and not options.form else []
+            [one for _, one in read_jsonl(Trajectory, options.file)]
+            if options.write_as != "trajectories" and not options.form
+            else []
         )
     except BadRecord:
         made = []
@@ -73,14 +76,20 @@ def import_traces(args: Sequence[str]) -> int:
         made = traces.to_trajectories(found, domain=options.agent_name, task=options.agent_name, state_key=key)
         if idle := len(found) - len(made):
             say(f"left out {plural(idle, 'conversation')} in which the agent did nothing")
+    if not made:
+        raise CommandError(f"nothing was read from {options.file}: it holds no conversation in which an agent did something")
     if options.write_as == "atif":
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text("".join(json.dumps(traces.as_atif(one)) + "\n" for one in made), encoding="utf-8")
+    elif options.write_as == "inspect":
+        from ...memory.inspect_logs import write_inspect_log
+
+        write_inspect_log(made, options.out)
     else:
         write_jsonl(made, options.out)
     unrated = sum(one.value is None for one in made)
     say(f"{plural(len(made), 'conversation')} in {options.out}, {len(made) - unrated} with a reward")
-    if unrated == len(made) and made:
+    if unrated == len(made):
         say("nothing can be learned from conversations without a reward by memories of returns: give --reward MODULE:NAME")
     return 0
 

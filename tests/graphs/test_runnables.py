@@ -18,11 +18,14 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import ScriptedChat
 
+from learngraph.graphs.agents.adamem import AdaMEMMiddleware
+from learngraph.graphs.agents.claas import FeedbackMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.middleware import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
+from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.baselines.static import StaticState
 from learngraph.graphs.cli.draw import blueprint
 from learngraph.graphs.methods import METHODS
@@ -41,7 +44,18 @@ WORLD = KeywordKeep()
 EPISODE: dict[str, Any] = {"task": WORLD.task(0), "run": "r", "episode": 0}
 WRITERS = ("react", "cot", "long-cot")
 """Methods that reason in writing, which a model that scores cannot."""
-AGENTS = ("lessons", "jitrl-agent", "icrl-agent", "reasoning-bank-agent", "reflexion-agent")
+MIDDLEWARES: dict[str, Callable[[], Any]] = {
+    "lessons": lambda: LessonsMiddleware(Library((Lesson("L0", "Look first"),))),
+    "lessons-learner": lambda: LessonsMiddleware(store=InMemoryStore(), critic=ScriptedChat(replies=["Learned: look first"])),
+    "jitrl-agent": lambda: JitRLMiddleware(InMemoryStore(), decide=["resolve"]),
+    "adamem-agent": lambda: AdaMEMMiddleware(InMemoryStore()),
+    "icrl-agent": lambda: ICRLMiddleware(InMemoryStore()),
+    "reasoning-bank-agent": lambda: ReasoningBankMiddleware(InMemoryStore(), critic=ScriptedChat(replies=["Look first"])),
+    "reflexion-agent": lambda: ReflexionMiddleware(InMemoryStore(), critic=ScriptedChat(replies=["Plan: look first"])),
+    "synapse-agent": lambda: SynapseMiddleware(InMemoryStore()),
+    "claas-agent": lambda: FeedbackMiddleware(InMemoryStore(), base_url="http://127.0.0.1:9"),  # asked only at feedback
+}
+AGENTS = tuple(MIDDLEWARES)
 GRAPHS = (*(name for name in METHODS if name != "tool-agent"), "run", *AGENTS)  # the tool agent needs tools, as the agents have
 
 
@@ -64,15 +78,7 @@ def resolve(how: Literal["refund", "replace"]) -> str:
 
 def agent(name: str) -> Case:
     model = RandomToolModel(seed=1)
-    critic = ScriptedChat(replies=["Learned: look first"])
-    middleware: Any = {
-        "lessons": lambda: LessonsMiddleware(Library((Lesson("L0", "Look first"),))),
-        "jitrl-agent": lambda: JitRLMiddleware(InMemoryStore(), decide=["resolve"]),
-        "icrl-agent": lambda: ICRLMiddleware(InMemoryStore()),
-        "reasoning-bank-agent": lambda: ReasoningBankMiddleware(InMemoryStore(), critic=critic),
-        "reflexion-agent": lambda: ReflexionMiddleware(InMemoryStore(), critic=critic),
-    }[name]()
-    made = create_agent(model, [resolve], middleware=[middleware])
+    made = create_agent(model, [resolve], middleware=[MIDDLEWARES[name]()])
 
     def result(out: Any) -> Any:
         return [type(message).__name__ for message in out["messages"]][-1]
@@ -151,7 +157,7 @@ ASYNC_CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "async parallel": lambda graph, input: (RunnableParallel(one=graph) | (lambda found: found["one"])).ainvoke(input),
     "async fallback": lambda graph, input: RunnableLambda(fails).with_fallbacks([graph]).ainvoke(input),
 }
-QUICK = ("static", "lessons", "jitrl-agent")
+QUICK = ("static", *AGENTS)
 
 
 def long_unless_quick(names: Any) -> list[Any]:
