@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -105,7 +105,7 @@ class ArmReport:
 class LearningReport:
     """The results of all arms."""
 
-    results: tuple[TaskResult, ...]
+    results: tuple[TaskResult, ...] = field(repr=False)
     part: float
     """Share of the tasks at either end that `first` and `last` are about."""
     pass_reward: float
