@@ -56,7 +56,7 @@ def inspect_log(trajectories: Sequence[Trajectory], model_name: str = "") -> Eva
         UserError: there is no conversation, or `inspect-ai` is missing.
     """
     try:
-        from inspect_ai import log
+        from inspect_ai import log  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise UserError(
             "logs of Inspect need inspect-ai, which is missing: pip install 'inspect-ai' (the extra [inspect])"
