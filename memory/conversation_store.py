@@ -17,19 +17,22 @@ trajectories again to learn what is new.
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from numbers import Real
 from typing import Any
 
 from langgraph.store.base import BaseStore
 
 from .errors import UserError
 from .records import Lesson, Task, Trajectory, Transition
-from .storage.shelf import RecordStore, read_jsonl, to_json
+from .storage.shelf import BadRecord, RecordStore, read_jsonl, to_json
 
 __all__ = [
     "Conversation",
@@ -38,10 +41,14 @@ __all__ = [
     "Ratings",
     "Reflection",
     "Turn",
+    "finite_reward",
     "rated_trajectories",
     "trajectory_digest",
 ]
 
+LOG = logging.getLogger(__name__)
+MOST_REWARD = 1e100
+"""Greatest size of a reward: memories compute with its square."""
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
 
@@ -106,6 +113,22 @@ class Reflection:
     """The reason for which no reply could be read; empty if one could."""
 
 
+def finite_reward(value: Any) -> float:
+    """A number of any library as a reward.
+
+    Raises:
+        UserError: it is no number, not finite, or too large to compute with.
+    """
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf  # a whole number beyond all floats
+    if not abs(number) <= MOST_REWARD:
+        size = f" of at most {MOST_REWARD:g} in size" if math.isfinite(number) else ""
+        raise UserError(f"a reward is a finite number{size}, got {value!r:.40}")
+    return number
+
+
 def trajectory_digest(trajectory: Trajectory) -> str:
     """A digest of what happened and of the feedback on it."""
     found = json.dumps(to_json(replace(trajectory, used=())), sort_keys=True)
@@ -163,9 +186,11 @@ class ConversationStore:
         self.store, self.scope = store, tuple(scope)
         self.turns = RecordStore(store, (*scope, "turns"), Conversation)
         self.feedback = RecordStore(store, (*scope, "feedback"), Ratings)
-        self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory)
-        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection)
-        self._changes = RecordStore(store, (*scope, "changes"), _Changes)
+        # What is derived may be left out where it is damaged; what users said is not to be written over without a word.
+        self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory, on_damage=self._leave_out)
+        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, on_damage=self._leave_out)
+        self._changes = RecordStore(store, (*scope, "changes"), _Changes, on_damage=self._leave_out)
+        self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._count, self._newest = 0, list[str]()
         self._lock = threading.Lock()
@@ -174,6 +199,12 @@ class ConversationStore:
 
     def __repr__(self) -> str:
         return f"ConversationStore({'/'.join(self.scope)})"
+
+    def _leave_out(self, damage: BadRecord) -> None:
+        """Say once that a record is damaged."""
+        if str(damage) not in self._left_out:
+            self._left_out.add(str(damage))
+            LOG.warning("a record is left out, since it cannot be read: %s", damage)
 
     def conversation(self, thread: str) -> Conversation:
         """The recorded turns of a thread.
@@ -232,10 +263,11 @@ class ConversationStore:
             source: who decided.
 
         Raises:
-            UserError: the conversation or the turn is unknown.
+            UserError: the conversation or the turn is unknown, or the reward is no finite number.
         """
         with self._lock:
             conversation = self.conversation(thread)
+            reward = None if reward is None else finite_reward(reward)
             rating = Rating(_find_turn(conversation, turn, run_id).id, reward, str(text), source)
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in self.ratings(thread) if one.turn != rating.turn]
@@ -315,8 +347,19 @@ class ConversationStore:
             yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
 
     def import_trajectories(self, path: str | os.PathLike[str]) -> int:
-        """Add rated trajectories from a JSONL file, such as one of `learngraph import`; returns their number."""
-        found = [one for _, one in read_jsonl(Trajectory, path)]
+        """Add rated trajectories from a JSONL file, such as one of `learngraph import`; returns their number.
+
+        Raises:
+            UserError: the file cannot be read, or a reward is no finite number; then nothing is added.
+        """
+        found = list[Trajectory]()
+        for line, one in read_jsonl(Trajectory, path):
+            try:
+                for step in one.transitions:
+                    finite_reward(step.reward or 0.0)
+            except UserError as error:
+                raise UserError(f"{path}, line {line}: {error}") from error
+            found.append(one)
         with self._lock:
             self.trajectories.put(found)
             self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])

@@ -12,12 +12,12 @@ A source is called with the messages of a conversation, and says
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
+from ...memory.conversation_store import finite_reward
 from ...memory.errors import UserError
 
 __all__ = ["RewardSource", "describe_source", "judge_source", "rank_rewards", "read_reward"]
@@ -40,11 +40,12 @@ def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[f
         found, text = found[0], str(found[1])
     if found is None:
         return None
-    if not isinstance(found, bool | int | float) or not math.isfinite(found):
+    try:
+        return finite_reward(found), text
+    except UserError as error:
         raise UserError(
             f"asked {describe_source(source)} for a finite number, a pair (number, words), a mapping with score, or None; got {found!r}"
-        )
-    return float(found), text
+        ) from error
 
 
 def describe_source(source: RewardSource) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -22,7 +21,7 @@ from urllib.parse import quote
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
-from ...memory.conversation_store import Conversation, ConversationStore, Rating
+from ...memory.conversation_store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.conversations import StateKey, goal_and_last_turn
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
@@ -169,8 +168,7 @@ class ScopedLearner(Generic[Index]):
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
-        if reward is not None and not math.isfinite(reward):
-            raise UserError(f"feedback: a reward is a finite number, got {reward}")
+        reward = None if reward is None else finite_reward(reward)
         labels = self._labels(scope, strict=True)
         return self._memory(labels).conversations.rate(thread_id, reward, text, run_id=run_id, source=source)
 
@@ -277,8 +275,13 @@ class ScopedLearner(Generic[Index]):
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
             for one in changed:
-                if (form := self.adapt(one)) is not None:
-                    memory.index.add(form)
+                try:
+                    for step in one.transitions:
+                        finite_reward(step.reward or 0.0)
+                    if (form := self.adapt(one)) is not None:
+                        memory.index.add(form)
+                except UserError as error:  # one that is damaged must not keep all others from being remembered
+                    LOG.warning("%s: %s is left out of memory: %s", self.method, one.id, error)
             memory.looked = now
         return memory
 

@@ -52,13 +52,22 @@ class RecordStore(Generic[R]):
         record: the type of the records.
         index: the fields that the store's vector index embeds, if it has one. None by default: embedding a whole trajectory
             is slow and finds little.
+        on_damage: told of items that are no such record, which are then left out; None: they are errors.
 
     Raises:
         UserError: the labels are no valid namespace.
     """
 
-    def __init__(self, store: BaseStore, namespace: Sequence[str], record: type[R], *, index: Sequence[str] = ()) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: BaseStore,
+        namespace: Sequence[str],
+        record: type[R],
+        *,
+        index: Sequence[str] = (),
+        on_damage: Callable[[BadRecord], None] | None = None,
+    ) -> None:
+        self.store, self._on_damage = store, on_damage
         self.namespace = tuple(namespace)
         self.record = record
         self.index: Literal[False] | list[str] = list(index) or False
@@ -85,7 +94,7 @@ class RecordStore(Generic[R]):
 
     def get(self, id: str, /) -> R | None:
         item = self.store.get(self.namespace, id)
-        return self._record(item.key, item.value) if item else None
+        return next(self._records([item]), None) if item else None
 
     def all(self) -> list[R]:
         """All stored records, oldest first (by the store's clock, then by id)."""
@@ -95,14 +104,15 @@ class RecordStore(Generic[R]):
         """All stored records as `all` gives them, each with the moment (memory/branches.py) of its first writing."""
         items = [item for item in self._items() if item.namespace == self.namespace]
         items.sort(key=lambda item: (item.created_at, item.key))
-        return [(moment_of_time(item.created_at), self._record(item.key, item.value)) for item in items]
+        return [(moment_of_time(item.created_at), record) for item in items for record in self._records([item])]
 
     def as_of(self, moment: str) -> RecordStore[R]:
         """A copy of the records as they were at a moment (memory/branches.py), in memory.
 
         A record that another process changed since counts with its present value, unless the store is a `BranchingStore`.
         """
-        made = RecordStore(copy_items(self.store, self.namespace, self._history, moment), self.namespace, self.record)
+        items = copy_items(self.store, self.namespace, self._history, moment)
+        made = RecordStore(items, self.namespace, self.record, on_damage=self._on_damage)
         made.index = self.index
         return made
 
@@ -110,6 +120,15 @@ class RecordStore(Generic[R]):
         """id -> record, of those written since a moment; `ABSENT` for those deleted."""
         found = {id: self.get(str(id)) for id in self._history.keys_since(moment)}
         return {id: ABSENT if record is None else record for id, record in found.items()}
+
+    def _records(self, items: Iterable[Any]) -> Iterator[R]:
+        for item in items:
+            try:
+                yield self._record(item.key, item.value)
+            except BadRecord as damage:
+                if self._on_damage is None:
+                    raise
+                self._on_damage(damage)
 
     def _items(self) -> Iterator[Any]:
         for offset in range(0, 1 << 62, PAGE):

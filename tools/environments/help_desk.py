@@ -132,7 +132,7 @@ class HeedfulClerk(GuessingClerk):
 
     def choose(self, system: str, kind: str, guess: str) -> str:
         """A resolution of this kind of issue."""
-        good, bad = set(), set()
+        good, bad = set[str](), set[str]()
         for issue, never, how in ADVICE.findall(system):
             if issue == kind:
                 (bad if never else good).add(how)
@@ -179,7 +179,7 @@ def _edits(text: str) -> str:
 
 def _strategy(text: str) -> str:
     """Advice from each earlier situation: what succeeded there, and what did not."""
-    good, bad = [], []
+    good, bad = list[str](), list[str]()
     for part in text.partition("# The present situation")[0].split("Earlier situation ")[1:]:
         kind, how = next((k for k in RIGHT if k in part), None), CALL.search(part)
         if kind and how:
