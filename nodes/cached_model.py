@@ -28,7 +28,16 @@ from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
 from .ask import estimate_tokens, has_no_callbacks, text
 
-__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit", "chat_messages", "model_name"]
+__all__ = [
+    "BudgetSpent",
+    "CachedChatModel",
+    "ConcurrencyLimit",
+    "Prices",
+    "SpendingLimit",
+    "chat_messages",
+    "message_fields",
+    "model_name",
+]
 
 PASSED_THROUGH = ("score", "window", "get_num_tokens", "takes_reply_schema")
 """Attributes of a model that are passed on: they cost nothing and always return the same, so they are not stored."""
@@ -264,7 +273,7 @@ class CachedChatModel(Runnable[Any, Any]):
         """The key of a call."""
         try:
             return cache_key(
-                "chat", self.name, [_message_fields(message) for message in messages], {**self._model_and_options[1], **options}
+                "chat", self.name, [message_fields(message) for message in messages], {**self._model_and_options[1], **options}
             )
         except TypeError as error:
             raise TypeError(f"{self.name}: a call with options that are no JSON cannot be stored ({error})") from error
@@ -328,7 +337,7 @@ def chat_messages(input: Any) -> list[BaseMessage]:
     return convert_to_messages([input] if isinstance(input, str) else input)
 
 
-def _message_fields(message: BaseMessage) -> dict[str, Any]:
+def message_fields(message: BaseMessage) -> dict[str, Any]:
     """The fields of a message that reach the model."""
     fields = message.__dict__  # getattr of a missing field takes 5 us
     return {"type": message.type, "content": message.content} | {

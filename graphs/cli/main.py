@@ -53,6 +53,11 @@ COMMANDS: Mapping[str, Command] = {
         ".explain",
         "explain",
     ),
+    "replay": Command(
+        "play a recorded run again without asking a model, and say where it first differs: learngraph replay RUN_FOLDER",
+        ".replay",
+        "replay",
+    ),
     "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
     "draw": Command("draw the graph of a method, without loading a model or an environment", ".draw", "draw"),
     "studio": Command(

@@ -27,6 +27,7 @@ __all__ = [
     "make_method_inputs",
     "needs_model",
     "play",
+    "run_graph",
     "shared_environment",
     "shared_model",
 ]
@@ -80,6 +81,7 @@ def _note_waits(folder: Path) -> None:
 
 
 def _play_job(setup: SweepSetup, job: Job) -> None:
+    from ...nodes.recorded_model import RecordedChatModel
     from ..studies import sweep
     from ..studies.costs import open_ledger
 
@@ -87,7 +89,12 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
         environment = shared_environment(setup.options.env, setup.options.horizon)
     task = environment.task(job.seed, setup.options.split)
     with sweep.open_run(job) as files, open_ledger(job.folder.parent) as ledger:
-        graph = _run_graph(setup, job, environment, files, ledger)
+        model = None
+        if loads_model(job.method, setup.options):
+            with _open_lock:
+                model = _metered(shared_model(setup.options.model, setup.model_options(job.method)), setup.options, job, ledger)
+            model = RecordedChatModel(files.replies, model)
+        graph = run_graph(setup, job, environment, files, model)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
         solved = getattr(environment, "solved", None)
         optimum = environment.optimum(task)
@@ -95,17 +102,21 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
         sweep.play_run(graph, files, job, task, optimum, solved, is_walkthrough=not known, full_score=full_score)
 
 
-def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, ledger: Any) -> Any:
-    """The graph of a whole run: episodes of the method, one after the other."""
+def run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, model: Any) -> Any:
+    """The graph of a whole run: episodes of the method, one after the other.
+
+    Args:
+        setup: the options, and the settings of the method.
+        job: which run.
+        environment: the world.
+        files: where it reads and writes (`RunFiles`).
+        model: the model; None where none is asked.
+    """
     from ..methods import find_method
     from ..wiring import run
     from ..wiring.loop import ParallelAttempts, PlainLoop
 
     options, method = setup.options, find_method(job.method)
-    model = None
-    if loads_model(job.method, options):
-        with _open_lock:
-            model = _metered(shared_model(options.model, setup.model_options(job.method)), setup.options, job, ledger)
     judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, shelf=files.shelf, run=job.run)

@@ -3,6 +3,7 @@
     <folder>/settings.json                     the settings; a sweep with other settings needs another folder
     <folder>/<method>-s<seed>/steps.jsonl      one row per step
     <folder>/<method>-s<seed>/episodes.jsonl   one row per episode
+    <folder>/<method>-s<seed>/replies.jsonl    what the model answered
     <folder>/<method>-s<seed>/memory/          the method's memory, if it has one
     <folder>/<method>-s<seed>/checkpoints.sqlite
     <folder>/<method>-s<seed>/result.json      written last: the run is finished
@@ -133,6 +134,8 @@ class RunFiles:
     """A row per finished episode."""
     times: Rows
     """Seconds of each finished episode."""
+    replies: Rows
+    """What the model answered, to play the run again without it (`learngraph replay`)."""
     shelf: RecordStore[Trajectory] | None
     """The trajectories that it remembers; None if the method remembers nothing."""
     saver: Any
@@ -153,7 +156,8 @@ def open_run(job: Job) -> Iterator[RunFiles]:
         stack.enter_context(FileLock(job.folder / "owner.lock", timeout=30))
         journal = Journal(job.folder / "steps.jsonl")
         log, times = Rows(job.folder / "episodes.jsonl"), Rows(job.folder / "seconds.jsonl")
-        for file in (journal, log, times):
+        replies = Rows(job.folder / "replies.jsonl")
+        for file in (journal, log, times, replies):
             stack.callback(file.close)
         shelf = None
         if job.memory:
@@ -161,7 +165,7 @@ def open_run(job: Job) -> Iterator[RunFiles]:
             from ...memory.storage.shelf import RecordStore
 
             shelf = RecordStore(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
-        yield RunFiles(journal, log, times, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
+        yield RunFiles(journal, log, times, replies, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
 
 
 def play_run(

@@ -30,14 +30,14 @@ class Journal:
 
     Args:
         path: the file, made if missing; None: the journal lasts as long as the process.
-        details: additional fields of a row that stay in memory; the file has all fields.
+        details: additional fields of a row that stay in memory, None for all; the file has all fields.
 
     Raises:
         RowsError: the file cannot be read or written.
     """
 
-    def __init__(self, path: Path | str | None = None, details: Sequence[str] = ()) -> None:
-        self._rows = Rows(path, keep=(*_FIELDS, *details))
+    def __init__(self, path: Path | str | None = None, details: Sequence[str] | None = ()) -> None:
+        self._rows = Rows(path, keep=None if details is None else (*_FIELDS, *details))
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
