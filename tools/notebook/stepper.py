@@ -10,6 +10,7 @@
     compare(walk, other, before="act", show=["action"])
     walk.into("group", 2)                      into the third invocation of that node's subgraph; out() comes back
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
+    walk.save_test("tests/test_it.py")         the last step as a test
 
 `step`, `over`, `until`, `finish`, `into`, `out` and `resume` run nodes; `astep`, `aover` and so on do the same for graphs whose nodes
 are asynchronous. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
@@ -27,6 +28,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -37,6 +39,7 @@ from ...memory.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .channels import check_channels
 from .pauses import Invocation, find_subgraph, innermost, pause_in
+from .saved_steps import write_test
 from .tables import StepperError, Table, shorten, table
 
 if TYPE_CHECKING:
@@ -296,6 +299,24 @@ class Walk:
         self._left = left if left.branch is not None else None
         self._answers, self._asks_again = (), bool(self._interrupts())
         return self
+
+    def save_test(self, path: Path | str, graph: str | None = None) -> Path:
+        """Write the last step as a pytest file that plays it again on the state before it; returns the file's path.
+
+        Args:
+            path: the file, such as `tests/test_advise.py`.
+            graph: `module:name` of the graph, or of a function without arguments that makes it; if not given, a loaded module that
+                holds the graph is looked for.
+
+        Raises:
+            StepperError: no step was made yet, or the last one was an edit or inside a subgraph; or no module holds the graph.
+        """
+        path_here = self.path()
+        if self.inside:
+            raise StepperError(f"a step inside {self.inside[-1].node!r} cannot be saved: out() first, then back(1) and step()")
+        if len(path_here) < 2 or _source(path_here[-1]) == "update":
+            raise StepperError(f"there is no step to save at {self}: run one with step()")
+        return write_test(self.graph, path_here[-2], path_here[-1], len(path_here) - 1, Path(path), graph)
 
     def _begin_branch(self) -> None:
         if self.branch is None:
