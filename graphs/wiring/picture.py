@@ -1,6 +1,7 @@
 """Pictures of graphs, drawn on this machine: SVG or PNG by Graphviz (the extra `[pictures]`), else Mermaid text.
 
     picture(graph)                       shows itself in a notebook
+    picture(walk)                        with the node lit at which a walk stands, and its passes on the arrows
     save(graph, Path("jitrl.svg"))       .svg, .png or .mmd
 
 The colour of a box says what its node does: ask a model, touch the environment, use the memory, or just compute. The node's
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from langgraph.graph.state import CompiledStateGraph
 
@@ -40,12 +41,34 @@ class PictureError(UserError, ValueError):
     """A picture that cannot be drawn or written as asked."""
 
 
+class Position(Protocol):
+    """A place in a run, such as a walk's (tools/notebook/stepper.py)."""
+
+    @property
+    def here(self) -> Graph:
+        """The graph in which it is."""
+        ...
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The nodes about to run."""
+        ...
+
+    def passes(self) -> Mapping[tuple[str, str], int]:
+        """(from, to) -> how often that arrow was taken; the ends are START and END."""
+        ...
+
+
 @dataclass(frozen=True)
 class Picture:
     """A graph that shows itself in a notebook, without asking any server."""
 
     graph: Graph
     direction: Literal["LR", "TD"] = "LR"
+    lit: tuple[str, ...] = ()
+    """The nodes about to run, which are lit."""
+    passes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(from, to) -> how often that arrow was taken, which stands on it."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         if has_graphviz():
@@ -58,17 +81,19 @@ class Picture:
 
     def svg(self) -> str:
         """The picture as an SVG document."""
-        text = _graphviz(self.graph, self.direction, "svg").decode()
+        text = _graphviz(self, "svg").decode()
         return text[text.index("<svg") :]
 
     def png(self) -> bytes:
         """The picture as a PNG file."""
-        return _graphviz(self.graph, self.direction, "png")
+        return _graphviz(self, "png")
 
 
-def picture(graph: Graph, direction: Literal["LR", "TD"] = "LR") -> Picture:
-    """The picture of any compiled graph."""
-    return Picture(graph, direction)
+def picture(graph: Graph | Position, direction: Literal["LR", "TD"] = "LR") -> Picture:
+    """The picture of any compiled graph, or of a walk: of the graph in which it stands, with its place and its way."""
+    if isinstance(graph, CompiledStateGraph):
+        return Picture(graph, direction)
+    return Picture(graph.here, direction, graph.next, graph.passes())
 
 
 def describe_node(name: str, runnable: Any) -> dict[str, Any]:
@@ -115,9 +140,10 @@ def save(graph: Graph, path: Path) -> None:
         raise PictureError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
+def _graphviz(picture: Picture, form: str) -> bytes:
     import pygraphviz  # type: ignore[import-untyped]
 
+    graph, direction, left = picture.graph, picture.direction, dict(picture.passes)
     drawn = pygraphviz.AGraph(
         directed=True, strict=False, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1
     )
@@ -130,9 +156,13 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
         drawn.add_node(end, label=end.lower(), shape="plain", style="", fontcolor="#5c636b", fontsize=10)
     for name, node in graph.builder.nodes.items():
         part = _node_object(node.runnable)
-        drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
+        here = {"color": "#d1490a", "penwidth": 3} if name in picture.lit else {}
+        drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part), **here)
     for edge in drawn_edges(graph):
-        look = {"label": f" {edge.label} "} if edge.label else {}
+        times = left.pop((edge.source, edge.target), 0)  # arrows between the same nodes: the first one has the number
+        told = " ".join(filter(None, [edge.label, f"×{times}" if times else ""]))
+        look = {"label": f" {told} "} if told else {}
+        look |= {"color": "#d1490a", "fontcolor": "#d1490a"} if times else {}
         look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
     with quiet():

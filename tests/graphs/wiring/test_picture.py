@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 
+import learngraph
 from learngraph.graphs import adamem, claas
 from learngraph.graphs.cli.draw import SERVED_GRAPHS, blueprint
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
+from learngraph.memory.storage.checkpoints import serializer
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.notebook.stepper import start
 
 PICTURES = Path(__file__).parents[2] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
@@ -103,3 +109,21 @@ def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.Mo
     assert shown._repr_mimebundle_()["text/markdown"] == f"```mermaid\n{shown.mermaid()}```"
     with pytest.raises(UserError, match=r"learngraph\[pictures\]"):
         picture.save(graph("static"), Path("x.svg"))
+
+
+def test_the_picture_of_a_walk_shows_its_place_and_its_way() -> None:
+    world = KeywordKeep()
+    graph = learngraph.jitrl.build(MethodInputs(environment=world), checkpointer=InMemorySaver(serde=serializer()))
+    walk = start(graph, {"task": world.task(0), "run": "r", "episode": 0})
+    shown = picture.picture(walk.until("act").until("act"))
+    assert (shown.lit, shown.passes[("act", "recall")], shown.passes[("START", "begin")]) == (("act",), 1, 1)
+    if picture.has_graphviz():
+        text = shown.svg()
+        assert "next step ×1" in text.replace("&#160;", " ")
+        assert text.count('stroke="#d1490a" stroke-width="3"') == 1
+    run_graph = run.build(
+        learngraph.jitrl.build(MethodInputs(environment=world)), checkpointer=InMemorySaver(serde=serializer())
+    )
+    inside = start(run_graph, {"task": world.task(0), "run": "r", "episode": 0, "episodes": 1}).into("episode").step()
+    assert picture.picture(inside).graph is inside.here
+    assert picture.picture(inside).passes == {("START", "begin"): 1, ("begin", "recall"): 1}
