@@ -221,7 +221,7 @@ class Branch:
         """
         with self._lock, self.outside():
             memories = list({id(write.memory): write.memory for write in self._writes}.values())
-            for memory in memories:
+            for memory in sorted(memories, key=lambda one: getattr(one, "replaces", True)):  # logs, which decide it, come first
                 mine, theirs = self.copy(memory).writes_since(""), memory.writes_since(self.moment)
                 clash = [key for key in mine if key in theirs and mine[key] != theirs[key]]
                 if clash and not (replace and getattr(memory, "replaces", True)):

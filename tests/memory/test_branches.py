@@ -226,3 +226,14 @@ def test_the_store_of_any_graph_is_branched(kind: str, tmp_path: Path) -> None:
     assert [one.key for one in store.search(("notes",))] == ["hello"]
     fork.keep()
     assert {one.key for one in store.search(("notes",))} == {"hello", "bye"}
+
+
+def test_a_log_that_holds_another_future_is_named_before_a_memory_that_could_replace_it() -> None:
+    memory, log = Lessons(), Rows()
+    branch = Branch(new_moment())
+    for told, place in (("one", branch.play()), ("other", branch.outside())):
+        with place:
+            memory.add([Lesson("r/0/0", told, instruction="a task")])
+            log.append({"id": "r/0", "told": told})
+    with pytest.raises(BranchError, match="it is a log, which keeps the first"):
+        branch.keep()
