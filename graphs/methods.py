@@ -21,6 +21,7 @@ from .baselines import (
     awm,
     best_of_n,
     cot,
+    evotest,
     memory,
     prompt_update,
     react,
@@ -90,6 +91,8 @@ class Method:
     """True if its episodes serve to find one good attempt: once one has the highest possible score, further ones are waste."""
     has_independent_attempts: bool = False
     """True if an episode makes no use of others: with a model behind an API they may be played at the same time."""
+    runs_code: bool = False
+    """True if it runs code that a model wrote: `build` then gets a sandbox for it (`MethodInputs.run_code`)."""
     has_training_phase: bool = False
     """True if it learns on some problems to play others: `build` then makes the graph of learning."""
 
@@ -209,6 +212,13 @@ METHODS: Mapping[str, Method] = {
         settings=awm.WorkflowMemory,
         build=awm.build,
         model_use="text",
+    ),
+    "evotest": Method(
+        summary="rewrites its whole configuration after an attempt, guide, examples and code, and picks the next by a bandit",
+        settings=evotest.EvoTest,
+        build=evotest.build,
+        model_use="text",
+        runs_code=True,
     ),
     "prompt-update": Method(
         summary="recalls what jitrl recalls, and writes the advantages into the prompt; the logits stay as they are",

@@ -26,7 +26,7 @@ __all__ = ["VERBS", "NodeEntry", "catalogue"]
 VERBS: Mapping[str, str] = {
     "act": "propose actions, choose one, take it",
     "evaluate": "reward the steps of an episode",
-    "retrieve": "look up what was lived through, and keep it",
+    "retrieve": "look up earlier experience, and store the finished episode",
     "synthesize": "write strategies, notes and lessons",
     "extract": "compare attempts in words",
     "update": "change the library of lessons",
@@ -121,7 +121,7 @@ def _arguments(value: Any) -> Iterator[tuple[str, str]]:
     """The names of what a node is made from, with type and default as text; an empty text for what is no setting."""
     hints = _hints(value)
     if is_dataclass(value):
-        given = [(one.name, one.default) for one in fields(value) if one.init]
+        given = [(one.name, one.default) for one in fields(value) if one.init and not one.name.startswith("_")]
     else:
         hints = hints | _hints(getattr(value, "__init__", None) if isinstance(value, type) else value)
         parameters = list(inspect.signature(value).parameters.values())

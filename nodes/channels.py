@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache, partial
@@ -57,18 +57,19 @@ _KNOWN: dict[Any, NodeChannels] = {}
 
 def _shape(value: Any, depth: int = 4) -> Any:
     """The code and the types that a node is made of; the channels depend on nothing else. It keeps no object alive."""
+    parts: Sequence[Any] = ()
+    kind: Any = value if isinstance(value, type) else type(value)
     if isinstance(value, partial):
         return _shape(value.func, depth)
     if isinstance(value, MethodType):
-        return value.__func__.__code__, _shape(value.__self__, depth - 1)
-    if isinstance(value, FunctionType):
-        cells = [cell for cell in value.__closure__ or () if depth]
-        return value.__code__, *(_shape(cell.cell_contents, depth - 1) for cell in cells if _is_filled(cell))
-    if depth and is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(_shape(getattr(value, one.name, None), depth - 1) for one in fields(value))
-    if isinstance(value, Runnable):
-        return type(value), *(_shape(getattr(value, name, None), depth - 1) for name in ("func", "afunc") if depth)
-    return value if isinstance(value, type) else type(value)
+        kind, parts = value.__func__.__code__, (value.__self__,)
+    elif isinstance(value, FunctionType):
+        kind, parts = value.__code__, [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, one.name, None) for one in fields(value)]
+    elif isinstance(value, Runnable):
+        parts = [getattr(value, name, None) for name in ("func", "afunc")]
+    return kind, *(_shape(part, depth - 1) for part in parts if depth)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -1,18 +1,25 @@
-"""`learngraph draw METHOD --out FILE`: the picture of a method's graph, without a model or an environment."""
+"""`learngraph draw METHOD`: the drawing of a method's graph, without a model or an environment, or of any graph of the user's."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+from langchain_core.runnables import Runnable
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
 from tyro.conf import Positional
 
+from ...memory.errors import UserError
 from ..wiring.flags import CommandError, parse_flags
 from .method_settings import method_settings
 
-__all__ = ["SERVED_GRAPHS", "blueprint", "draw"]
+__all__ = ["SERVED_GRAPHS", "blueprint", "draw", "find_user_object", "load_graph"]
 
 SERVED_GRAPHS: Mapping[str, str] = {
     "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
@@ -25,48 +32,116 @@ SERVED_GRAPHS: Mapping[str, str] = {
 class DrawOptions:
     """Options of `learngraph draw`: the graph and the picture."""
 
-    method: Positional[str]
-    """The method, with a preset if it is not the default: `jitrl`, `adamem:high`, `claas-serving`."""
-    out: Path
-    """The output: a picture (.svg, .png), or Mermaid text (.mmd)."""
+    graph: Positional[str]
+    """A method, with a preset if it is not the default (`jitrl`, `adamem:high`, `claas-serving`), or a graph of yours: `MODULE:NAME`
+    or `FILE.py:NAME`, where NAME is a graph, a builder, a method or a function that returns one."""
+    out: Path | None = None
+    """The output: a picture (.svg, .png), or Mermaid text (.mmd). Mermaid text is printed if not given."""
     run: bool = False
     """Draw the graph of a whole run; that of one episode if not given."""
 
 
 def draw(args: Sequence[str]) -> int:
-    """Draw the graph of a method. Returns the exit status."""
-    from .. import claas
-    from ..methods import METHODS, find_method
-    from ..wiring import picture
-    from ..wiring import run as runs
+    """Draw a graph. Returns the exit status."""
+    from ..methods import METHODS
+    from ..wiring import flow, picture
 
     if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
         raise CommandError(
-            f"learngraph draw METHOD --out FILE: which method? there are {', '.join([*METHODS, *SERVED_GRAPHS])}"
+            f"learngraph draw METHOD --out FILE: which method? there are {', '.join([*METHODS, *SERVED_GRAPHS])}; "
+            "or MODULE:NAME for a graph of your own"
         )
     options = parse_flags(
         DrawOptions,
         ["--out" if arg == "-o" else arg for arg in args],
         "learngraph draw",
-        "Draw the graph of a method, without loading a model or an environment.",
+        "Draw the graph of a method, without loading a model or an environment, or any graph of yours.",
     )
-    if options.method in SERVED_GRAPHS:
-        graph = claas.blueprint(options.method)
+    graph = load_graph(options.graph, run=options.run)
+    if options.out is None:
+        print(flow.to_mermaid(graph), end="")
     else:
-        graph = blueprint(options.method)
-        if options.run and not find_method(options.method).has_training_phase:  # its graph is a run's already
-            graph = runs.build(graph)
-    picture.save(graph, options.out)
-    print(options.out)
+        picture.save(graph, options.out)
+        print(options.out)
     return 0
 
 
-def blueprint(method: str, settings: Any = None) -> Any:
+def load_graph(name: str, *, run: bool = False) -> Any:
+    """The graph of this name: a method's, built without a model or an environment, or the user's own.
+
+    Args:
+        name: `jitrl`, `adamem:high`, `claas-serving`, `my_package.rest:METHOD`, `my_app:graph`, `./my_app.py:graph`.
+        run: of a method's episode, the graph of a whole run.
+
+    Raises:
+        UserError: there is none of that name; says which there are.
+    """
+    from .. import claas
+    from ..methods import METHODS, Method, find_method, split_name
+    from ..wiring import run as runs
+
+    if name in SERVED_GRAPHS:
+        return claas.blueprint(name)
+    first, _, attribute = name.partition(":")
+    if first not in METHODS and attribute:
+        found = find_user_object(*split_name(name)[0].rsplit(":", 1))
+        if not isinstance(found, Method):
+            return _as_graph(found, name)
+    graph = blueprint(name)
+    # The graph of a method with a training phase is a run's already.
+    return runs.build(graph) if run and not find_method(name).has_training_phase else graph
+
+
+def find_user_object(place: str, attribute: str) -> Any:
+    """What a module or a file of the user's calls `attribute`.
+
+    Raises:
+        UserError: it cannot be imported, or has nothing of that name.
+    """
+    from ..methods import import_user_module
+
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            if spec is None or spec.loader is None or not Path(place).exists():
+                raise ImportError(f"there is no file {place}")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = import_user_module(place)
+    except ImportError as error:
+        raise UserError(
+            f"'{place}:{attribute}' asks for {attribute} of the module {place}, which cannot be imported ({error}). A module is a "
+            "file or package in the current directory or an installed one, or the path of a file that ends with .py"
+        ) from error
+    if not hasattr(module, attribute):
+        close = get_close_matches(attribute, vars(module), n=1)
+        raise UserError(f"{place} has nothing called '{attribute}'" + (f"; did you mean {close[0]}?" if close else ""))
+    return getattr(module, attribute)
+
+
+def _as_graph(found: Any, name: str) -> Any:
+    """A compiled graph, from one, from a builder, or from a function that returns one."""
+    if callable(found) and not isinstance(found, Runnable | type):
+        found = found()
+    if isinstance(found, StateGraph):
+        found = found.compile()
+    if not isinstance(found, CompiledStateGraph):
+        raise UserError(
+            f"'{name}' is a {type(found).__name__}, and no graph: give a compiled LangGraph graph, a StateGraph, a Method, or a "
+            "function without arguments that returns one of the first two"
+        )
+    return found
+
+
+def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
     """The graph of a method's episode, built without a model, an environment or a bank: to look at.
 
     Args:
         method: its name, with a preset or an ablation if wanted.
         settings: its settings; those that the name stands for if not given.
+        build: as for the method's own `build`: `chain`, `flow`, `nodes`, and the options of `StateGraph.compile`.
     """
     from ...memory.storage.journal import Journal
     from ...nodes.act.policies import LocalPolicy, act_policy
@@ -86,4 +161,4 @@ def blueprint(method: str, settings: Any = None) -> Any:
         model=cast(Any, object()),  # never asked
         make_writing_policy=lambda seen, style: act_policy(absent, seen),
     )
-    return find_method(method).build(inputs, settings)
+    return find_method(method).build(inputs, settings, **build)

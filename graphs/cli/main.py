@@ -59,7 +59,8 @@ COMMANDS: Mapping[str, Command] = {
         "replay",
     ),
     "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
-    "draw": Command("draw the graph of a method, without loading a model or an environment", ".draw", "draw"),
+    "draw": Command("draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]", ".draw", "draw"),
+    "nodes": Command("the nodes to put agents together from: what each does, reads and writes", ".nodes", "list_nodes"),
     "studio": Command(
         "draw, walk through and look at runs on a page of this machine: learngraph studio jitrl|my_app:graph|runs/NAME",
         ".studio.command",

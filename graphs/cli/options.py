@@ -41,7 +41,8 @@ class RunOptions(SharedOptions):
     """A text file with the answer that `--judge pairwise` compares attempts with; the environment's solution if not given. For
     `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""
     policy_history_steps: int | None = None
-    """Number of earlier steps that jitrl and static show the model; the policy's own number if not given."""
+    """Number of earlier steps of the episode that jitrl and the baselines which it is compared with (static, prompt-update, memory, awm,
+    evotest) show the model; the policy's own number if not given."""
     max_run_tokens: int = 0
     """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
     bank before the first attempt does not count; a line below the table says how much it is."""

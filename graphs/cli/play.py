@@ -196,6 +196,8 @@ def make_method_inputs(
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps
+    if method is not None and method.runs_code:
+        more["run_code"] = _run_in_sandbox
     if model is None:
         return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
@@ -210,6 +212,16 @@ def make_method_inputs(
         return replace(inputs, make_policy=uniform_policy)
     named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
     return replace(inputs, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else inputs
+
+
+def _run_in_sandbox(code: str) -> tuple[str, bool]:
+    """Run code of a model's behind all walls of the interpreter; see `MethodInputs.run_code`."""
+    from ...tools.agent_tools.interpreter import InterpreterError, run_alone
+
+    try:
+        return run_alone(code)
+    except InterpreterError as error:
+        raise UserError(f"{error}; evotest needs no sandbox with --no-evolve-routine") from error
 
 
 def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:

@@ -21,7 +21,7 @@ from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
-from .obstacles import find_obstacles
+from .obstacles import Obstacle, ObstacleSurvey, find_obstacles, summarize_obstacles
 from .versions import AdapterState, LiveVersions
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Administration:
         self._live = live
         self._learning = learning
         self._metrics = metrics
+        self._survey = ObstacleSurvey(lambda: learning.adapters() if learning is not None else (), self._obstacles)
         self._state = "new"
         self._running: Counter[str] = Counter()
 
@@ -131,7 +132,11 @@ class Administration:
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a feedback's job, or of a `train` job; None: the tenant has no such job."""
         if self._learning is not None and (asked := self._learning.job(tenant, id)) is not None:
-            return asked
+            held_up = asked["taken"] < asked["steps"]
+            return {
+                **asked,
+                "held_up": await asyncio.to_thread(self._obstacle_rows, tenant, asked["adapter"]) if held_up else [],
+            }
         row = await asyncio.to_thread(self.replay.job, tenant, id)
         if row is None:
             return None
@@ -155,13 +160,16 @@ class Administration:
         states = self._live.state(tenant, adapter).versions.states()
         return {label: states.get(label, "deleted") for label in labels}
 
-    def _obstacle_rows(self, tenant: str, adapter: str) -> list[dict[str, str]]:
+    def _obstacle_rows(self, tenant: str, adapter: str) -> list[dict[str, Any]]:
+        return [asdict(each) for each in self._obstacles(tenant, adapter)]
+
+    def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
         """The obstacles to an adapter's learning, with their remedies."""
         if self._learning is None:
             return []
         report, counts = self._learning.report(tenant, adapter), self.replay.counts(tenant, adapter)
         versions = self._live.state(tenant, adapter).versions
-        return [asdict(each) for each in find_obstacles(self.settings, self.replay, versions, report, counts)]
+        return find_obstacles(self.settings, self.replay, versions, report, counts)
 
     async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
         """Take this many gradient steps as soon as the learner is free. A step needs at least two ready exchanges."""
@@ -299,7 +307,10 @@ class Administration:
             "loaded": len(loaded),
             "running": self._running.total() if tenant is None else self._running[tenant],
         }
-        if tenant is not None:
+        if tenant is None:
+            survey = await asyncio.to_thread(self._survey.obstacles)
+            found["held_up"] = summarize_obstacles(each for obstacles in survey.values() for each in obstacles)
+        else:
             names = self._live.names(tenant)
             found["scopes"] = [await asyncio.to_thread(self._learning_row, tenant, adapter) for adapter in names]
         return found
@@ -335,6 +346,8 @@ class Administration:
             self._metrics.replay_records.labels(state).set(counts.get(state, 0))
         if self._learning is not None:
             self._metrics.set_adapters(self._learning.outcomes())
+            survey = await asyncio.to_thread(self._survey.obstacles)
+            self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
             self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
         return list(self._metrics.registry.collect())
 

@@ -75,6 +75,15 @@ class TurnReport:
     """Reason of this outcome."""
     pause: str = ""
     """Reason why its learning waits after a failure, and for how long; empty: it does not."""
+    skips: int = 0
+    """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
+    waits: bool = False
+    """True if it has no turn before feedback comes."""
+
+    @property
+    def rests(self) -> bool:
+        """True if it waits because so many minibatches in a row taught nothing."""
+        return self.waits and self.skips >= MAX_SKIPS
 
 
 class LearningTask:
@@ -317,4 +326,8 @@ class LearningTask:
             return TurnReport()
         wait = max(turn.until - self._clock(), 0)
         pause = f"{turn.error} (failed {turn.failures} times, tried again in {wait:.0f} s)" if turn.error else ""
-        return TurnReport(turn.outcome, turn.why, pause)
+        return TurnReport(turn.outcome, turn.why, pause, turn.skips, not turn.due)
+
+    def adapters(self) -> list[AdapterKey]:
+        """(tenant, adapter) of all that had or wait for a turn."""
+        return list(self._turns)

@@ -6,8 +6,8 @@ They need the package prometheus_client, which comes with the extra `serve`; it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
 
@@ -55,6 +55,12 @@ class ServiceMetrics:
         self.learner_errors = self._counter("learner_errors", "Steps that failed and are tried again.")
         self.learner_paused = self._gauge("learner_paused", "1 while the learner waits after failures.")
         self.adapters = self._gauge("adapters", "Adapters by the outcome of their last turn at the learner.", "outcome")
+        self.held_up = self._gauge(
+            "held_up", "Adapters by what holds their learning up; GET /v1/status says what helps.", "tenant", "kind"
+        )
+        self.missing_feedbacks = self._gauge(
+            "missing_feedbacks", "Feedbacks that a tenant's adapters lack for their next steps.", "tenant"
+        )
         self.shrink = self._gauge(
             "shrink", "Factor by which the newest step scaled the adapter down to the gate's bounds; 1: not at all."
         )
@@ -76,6 +82,15 @@ class ServiceMetrics:
         """Set the number of adapters by the outcome of their last turn."""
         for outcome in ("too few", "skipped", "stepped", "live", "canary", "dropped", "failed"):
             self.adapters.labels(outcome).set(outcomes.get(outcome, 0))
+
+    def set_obstacles(self, by_tenant: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Set what holds learning up: for each tenant the rows of `summarize_obstacles`."""
+        self.held_up.clear()
+        self.missing_feedbacks.clear()
+        for tenant, rows in by_tenant.items():
+            self.missing_feedbacks.labels(tenant).set(sum(row["missing"] for row in rows))
+            for row in rows:
+                self.held_up.labels(tenant, row["kind"]).set(row["adapters"])
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         from prometheus_client import Counter

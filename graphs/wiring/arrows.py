@@ -38,6 +38,7 @@ __all__ = [
     "closure",
     "command_targets",
     "find_mistakes",
+    "returns_literal",
     "returns_sends",
 ]
 
@@ -66,6 +67,8 @@ class Branching:
     """Label -> outcome."""
     is_complete: bool = True
     """True if it returns each of these outcomes; then each has to be drawn."""
+    may_stop: bool = False
+    """True if it may return none of them, such as an empty list of Sends; the graph then ends."""
 
     @classmethod
     def from_router(cls, source: str, router: Router) -> Branching:
@@ -98,6 +101,13 @@ class Wiring:
     """For nodes that return Commands: where these lead."""
     others: Collection[str] = ()
     """Names of nodes that are there, but not drawn."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Name of each drawn node -> the line where it stands first."""
+
+    @property
+    def drawn(self) -> set[str]:
+        """The names of all nodes that are drawn."""
+        return {name for e in self.edges for name in (e.source, e.target)}.union(self.lines) - ENDS.keys()
 
     def kind(self, edge: Edge) -> Literal["plain", "outcome", "fan-out", "command", "unknown"]:
         """The meaning of an arrow."""
@@ -129,6 +139,11 @@ def _return_type(function: Any) -> Any:
         return get_type_hints(annotated).get("return")
     except (NameError, TypeError):  # a name that only the type checker sees
         return None
+
+
+def returns_literal(function: Any) -> bool:
+    """True if a function says all that it may return."""
+    return get_origin(_return_type(function)) is Literal
 
 
 def returns_sends(function: Any) -> bool:
@@ -175,11 +190,12 @@ class FanOutBranch:
 
 def find_mistakes(wiring: Wiring) -> list[Finding]:
     """The mistakes in a drawing: names first, then how its arrows hang together, then its labels; empty if there are none."""
-    return _names(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
+    found = _names(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
+    return sorted(found, key=lambda one: one.line)
 
 
-def _first_line(edges: Iterable[Edge], name: str) -> int:
-    return next((edge.line for edge in edges if name in (edge.source, edge.target)), 0)
+def _line(wiring: Wiring, name: str) -> int:
+    return wiring.lines.get(name, 0)
 
 
 def name_hint(name: str, known: Collection[str]) -> str:
@@ -194,11 +210,11 @@ def name_hint(name: str, known: Collection[str]) -> str:
 
 def _names(wiring: Wiring) -> list[Finding]:
     edges, nodes = wiring.edges, wiring.nodes
-    drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
+    drawn = wiring.drawn
     known = {*nodes, *wiring.others}
     found = [
         Finding(
-            _first_line(edges, name),
+            _line(wiring, name),
             f"the flow draws '{name}', but there is no such node; there are {sorted(known)}{name_hint(name, known)}",
         )
         for name in sorted(drawn - nodes.keys())
@@ -214,22 +230,20 @@ def _names(wiring: Wiring) -> list[Finding]:
 
 def _connections(wiring: Wiring) -> list[Finding]:
     """Nodes that START does not reach, that nothing leaves, or from which END cannot be reached."""
-    edges, found = wiring.edges, list[Finding]()
-    drawn = {name for e in edges for name in (e.source, e.target)} - ENDS.keys()
+    edges, drawn, found = wiring.edges, wiring.drawn, list[Finding]()
     reached = closure("START", [(e.source, e.target) for e in edges])
     leaving = {e.source for e in edges} | {name for name in wiring.destinations if "END" in _shown(wiring.destinations[name])}
     for name in sorted(drawn - reached):
-        found.append(Finding(_first_line(edges, name), f"no arrow leads from START to '{name}'"))
+        found.append(Finding(_line(wiring, name), f"no arrow leads from START to '{name}'"))
     for name in sorted(drawn - leaving):
-        found.append(
-            Finding(_first_line(edges, name), f"no arrow leaves '{name}'; draw '{name} --> END' if the graph ends there")
-        )
-    ending = [(e.target, e.source) for e in edges] + [("END", name) for name in leaving - {e.source for e in edges}]
-    ending += [("END", name) for name, targets in wiring.destinations.items() if "END" in _shown(targets)]
+        found.append(Finding(_line(wiring, name), f"no arrow leaves '{name}'; draw '{name} --> END' if the graph ends there"))
+    stopping = {e.source for e in edges if wiring.kind(e) == "fan-out"} | wiring.destinations.keys()  # they may start nothing
+    stopping |= {name for name, routers in wiring.routers.items() if any(one.may_stop for one in routers)}
+    ending = [(e.target, e.source) for e in edges] + [("END", name) for name in stopping]
     stuck = sorted(drawn - closure("END", ending)) if not found else []
     if stuck:
         names = stuck[0] if len(stuck) == 1 else f"{', '.join(stuck[:-1])} and {stuck[-1]}"
-        found.append(Finding(_first_line(edges, stuck[0]), f"END cannot be reached from {names}: the graph would run for ever"))
+        found.append(Finding(_line(wiring, stuck[0]), f"END cannot be reached from {names}: the graph would run for ever"))
     return found
 
 
@@ -268,9 +282,9 @@ def _labels(wiring: Wiring) -> list[Finding]:
         if dotted and source not in wiring.routers:
             found.append(Finding(dotted[0].line, f"'{source}' has a dotted arrow, but no fan-out function"))
     for source in sorted(wiring.routers.keys() - {e.source for e in edges if e.label or e.dotted}):
-        found.append(Finding(_first_line(edges, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
+        found.append(Finding(_line(wiring, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
     for source in sorted(wiring.fan_outs.keys() - {e.source for e in edges if wiring.kind(e) == "fan-out"}):
-        found.append(Finding(_first_line(edges, source), f"'{source}' has a fan-out function, but no dotted arrow"))
+        found.append(Finding(_line(wiring, source), f"'{source}' has a fan-out function, but no dotted arrow"))
     return found
 
 
@@ -320,7 +334,7 @@ def _commands(wiring: Wiring) -> list[Finding]:
         for target in sorted(places - {e.target for e in arrows} - {"END"}):
             found.append(
                 Finding(
-                    _first_line(wiring.edges, source),
+                    _line(wiring, source),
                     f"a Command of '{source}' may lead to '{target}', but no arrow does; draw '{source} -.-> {target}'",
                 )
             )

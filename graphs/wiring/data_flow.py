@@ -64,7 +64,7 @@ def _missing(
     state: Collection[str],
 ) -> list[Finding]:
     """The channels among `needs` that none of the nodes `before` writes."""
-    line = next((edge.line for edge in wiring.edges if name in (edge.source, edge.target)), 0)
+    line = wiring.lines.get(name, 0)
     found = []
     for channel in sorted(set(needs) - set(given)):
         writers = [node for node, channels in known.items() if channel in channels.writes and node != name]

@@ -9,7 +9,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 
-from .arrows import Branching, FanOutBranch, Wiring, returns_sends
+from .arrows import Branching, FanOutBranch, Wiring, returns_literal, returns_sends
 from .chain import Chain
 from .mermaid import Edge, FlowError, shown_label, write_flow
 
@@ -89,6 +89,7 @@ def read_wiring(builder: Builder) -> tuple[Wiring, bool]:
             outcomes = {shown_label(outcome, to): outcome for outcome, to in leads.items()}
             if len(outcomes) < len(leads):
                 raise FlowError(f"the router of '{source}' has outcomes that look the same in a drawing: {list(leads)}")
-            routers.setdefault(source, []).append(Branching(branch.path, outcomes, is_complete=bool(branch.ends)))
+            may_stop = not returns_literal(path)
+            routers.setdefault(source, []).append(Branching(branch.path, outcomes, bool(branch.ends), may_stop))
     ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if isinstance(spec, StateNodeSpec) and spec.ends}
     return Wiring(nodes, builder_edges(builder), routers, fan_outs, ends), bool(last)

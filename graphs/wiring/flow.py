@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from typing import Any, cast
@@ -34,7 +35,8 @@ from .arrows import (
 from .chain import merge_chains
 from .data_flow import find_missing
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
-from .mermaid import Edge, FlowError, parse_flow, shown_label, write_flow
+from .inputs import InputError, input_mistake
+from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 
 __all__ = [
     "Edge",
@@ -42,6 +44,7 @@ __all__ = [
     "FanOutBranch",
     "Finding",
     "FlowError",
+    "InputError",
     "Node",
     "Router",
     "UnboundedGraph",
@@ -86,14 +89,20 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
     """
-    wiring = Wiring(
-        dict(nodes),
-        parse_flow(flow),
-        _branchings(routers or {}),
-        fan_outs or {},
-        _command_targets(nodes, destinations or {}),
-    )
-    return _assemble(builder, wiring, chain)
+    return _assemble(builder, _read_drawing(flow, nodes, routers, fan_outs, destinations), chain)
+
+
+def _read_drawing(
+    flow: str,
+    nodes: Mapping[str, Node],
+    routers: Mapping[str, Router] | None,
+    fan_outs: Mapping[str, FanOut] | None,
+    destinations: Mapping[str, Sequence[str]] | None,
+) -> Wiring:
+    chart = read_flow(flow)
+    lines = {name: drawn.line for name, drawn in chart.nodes.items()}
+    places = _command_targets(nodes, destinations or {})
+    return Wiring(dict(nodes), list(chart.edges), _branchings(routers or {}), fan_outs or {}, places, lines=lines)
 
 
 def check(
@@ -121,8 +130,7 @@ def check(
             builder = nodes.builder
             wiring, _ = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
         else:
-            places = _command_targets(nodes, destinations or {})
-            wiring = Wiring(dict(nodes), parse_flow(flow), _branchings(routers or {}), fan_outs or {}, places)
+            wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
     return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])
@@ -180,6 +188,7 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
     if isinstance(node, StateNodeSpec):
         if commands:
             node = replace(node, ends=tuple(ends) if is_named else ends)
+        builder.add_node(name, node.runnable, input_schema=node.input_schema)  # so that its channels are known here too
         builder.nodes[name] = node
     elif commands:
         builder.add_node(name, cast(Any, node), destinations=tuple(ends) if is_named else ends)
@@ -192,13 +201,37 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
+
+    An input that lacks something, or has something of another type, is an `InputError`, which says so. In a notebook the graph
+    shows its picture, drawn on this machine; LangGraph's own would ask a server for it.
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        return super().stream(input, _without_default_limit(config), **options)
+        try:
+            yield from super().stream(input, _without_default_limit(config), **options)
+        except (KeyError, AttributeError, TypeError) as error:
+            self._explain(input, error)
+            raise
 
-    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        return super().astream(input, _without_default_limit(config), **options)
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
+        try:
+            stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
+            async with aclosing(stream) as parts:
+                async for part in parts:
+                    yield part
+        except (KeyError, AttributeError, TypeError) as error:
+            self._explain(input, error)
+            raise
+
+    def _explain(self, input: Any, error: Exception) -> None:
+        """Raise an `InputError` if the input is the reason of this error."""
+        if said := input_mistake(self.builder.input_schema, input, error):
+            raise InputError(f"{self.name}: {said}") from error
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        from .picture import picture
+
+        return picture(self)._repr_mimebundle_()
 
 
 def _without_default_limit(config: RunnableConfig | None) -> RunnableConfig | None:
@@ -238,7 +271,7 @@ def rewire(
     flow: str,
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
-    **replaced: Node,
+    **replaced: Node | StateNodeSpec[Any],
 ) -> Graph:
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
@@ -250,7 +283,8 @@ def rewire(
         flow: the drawing: that of `to_mermaid(graph)`, edited.
         routers: for nodes that decide anew: functions as in `wire`.
         fan_outs: the same for dotted arrows.
-        replaced: further nodes, or others in place of those of the same name.
+        replaced: further nodes, or others in place of those of the same name; those of another graph's `builder.nodes` bring their
+            channels with them.
 
     Raises:
         FlowError: the drawing does not fit the nodes.
@@ -268,7 +302,7 @@ def rewire(
 def _redraw(
     builder: Builder,
     flow: str,
-    replaced: Mapping[str, Node],
+    replaced: Mapping[str, Node | StateNodeSpec[Any]],
     routers: Mapping[str, Router] | None = None,
     fan_outs: Mapping[str, FanOut] | None = None,
 ) -> Builder:
@@ -282,17 +316,21 @@ def _redraw(
 
 
 def _redrawn_wiring(
-    builder: Builder, flow: str, replaced: Mapping[str, Node], routers: Mapping[str, Router], fan_outs: Mapping[str, FanOut]
+    builder: Builder,
+    flow: str,
+    replaced: Mapping[str, Node | StateNodeSpec[Any]],
+    routers: Mapping[str, Router],
+    fan_outs: Mapping[str, FanOut],
 ) -> tuple[Wiring, bool]:
     """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
     known, chained = read_wiring(builder)
-    edges = parse_flow(flow)
+    chart = read_flow(flow)
+    edges = list(chart.edges)
     if "__start__" in flow:
-        edges = [replace(e, join=_join_of(e, edges, known.edges)) if not e.label and not e.dotted else e for e in edges]
-    drawn = {name for edge in edges for name in (edge.source, edge.target)}
+        edges = [one for edge in edges for one in _with_joins(edge, edges, known.edges)]
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
-    nodes = {name: node for name, node in known.nodes.items() if name in drawn} | dict(replaced)
+    nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
     wiring = Wiring(
         nodes,
@@ -301,12 +339,15 @@ def _redrawn_wiring(
         {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted} | dict(fan_outs),
         places | _command_targets(replaced, {}),
         known.nodes.keys() - nodes.keys(),
+        {name: drawn.line for name, drawn in chart.nodes.items()},
     )
     return wiring, chained
 
 
-def _join_of(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> tuple[str, ...]:
-    """The join that a plain arrow is part of: one of the graph, all of whose arrows are drawn."""
+def _with_joins(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:
+    """An arrow of a drawing that shows no joins, as the arrows that it stands for: the graph's, where these are all still drawn."""
+    if edge.label or edge.dotted:
+        return [edge]
     sources = {one.source for one in edges if one.target == edge.target and not one.label and not one.dotted}
-    fitting = (one.join for one in known if (one.source, one.target) == (edge.source, edge.target))
-    return next((join for join in fitting if join and sources.issuperset(join)), edge.join)
+    same = [one for one in known if (one.source, one.target, one.label, one.dotted) == (edge.source, edge.target, "", False)]
+    return [replace(edge, join=one.join) for one in same if sources.issuperset(one.join)] or [edge]

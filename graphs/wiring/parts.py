@@ -35,6 +35,7 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import EpisodePrompt, Layout
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
+from ...nodes.update.configuration import CodeRunner
 from .banks import load_bank, reaches_return
 from .flow import Node
 
@@ -134,7 +135,7 @@ class MethodInputs:
     judge: Node | None = None
     """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
     history_steps: int | None = None
-    """Earlier steps of the episode that jitrl and static show to the policy; None: all."""
+    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm and evotest show to the policy; None: all."""
     model: Runnable[Any, Any] | None = field(default=None, repr=False)
     """A chat model, for methods that have text written beside actions."""
     make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
@@ -152,6 +153,8 @@ class MethodInputs:
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
+    run_code: CodeRunner | None = field(default=None, repr=False)
+    """A sandbox for code that a model writes (`tools.agent_tools.interpreter.run_alone`); None: no such code runs."""
 
     @classmethod
     def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:

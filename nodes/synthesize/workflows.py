@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +33,15 @@ from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, attempts_in_prompt, note_line
 from .reflect import JudgedAttempt, attempt_text, route_next_attempt
 
-__all__ = ["RouteInduction", "WorkflowPrompt", "WorkflowWriter", "WorkflowsPrompt", "note_block", "write_workflows"]
+__all__ = [
+    "RouteInduction",
+    "WorkflowPrompt",
+    "WorkflowWriter",
+    "WorkflowsPrompt",
+    "has_succeeded",
+    "note_block",
+    "write_workflows",
+]
 
 WorkflowPrompt = Literal["awm/induce", "awm/rewrite", "awm/line"]
 """Name of a prompt: new workflows from a success, the whole workflow anew, or either on one line."""
@@ -136,6 +144,12 @@ def _workflows(buffer: Buffer, state: State, *, lines: bool = False, bare: bool 
     return notes if bare or not notes else f"<workflows>\n{notes}</workflows>\n\n"
 
 
+def has_succeeded(rewards: Sequence[float | None], threshold: float) -> bool:
+    """True if the rewards of an attempt are all known and add up to the threshold."""
+    known = [reward for reward in rewards if reward is not None]
+    return len(known) == len(rewards) > 0 and math.fsum(known) >= threshold
+
+
 @dataclass(frozen=True)
 class RouteInduction:
     """Router: are workflows to be written after this attempt?
@@ -153,9 +167,7 @@ class RouteInduction:
             return "go on"
         if self.success_threshold is None:
             return "learn"
-        known = [reward for reward in state["rewards"] if reward is not None]
-        succeeded = len(known) == len(state["rewards"]) > 0 and math.fsum(known) >= self.success_threshold
-        return "learn" if succeeded else "go on"
+        return "learn" if has_succeeded(state["rewards"], self.success_threshold) else "go on"
 
 
 @dataclass(frozen=True, kw_only=True)

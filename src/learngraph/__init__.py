@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from .graphs.cli.background_server import start_server as serve
     from .graphs.cli.explain import explain_step as explain
     from .graphs.cli.studio.widget import studio_view as studio
+    from .graphs.wiring.flow import check as check
+    from .graphs.wiring.flow import rewire as rewire
     from .graphs.wiring.flow import wire as wire
     from .graphs.wiring.parts import MethodInputs as MethodInputs
     from .graphs.wiring.picture import picture as picture
     from .memory.errors import UserError as UserError
     from .memory.storage.chroma_store import ChromaStore as ChromaStore
     from .nodes.act.episode import Environment as Environment
+    from .nodes.catalogue import catalogue as catalogue
     from .tools.environments.catalogue import open_environment as open_environment
     from .tools.models.models import open_model as open_model
     from .tools.notebook.stepper import start as step
@@ -44,6 +47,8 @@ __all__ = [
     "UserError",
     "__version__",
     "adamem",
+    "catalogue",
+    "check",
     "claas",
     "explain",
     "icrl",
@@ -51,6 +56,7 @@ __all__ = [
     "open_environment",
     "open_model",
     "picture",
+    "rewire",
     "serve",
     "step",
     "studio",
@@ -64,6 +70,8 @@ _LOADED_ON_USE = {
     "MethodInputs": (".graphs.wiring.parts", "MethodInputs"),
     "UserError": (".memory.errors", "UserError"),
     "adamem": (".graphs.adamem", ""),
+    "catalogue": (".nodes.catalogue", "catalogue"),
+    "check": (".graphs.wiring.flow", "check"),
     "claas": (".graphs.claas", ""),
     "explain": (".graphs.cli.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
@@ -71,6 +79,7 @@ _LOADED_ON_USE = {
     "open_environment": (".tools.environments.catalogue", "open_environment"),
     "open_model": (".tools.models.models", "open_model"),
     "picture": (".graphs.wiring.picture", "picture"),
+    "rewire": (".graphs.wiring.flow", "rewire"),
     "serve": (".graphs.cli.background_server", "start_server"),
     "step": (".tools.notebook.stepper", "start"),
     "studio": (".graphs.cli.studio.widget", "studio_view"),

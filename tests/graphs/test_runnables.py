@@ -42,7 +42,7 @@ from learngraph.tools.models.random_tools import RandomToolModel
 
 WORLD = KeywordKeep()
 EPISODE: dict[str, Any] = {"task": WORLD.task(0), "run": "r", "episode": 0}
-WRITERS = ("react", "cot", "long-cot")
+WRITERS = ("react", "cot", "long-cot", "evotest")
 """Methods that reason in writing, which a model that scores cannot."""
 MIDDLEWARES: dict[str, Callable[[], Any]] = {
     "lessons": lambda: LessonsMiddleware(Library((Lesson("L0", "Look first"),))),

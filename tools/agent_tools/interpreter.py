@@ -601,6 +601,21 @@ async def _wait_async(wait: _Wait) -> None:
             loop.remove_writer(fd)
 
 
+def run_alone(code: str, **settings: Any) -> tuple[str, bool]:
+    """Run one cell in a session of its own: the text that it prints, and True if it ran to its end. The same code, the same text.
+
+    Args:
+        code: the cell.
+        settings: of the `Interpreter`; 5 seconds, 512 MiB and all walls if not given.
+
+    Raises:
+        InterpreterError: this machine lacks a wall.
+    """
+    with Interpreter(**{"seconds": 5.0, "cpu_seconds": 10, "memory_mib": 512, "strict": True, **settings}) as interpreter:
+        cell = interpreter.run(code)
+    return cell.text, cell.status == "done"
+
+
 def python_tool(interpreter: Interpreter) -> BaseTool:
     """The interpreter as a LangChain tool named `python`, which takes `code`."""
 

@@ -90,7 +90,8 @@ class ChatBackend(Protocol):
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
         """`state` (`ok`, `degraded`), `why`, `model`, `base`, `learner`, and with a tenant `scopes`, each with `held_up`: what holds its
-        learning up, and what would help. Without a tenant cheap, with `last_turns`: adapters by the outcome of their last turn."""
+        learning up, and what would help. Without a tenant cheap and without names: `last_turns`, adapters by the outcome of their last turn, and
+        `held_up`, one row a kind."""
 
     async def metrics(self) -> list[Metric]:
         """Metric families, in addition to the web server's own."""

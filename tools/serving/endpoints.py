@@ -299,7 +299,7 @@ class ChatApi:
         return Response(render_metrics(families, own), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self) -> Response:
-        """`ok`, or `degraded` when the service answers and no longer learns."""
+        """`ok`, or `degraded` when the service answers and no longer learns; and what holds learning up, without names."""
         try:
             found = await self.backend.status(None)
         except Exception as error:
@@ -307,7 +307,8 @@ class ChatApi:
             raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
         why = "" if good else "the learner has failed"
-        return json_response({"status": "ok" if good else "degraded", "why": why, "learning": found.get("last_turns", {})})
+        learning, held_up = found.get("last_turns", {}), found.get("held_up", [])
+        return json_response({"status": "ok" if good else "degraded", "why": why, "learning": learning, "held_up": held_up})
 
 
 def _require_row(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:

@@ -101,12 +101,27 @@ class AcceptedJob(BaseModel):
     """Advice on feedback that would teach more."""
 
 
+class HeldUp(BaseModel):
+    """A reason why adapters do not learn on at present, or are not tested."""
+
+    kind: str
+    """`failure`, `too few`, `ahead`, `nothing to learn`, `gate`, `resting`, `bound` or `held out`."""
+    adapters: int
+    """Number of adapters."""
+    missing: int
+    """Feedbacks that they lack for their next steps, together."""
+    help: str
+    """What would help."""
+
+
 class Health(BaseModel):
     status: Literal["ok", "degraded"]
     why: str
     learning: dict[str, int]
     """Number of adapters by the outcome of their last turn at the learner: `too few` exchanges with feedback, `skipped` (nothing to learn
-    from), `dropped` (the gate), `stepped`, `live`, `canary`, `failed`. GET /v1/status says what would help."""
+    from), `dropped` (the gate), `stepped`, `live`, `canary`, `failed`."""
+    held_up: list[HeldUp]
+    """What holds learning up, over all adapters. GET /v1/status has the details of a tenant's own."""
 
 
 JsonObject = dict[str, Any]

@@ -93,6 +93,7 @@ async def test_episodes_are_played_and_asked_for_again(name: str, folder: Path) 
 NOT_WITH_POCKET = {
     "cot": "reasons in writing",
     "long-cot": "reasons in writing",
+    "evotest": "reasons in writing",
     "tool-agent": "use react, or a world that reads",
 }
 

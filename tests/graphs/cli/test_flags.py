@@ -22,6 +22,7 @@ from learngraph.graphs.cli.draw import DrawOptions
 from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
+from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.options import RunOptions
 from learngraph.graphs.cli.pocket import PocketGateOptions
 from learngraph.graphs.cli.serve import ServeOptions
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "calibrate": (CalibrateOptions,),
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
+    "nodes": (NodesOptions,),
     "memory prune": (MemoryPruneOptions,),
     "library export": (LibraryExportOptions,),
     "adamem build": (BuildOptions,),

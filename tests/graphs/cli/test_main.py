@@ -48,13 +48,13 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, serve, calibrate, explain, list, draw, memory, library, import, adamem, claas, pocket"),
+        ("jump", "there are run, serve, calibrate, explain, replay, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket"),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
         ),
-        ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
-        ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
+        ("run jitlr", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
+        ("run jitrl --compare jitlr", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
@@ -84,9 +84,11 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
         ("run jitrl --env toy --prompts nowhere", "nowhere"),
         ("draw", "there are jitrl"),
-        ("draw jitlr -o x.svg", "there are adamem, best-of-n, cot, icrl, jitrl, "),
+        ("draw jitlr -o x.svg", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
         ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
-        ("draw jitrl", "--out"),
+        ("draw nowhere:graph", "the module nowhere, which cannot be imported"),
+        ("draw ./nothing.py:graph", "there is no file ./nothing.py"),
+        ("nodes 42", "the verbs are act, evaluate"),
         ("list everything", "no further arguments"),
         ("memory", "show PATH"),
         ("memory show nowhere", "no memory in nowhere"),
@@ -601,6 +603,55 @@ def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([], ["--run"]):  # its graph is that of a run already
         assert main(["draw", "training-free-grpo", "-o", "drawn.mmd", *more]) == 0
         assert "hold_out -.-> probe" in (here / "drawn.mmd").read_text()
+
+
+APP = """
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+class State(TypedDict):
+    n: int
+builder = StateGraph(State)
+for name in "abc":
+    builder.add_node(name, lambda state: state)
+builder.add_edge(START, "a")
+builder.add_edge(START, "b")
+builder.add_edge(["a", "b"], "c")
+graph = builder.compile()
+def make():
+    return builder
+"""
+
+
+def test_any_graph_of_the_users_is_drawn(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "my_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(str(here))
+    for name in ("my_app:graph", "my_app:builder", "my_app:make", f"{here}/my_app.py:graph"):
+        assert main(["draw", name]) == 0
+        assert capsys.readouterr().out == "flowchart LR\n  START --> a\n  START --> b\n  a & b --> c --> END\n"
+    assert main(["draw", "my_app:graph", "-o", "app.mmd"]) == 0
+    assert (here / "app.mmd").read_text().startswith("flowchart LR\n")
+    assert main(["draw", "my_app:State"]) == 2
+    assert "no graph: give a compiled LangGraph graph" in capsys.readouterr().err
+
+
+def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nodes"]) == 0
+    shown = capsys.readouterr().out
+    for verb in ("act", "evaluate", "retrieve", "synthesize", "extract", "update", "learn"):
+        assert f"{verb}: " in shown
+    assert main(["nodes", "Recall"]) == 0
+    shown = capsys.readouterr().out
+    assert "reads     episode, head, observation, run, task" in shown
+    assert "writes    average, neighbours, repeats, variance" in shown
+    assert "settings  k: int, threshold: float, cross_task: bool = False" in shown
+    assert main(["nodes", "--writes", "action"]) == 0
+    shown = capsys.readouterr().out
+    assert "Choose" in shown
+    assert "Recall" not in shown
+    assert main(["nodes", "--reads", "nothing"]) == 0
+    assert capsys.readouterr().out == "no node reads `nothing`\n"
 
 
 def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,14 @@ import urn
 from claas_settings import OPEN_GATE, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from urn_service import JAM, idle, metric, serving, turns
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
 from learngraph.graphs.serving.versions import AdapterState, gradient_steps_of, hash_fraction
-from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import TeacherSettings
 from learngraph.memory.errors import (
     AdapterConflict,
@@ -40,44 +39,6 @@ from learngraph.memory.errors import (
 )
 from learngraph.memory.records import ChatCall, Exchange, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, chosen: CLaaS | None = None, limits: ReplaySettings | None = None, learns: bool = True, **learner: Any
-) -> AsyncIterator[Service]:
-    chosen = chosen or OPEN_GATE
-    replay = Replay(folder / "replay.sqlite", limits or chosen.replay)
-    trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
-    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
-    async with service:
-        yield service
-
-
-async def turns(service: Service, n: int, tenant: str = "acme", start: int = 0, word: str = "blue") -> list[Exchange]:
-    found = []
-    for i in range(start, start + n):
-        exchange = await urn.say(service, f"say {i}", f"chat-{i}", tenant)
-        await urn.like(service, exchange, word)
-        found.append(exchange)
-    return found
-
-
-def idle(service: Service) -> bool:
-    trainer = service._learning
-    assert trainer is not None
-    return trainer.busy is None and not any(turn.due for turn in trainer._turns.values())
-
-
-async def metric(service: Service, name: str, **labels: str) -> float:
-    """The value of one metric."""
-    (value,) = [
-        sample.value
-        for family in await service.metrics()
-        for sample in family.samples
-        if (sample.name, sample.labels) == (name, labels)
-    ]
-    return float(value)
 
 
 async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
@@ -378,15 +339,6 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         assert not parents & {line["label"] for line in dropped}
         values = Counter(check["name"] for row in rows for check in row["gate"])
         assert {"lineage", "held-out feedback", "entropy", "kl"} <= set(values)
-
-
-JAM = changed(
-    CLaaS(),
-    replay={"held_out_share": 0.0},
-    gate={"min_entropy_share": 0.0, "max_kl": 0.7},
-    rollout={"watch_rewards": 0, "max_lead": None},
-)
-"""A gate whose bound the urn would soon cross: a word that is certain is log 4 = 1.39 nats away from the base model."""
 
 
 async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_rests_and_says_why(tmp_path: Path) -> None:

@@ -249,6 +249,7 @@ def play(
 PLAYERS = [
     "jitrl",
     "prompt-update",
+    "evotest",
     "awm",
     "memory",
     "icrl",

@@ -1,0 +1,142 @@
+"""EvoTest (arXiv:2510.13220): between attempts a model rewrites the agent's whole configuration, and a bandit picks which to play.
+
+A configuration is a guide in the prompts, the number of examples from memory, and a routine: Python code that reads the running episode
+and says where the agent stands. nodes/update/configuration.py has the bandit's formula.
+
+    select    the configuration with the highest upper confidence bound, of all that were written
+    summarize run its routine on the episode so far, in the sandbox
+    propose   the policy, with the guide, the routine's text, the examples, and the last steps of the attempt
+    evolve    attempt with rewards + configuration + what all have earned -> a child of the configuration
+    check     try the child's routine on this attempt, in the sandbox; one that fails is left out, and its error kept
+    push      the attempt with the configuration that was played, and its child
+
+A routine runs nowhere but in the sandbox (`MethodInputs.run_code`, tools/agent_tools/interpreter.py); without one none is asked for. A model's
+own temperature is no part of a configuration here, nor are the history and the step limit: those are the same for all baselines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...memory.errors import UserError
+from ...nodes.act.choose import Choose
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import Push
+from ...nodes.state import (
+    AttemptInput,
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    RewardChannels,
+)
+from ...nodes.update.configuration import (
+    MAX_EXAMPLES,
+    CheckRoutine,
+    Configuration,
+    ConfigurationChannels,
+    ConfigurationPrompt,
+    EvolutionInputs,
+    RouteEvolution,
+    RunRoutine,
+    SelectConfiguration,
+    evolve_configuration,
+)
+from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs, check_least
+
+FLOW = """
+flowchart LR
+  START --> begin --> select --> summarize --> propose --> choose --> act
+  act -->|next step| summarize
+  act -->|over| judge
+  judge -->|learn| evolve --> check --> push --> END
+  judge -->|go on| push
+"""
+
+
+class EvoTestState(
+    AttemptInput, EpisodeChannels, ConfigurationChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels
+):
+    """The channels of an EvoTest episode."""
+
+
+@dataclass(frozen=True)
+class EvoTest:
+    """Hyper-parameters."""
+
+    exploration: float = 0.5
+    """c: the weight of a configuration's doubt in the bandit; returns are scaled to [0, 1]."""
+    examples: int = 3
+    """Examples of the configuration that a run starts with, from 0 to 10."""
+    evolve_routine: bool = True
+    """True if a configuration has a routine, which runs in the sandbox; False: a guide and examples alone."""
+    max_guide_tokens: int | None = None
+    """Tokens of a guide; a quarter of the longest prompt if not given."""
+    success_threshold: float | None = field(default=None, metadata=SHARED)
+    """The return from which nothing is to be improved; the environment's own threshold if not given, and none where that is unknown."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "evotest", exploration=0, examples=0, max_guide_tokens=1, temperature=0)
+        if self.examples > MAX_EXAMPLES:
+            raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
+
+
+def build(
+    parts: MethodInputs, settings: EvoTest | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one attempt; arguments as in `graphs.icrl.build`.
+
+    Raises:
+        UserError: the model only scores actions, and cannot write a configuration.
+    """
+    settings = settings or EvoTest()
+    parts.require_writer("evotest")
+    buffer, first = Buffer(parts.shelf), Configuration(examples=settings.examples)
+    run_code = parts.run_code if settings.evolve_routine else None
+    layout = parts.layout()
+    prompt = Prompt.load("evotest/evolve", parts.prompts)
+    rules = f"{Prompt.load('evotest/routine', parts.prompts).text()}\n" if run_code else ""
+    view = ConfigurationPrompt(
+        buffer=buffer,
+        environment=parts.environment,
+        max_steps=parts.history_steps,
+        **parts.prompt_arguments(parts.layout(clip=None), Prompt.load("evotest/brief", parts.prompts).text()),
+    )
+    asked = sum(parts.count_tokens(template.template) for _, template in prompt.parts) + parts.count_tokens(rules)
+    inputs = EvolutionInputs(
+        buffer=buffer,
+        journal=parts.journal,
+        first=first,
+        layout=layout,
+        count_tokens=parts.count_tokens,
+        window=parts.max_prompt_tokens - asked,
+        max_guide_tokens=settings.max_guide_tokens or max(1, parts.max_prompt_tokens // 4),
+        prompt=prompt,
+        routine_rules=rules,
+    )
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment, {"configuration": {}, "digest": ""}),
+        "select": SelectConfiguration(buffer, first, settings.exploration),
+        "summarize": RunRoutine(run_code, parts.journal),
+        "propose": parts.make_policy(view),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates", "digest"), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
+        "evolve": evolve_configuration(inputs, parts.require_chat_model("evotest"), Prompt.load("ask/again", parts.prompts)),
+        "check": CheckRoutine(run_code, parts.journal),
+        "push": Push(buffer, parts.environment, parts.journal),
+    }
+    full = RouteEvolution(parts.success_threshold(settings.success_threshold))
+    routers: dict[str, Router] = {"act": route_episode_end, "judge": full}
+    builder = StateGraph(EvoTestState, input_schema=AttemptInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "evotest", **compile})

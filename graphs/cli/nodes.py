@@ -1,0 +1,80 @@
+"""`learngraph nodes`: the nodes that an agent can be put together from, by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from ...memory.errors import UserError
+from ..wiring.flags import parse_flags
+
+if TYPE_CHECKING:
+    from ...nodes.catalogue import NodeEntry
+
+__all__ = ["list_nodes"]
+
+
+@dataclass(frozen=True)
+class NodesOptions:
+    """Options of `learngraph nodes`: which nodes are shown."""
+
+    which: Positional[str] = ""
+    """A verb (act, evaluate, retrieve, synthesize, extract, update, learn), or the name of one node; all nodes if not given."""
+    reads: str = ""
+    """Only nodes that read this channel."""
+    writes: str = ""
+    """Only nodes that write this channel."""
+
+
+def list_nodes(args: Sequence[str]) -> int:
+    """Print the catalogue of nodes. Returns the exit status."""
+    from ...nodes.catalogue import VERBS, catalogue
+
+    options = parse_flags(
+        NodesOptions,
+        args,
+        "learngraph nodes",
+        "List the nodes that an agent can be put together from: what each does, what it reads and writes, and its settings.",
+    )
+    entries = catalogue()
+    if options.which:
+        entries = tuple(entry for entry in entries if options.which in (entry.verb, entry.name))
+        if not entries:
+            known = [*VERBS, *(entry.name for entry in catalogue())]
+            close = get_close_matches(options.which, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UserError(f"there is no node and no verb '{options.which}'{hint}; the verbs are {', '.join(VERBS)}")
+    chosen = [entry for entry in entries if _fits(options.reads, entry.reads) and _fits(options.writes, entry.writes)]
+    for verb, about in VERBS.items():
+        filed = [entry for entry in chosen if entry.verb == verb]
+        if filed:
+            print(f"{verb}: {about}")
+            print("\n".join(line for entry in filed for line in _lines(entry)) + "\n")
+    if not chosen:
+        asked = " and ".join(
+            f"{verb} `{name}`" for verb, name in (("reads", options.reads), ("writes", options.writes)) if name
+        )
+        print(f"no node {asked}")
+    return 0
+
+
+def _fits(channel: str, channels: Sequence[str]) -> bool:
+    return not channel or channel in channels
+
+
+def _lines(entry: NodeEntry) -> list[str]:
+    """An entry as lines: the name with its module, what it does, and what goes in and out."""
+    writes = [*entry.writes, *(["others, by its parts"] if entry.is_open else [])]
+    rows = {
+        "reads": entry.reads,
+        "writes": writes,
+        "returns": [f"'{label}'" for label in entry.outcomes],
+        "settings": [f"{name}: {text}" for name, text in entry.settings.items()],
+        "made from": entry.parts,
+    }
+    head = f"  {entry.name}  ({entry.module})"
+    return [head, f"    {entry.summary}", *(f"      {title:<9} {', '.join(row)}" for title, row in rows.items() if row)]

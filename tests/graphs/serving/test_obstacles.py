@@ -1,0 +1,136 @@
+"""What holds learning up is said of every tenant: in status, health, metrics and jobs, with what would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urn
+from claas_settings import OPEN_GATE, changed
+from urn_service import JAM, idle, metric, serving, turns
+
+from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.serving.obstacles import KINDS, Obstacle, ObstacleSurvey, summarize_obstacles
+from learngraph.graphs.serving.service import Service
+from learngraph.memory.errors import UserError
+
+
+async def shown(service: Service, tenant: str = "acme") -> dict[str, dict[str, Any]]:
+    """A tenant's obstacles by kind, which status, health and metrics agree on."""
+    (scope,) = (await service.status(tenant))["scopes"]
+    found = {row["kind"]: row for row in scope["held_up"]}
+    service._survey._until = 0.0
+    for kind in KINDS:
+        samples = [s for family in await service.metrics() for s in family.samples if s.name == "learngraph_held_up"]
+        values = [s.value for s in samples if s.labels == {"tenant": tenant, "kind": kind}]
+        assert values == ([1.0] if kind in found else []), kind
+    missing = sum(row["missing"] for row in found.values())
+    assert await metric(service, "learngraph_missing_feedbacks", tenant=tenant) == missing
+    return found
+
+
+async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: Path) -> None:
+    async with serving(tmp_path, changed(CLaaS(), replay={"held_out_share": 0.0})) as service:
+        await turns(service, 3)
+        await turns(service, 7, tenant="bob")
+        await urn.until(lambda: idle(service))
+        (row,) = (await shown(service)).values()
+        assert (row["kind"], row["help"], row["missing"]) == ("too few", "5 more feedbacks", 5)
+        (row,) = (await shown(service, "bob")).values()
+        assert row["help"] == "1 more feedback"
+        health = await service.status(None)
+        assert health["held_up"] == [{"kind": "too few", "adapters": 2, "missing": 6, "help": KINDS["too few"]}]
+        assert "bob" not in str(health)
+        await turns(service, 1, tenant="carl")
+        job = await service.train("carl", "default", 5)
+        await urn.until(lambda: idle(service))
+        asked = await service.job("carl", job["job"])
+        assert asked is not None
+        assert (asked["state"], asked["taken"]) == ("done", 0)
+        assert [row["help"] for row in asked["held_up"]] == ["7 more feedbacks"]
+
+
+async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(tmp_path: Path) -> None:
+    async with serving(tmp_path, OPEN_GATE, poison="alike") as service:
+        await turns(service, 8, word="none of these")
+        await urn.until(lambda: idle(service))
+        found = await shown(service)
+        assert found["nothing to learn"]["why"] == "all rewards are alike"
+        assert "rewards that differ" in found["nothing to learn"]["help"]
+        assert found["resting"]["why"].startswith("learning rests: 3 minibatches in a row")
+        await turns(service, 8, start=8)
+        await urn.until(lambda: idle(service))
+        assert not {"nothing to learn", "resting"} & set(await shown(service))
+
+
+async def test_the_bound_and_the_gate_are_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, changed(JAM, gate={"max_kl": 0.1})) as service:
+        turn, found = 0, dict[str, dict[str, Any]]()
+        while "bound" not in found:  # one more feedback is one more step, and not every step reaches it
+            await turns(service, 5, start=turn)
+            await urn.until(lambda: idle(service))
+            turn, found = turn + 5, await shown(service)
+            assert turn < 100
+        assert "of 0.1 nats a token" in found["bound"]["why"]
+        service.learner.heeds_limits, service.learner.rate = False, 1e6
+        await turns(service, 10, start=turn)
+        await urn.until(lambda: idle(service))
+        found = await shown(service)
+        assert "failed the gate, the last by: kl" in found["gate"]["why"]
+        assert found["resting"]["missing"] == 1
+        assert {"gate", "resting"} <= {row["kind"] for row in (await service.status(None))["held_up"]}
+
+
+async def test_one_end_user_alone_is_said_to_teach_nothing_where_several_chat(tmp_path: Path) -> None:
+    async with serving(tmp_path, OPEN_GATE) as service:
+        await urn.say(service, "hello", "other", user="bob")
+        for i in range(12):
+            await urn.like(service, await urn.say(service, f"say {i}", f"chat-{i}", user="ann"))
+        await urn.until(lambda: idle(service))
+        (row,) = (await shown(service)).values()
+        assert row["help"].startswith("feedback of other end users")
+
+
+async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: Path) -> None:
+    async with serving(tmp_path, OPEN_GATE) as service:
+        await turns(service, 1)
+        await turns(service, 1, tenant="bob")
+        await urn.until(lambda: idle(service))
+        find = service._survey._find
+
+        def fail(tenant: str, adapter: str) -> list[Obstacle]:
+            if tenant == "bob":
+                raise UserError("/srv/bob/states.jsonl is damaged")
+            return find(tenant, adapter)
+
+        service._survey._find, service._survey._until = fail, 0.0
+        health = await service.status(None)
+        assert {row["kind"]: row["adapters"] for row in health["held_up"]} == {"failure": 1, "too few": 1}
+        assert "/srv" not in str(health)
+
+
+def test_a_survey_is_used_again_for_twenty_times_as_long_as_it_took() -> None:
+    now, calls = [0.0], list[tuple[str, str]]()
+
+    def find(tenant: str, adapter: str) -> list[Obstacle]:
+        calls.append((tenant, adapter))
+        now[0] += 0.5
+        return [Obstacle("too few", "3 of 8", "5 more", 5)] if tenant == "acme" else []
+
+    survey = ObstacleSurvey(lambda: [("acme", "default"), ("bob", "default")], find, lambda: now[0])
+    assert {tenant: len(found) for tenant, found in survey.obstacles().items()} == {"acme": 1, "bob": 0}
+    now[0] = 20.9
+    survey.obstacles()
+    assert len(calls) == 2
+    now[0] = 21.1
+    survey.obstacles()
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_summary_has_a_row_for_each_kind(count: int) -> None:
+    found = [Obstacle("gate", "a", "b"), Obstacle("too few", "c", "d", 3)] * count
+    assert [(row["kind"], row["adapters"], row["missing"]) for row in summarize_obstacles(found)] == (
+        [("too few", 2, 6), ("gate", 2, 0)] if count else []
+    )

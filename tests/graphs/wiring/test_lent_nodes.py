@@ -1,0 +1,48 @@
+"""Nodes of one graph, lent to another, bring the channels that they read and write."""
+
+from typing import Any
+
+from langgraph.graph import StateGraph
+from typing_extensions import TypedDict
+
+from learngraph.graphs.wiring.flow import rewire, wire
+
+
+class Counts(TypedDict):
+    n: int
+
+
+class Notes(TypedDict):
+    n: int
+    note: str
+
+
+def add_one(state: Counts) -> dict[str, Any]:
+    return {"n": state["n"] + 1}
+
+
+def write(state: Notes) -> dict[str, Any]:
+    return {"note": f"saw {state['n']}"}
+
+
+def read(state: Notes) -> dict[str, Any]:
+    return {"n": state["n"] * 10, "note": state["note"] + " and read it"}
+
+
+def test_nodes_lent_by_another_graph_keep_their_channels() -> None:
+    counting = wire(StateGraph(Counts), "flowchart LR\n START --> add_one --> END", {"add_one": add_one}).compile()
+    noting = wire(
+        StateGraph(Notes), "flowchart LR\n START --> write --> read --> END", {"write": write, "read": read}
+    ).compile()
+    lent = noting.builder.nodes
+    both = rewire(
+        counting,
+        "flowchart LR\n START --> add_one --> write --> read --> END",
+        None,
+        None,
+        write=lent["write"],
+        read=lent["read"],
+    )
+    steps = list(both.stream({"n": 1}, stream_mode="updates"))
+    assert steps == [{"add_one": {"n": 2}}, {"write": {"note": "saw 2"}}, {"read": {"n": 20, "note": "saw 2 and read it"}}]
+    assert counting.invoke({"n": 1}) == {"n": 2}

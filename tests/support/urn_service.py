@@ -1,0 +1,62 @@
+"""CLaaS's service with the urn as its model, and turns of its users."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import urn
+from claas_settings import OPEN_GATE, changed
+
+from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.serving.service import Service
+from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.records import Exchange
+
+JAM = changed(
+    CLaaS(),
+    replay={"held_out_share": 0.0},
+    gate={"min_entropy_share": 0.0, "max_kl": 0.7},
+    rollout={"watch_rewards": 0, "max_lead": None},
+)
+"""A gate whose bound the urn would soon cross: a word that is certain is log 4 = 1.39 nats away from the base model."""
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, chosen: CLaaS | None = None, limits: ReplaySettings | None = None, learns: bool = True, **learner: Any
+) -> AsyncIterator[Service]:
+    chosen = chosen or OPEN_GATE
+    replay = Replay(folder / "replay.sqlite", limits or chosen.replay)
+    trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
+    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
+    async with service:
+        yield service
+
+
+async def turns(service: Service, n: int, tenant: str = "acme", start: int = 0, word: str = "blue") -> list[Exchange]:
+    found = []
+    for i in range(start, start + n):
+        exchange = await urn.say(service, f"say {i}", f"chat-{i}", tenant)
+        await urn.like(service, exchange, word)
+        found.append(exchange)
+    return found
+
+
+def idle(service: Service) -> bool:
+    trainer = service._learning
+    assert trainer is not None
+    return trainer.busy is None and not any(turn.due for turn in trainer._turns.values())
+
+
+async def metric(service: Service, name: str, **labels: str) -> float:
+    """The value of one metric."""
+    (value,) = [
+        sample.value
+        for family in await service.metrics()
+        for sample in family.samples
+        if (sample.name, sample.labels) == (name, labels)
+    ]
+    return float(value)
