@@ -11,7 +11,7 @@ import pytest
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
-from learngraph.graphs import adamem, claas, icrl, jitrl, training_free_grpo
+from learngraph.graphs import adamem, claas, jitrl
 from learngraph.graphs.cli.draw import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring.flow import Finding, FlowError, InputError, check, compile_graph, rewire, to_mermaid, wire
@@ -162,14 +162,6 @@ class EpisodeOnly(TypedDict):
 
 
 # Drawings of the user's own for the methods
-
-
-FIVE = {
-    "jitrl": (jitrl, " --> augment"),
-    "icrl": (icrl, " --> compose"),
-    "adamem": (adamem, " --> consider"),
-    "training-free-grpo": (training_free_grpo, " -->|invent| invent --> finish"),
-}
 
 
 def test_every_method_takes_a_drawing() -> None:
