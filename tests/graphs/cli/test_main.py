@@ -48,7 +48,10 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, serve, calibrate, explain, replay, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket"),
+        (
+            "jump",
+            "there are run, serve, calibrate, explain, replay, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
+        ),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
