@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache
 from .adapters import Adapter, AdapterSwitch
 from .llama import KINDS, llama_logits
 from .model import LocalChatModel, common_prefix_length
-from .slabs import Slab, SlabGroup, SlabPool, SlabRow
+from .slabs import Slab, SlabGroup, SlabPool, SlabRow, allocate_pages
 
 __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
 
@@ -67,8 +67,8 @@ class KVCache:
         """
         if self.buffer is None or self.buffer.shape[3] < end:
             _, heads, _, width = like.shape
-            room = (end + end // 2) // 64 * 64 + 128  # of few sizes, so that memory that was freed fits again
-            wide = like.new_empty(2 * layers, 1, heads, room, width)
+            room = (end + end // 2) // 64 * 64 + 128
+            wide = allocate_pages((2 * layers, 1, heads, room, width), like)
             if self.buffer is not None:
                 wide[..., : self.size, :] = self.buffer[..., : self.size, :]
             if self.release is not None:
@@ -131,7 +131,10 @@ class PrefixCache:
         ids = tuple(ids[: past.size])
         for kept in [kept for kept in self._kept if kept.owner == owner and kept.ids == ids[: len(kept.ids)]]:
             self._drop(kept)
-        buffer = past.buffer if past.slab is None else past.buffer[..., : past.size, :].clone()  # the slot will be another's
+        buffer = past.buffer
+        if past.slab is not None:  # the slot will be another's
+            own = past.buffer[..., : past.size, :]
+            buffer = allocate_pages(own.shape, own).copy_(own)
         if buffer.nbytes <= self._limit:
             self._kept.append(_CachedPrefix(owner, ids, buffer))
             self._bytes[owner[0]] += buffer.nbytes
@@ -182,7 +185,7 @@ class PackedNetwork:
         if type(self._network).__name__ in KINDS:
             ways.insert(0, self._llama_logits)
         on_cpu = self._network.device.type == "cpu" and self._network.dtype == torch.float32
-        self._slabs = SlabPool(self._config.num_hidden_layers) if on_cpu else None
+        self._slabs = SlabPool() if on_cpu else None
         self._logits = next((way for way in ways if model.can_share_passes and self._is_exact(way, model)), None)
         self.is_packed = self._logits is not None
         """True if sequences share passes. If not, prefixes are not cached either."""

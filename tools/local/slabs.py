@@ -8,6 +8,8 @@ shapes whatever the other slots hold: a token's numbers do not depend on the oth
 from __future__ import annotations
 
 import heapq
+import math
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Slab", "SlabGroup", "SlabPool", "SlabRow"]
+__all__ = ["Slab", "SlabGroup", "SlabPool", "SlabRow", "allocate_pages"]
 
 ROOM = 64
 """Tokens by which the room of a sequence grows."""
@@ -23,19 +25,30 @@ SLOTS = 16
 """Sequences of a slab."""
 
 
+def allocate_pages(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor for keys and values, in memory pages of its own, which go back to the system when it ends. It begins as zeros on a CPU.
+
+    Blocks of so many sizes, which live for a pass or for hours, leave holes in malloc's memory: under mixed traffic a server grew by
+    160 MB in five minutes, with nothing more in use.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or not size:
+        return like.new_empty(shape)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=like.dtype).view(*shape)
+
+
 class Slab:
     """Keys and values of up to `SLOTS` sequences in every layer.
 
     Args:
-        layers: of the network.
-        heads: of keys and values.
         room: most tokens of a sequence.
-        width: of a head.
+        like: keys and values of a sequence, shape (2 x layers, 1, heads, tokens, width).
     """
 
-    def __init__(self, layers: int, heads: int, room: int, width: int) -> None:
+    def __init__(self, room: int, like: Tensor) -> None:
+        layers, _, heads, _, width = like.shape
         self.room = room
-        self.tensor = torch.empty(2 * layers, SLOTS, heads, room, width)
+        self.tensor = allocate_pages((layers, SLOTS, heads, room, width), like)
         """The keys of the first layer, its values, the keys of the second layer, ... Memory of slots that were never used is not
         touched."""
         self.free = list(range(SLOTS))
@@ -51,14 +64,9 @@ class Slab:
 
 
 class SlabPool:
-    """The slabs of a network. One thread only may use it.
+    """The slabs of a network. One thread only may use it."""
 
-    Args:
-        layers: of the network.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
+    def __init__(self) -> None:
         self._slabs: list[Slab] = []
         self._released: list[tuple[Slab, int]] = []
 
@@ -71,12 +79,11 @@ class SlabPool:
         while self._released:
             slab, slot = self._released.pop()
             heapq.heappush(slab.free, slot)
-        _, _, heads, _, width = cache.buffer.shape
         room = cache.size // ROOM * ROOM + ROOM
         found = next((slab for slab in self._slabs if slab.room == room and slab.free), None)
         if found is None:
             self._slabs = [slab for slab in self._slabs if len(slab.free) < SLOTS]
-            found = Slab(self._layers, heads, room, width)
+            found = Slab(room, cache.buffer)
             self._slabs.append(found)
         slot = found.take(cache.buffer[..., : cache.size, :])
         if cache.release is not None:

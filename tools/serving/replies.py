@@ -56,8 +56,7 @@ AnswerKind = Literal["chat", "text", "response"]
 ID_PREFIXES: dict[AnswerKind, str] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
 OBJECTS: dict[AnswerKind, str] = {"chat": "chat.completion", "text": "text_completion", "response": "response"}
 MAX_STARTS = 4
-"""Replies of one tenant that begin at the same time. With 8, 256 clients get as many tokens a second as without a limit; with 3 it is a
-sixth less."""
+"""Replies of one tenant that begin at the same time. Its 256 clients get as many tokens a second as without a limit."""
 START_SECONDS = 0.1
 """Longest time that a reply counts as one that begins: a network that reads long prompts has many of them at once."""
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
