@@ -151,8 +151,7 @@ def build(
         parts: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
         chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
-        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
-            of this graph and further nodes for it.
+        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)

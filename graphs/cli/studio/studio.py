@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from ....memory.errors import UserError
@@ -44,20 +45,19 @@ class Studio:
             "nodes": lambda: self._open_drawing().palette(),
             "overview": self._overview,
             "moments": lambda view, branch, start, count: self._view(view).moments(
-                str(branch), max(0, int(start)), min(int(count), MAX_LINES)
+                str(branch), max(0, _whole(start)), min(_whole(count), MAX_LINES)
             ),
-            "moment": lambda view, branch, number: self._view(view).moment(str(branch), int(number)),
+            "moment": lambda view, branch, number: self._view(view).moment(str(branch), _whole(number)),
             "act": self._act,
             "explain": self._explain,
         }
         if name not in questions:
             raise LookupError(f"there are {', '.join(questions)}")
         try:
-            return questions[name](**arguments)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
+            signature(questions[name]).bind(**arguments)
+        except TypeError as error:
             raise UserError(f"{name}: the question cannot be read ({error})") from error
+        return questions[name](**arguments)
 
     def _about(self) -> dict[str, Any]:
         parts = {"drawing": ("Drawing", self.drawing), "walk": ("Walk", self.walk), "runs": ("Runs", self.folders)}
@@ -95,4 +95,10 @@ class Studio:
         run = self._view(view)
         if not isinstance(run, RecordedRun):
             raise UserError("only steps of a recorded run are explained here")
-        return run.explain(str(branch), int(number))
+        return run.explain(str(branch), _whole(number))
+
+
+def _whole(number: Any) -> int:
+    if not isinstance(number, int):
+        raise UserError(f"asked for a whole number, got {number!r:.80}")
+    return number

@@ -14,7 +14,8 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ....memory.errors import UserError
 from ....memory.storage.checkpoints import serializer
-from ....tools.notebook.stepper import Walk, start
+from ....tools.notebook.stepper import Walk
+from ...wiring import run as runs
 from ...wiring.flow import FlowError, rewire, to_mermaid
 from ..draw import blueprint
 from ..method_settings import method_settings
@@ -23,6 +24,7 @@ from ..play import make_method_inputs
 from .drawing import Drawing
 from .options import StudioOptions, read_input
 from .studio import Studio
+from .walk_moves import begin_walk
 from .walk_session import WalkSession
 
 __all__ = ["find_graph", "graph_target", "method_target"]
@@ -44,19 +46,27 @@ def method_target(options: StudioOptions) -> Studio:
         return Studio(options.target, drawing)
     world, inputs = _open_world(options, method)
     task = world.task(options.seed, options.split)
-    made = method.build(inputs, settings, checkpointer=InMemorySaver(serde=serializer()))
-    for episode in range(options.episodes):
-        made.invoke({"task": task, "run": "studio", "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
+    first = {"task": task, "run": "studio"}
+    made = method.build(inputs, settings, **({} if options.run else {"checkpointer": _saver()}))
+    for episode in range(0 if options.run else options.episodes):
+        made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 
     def begin(number: int, input: Any) -> Walk:
         drawn = drawing.read()
         graph = rewire(made, drawn["text"]) if drawn["exists"] else made
-        return start(graph, {"task": task, "run": "studio", "episode": number + options.episodes}, thread=f"walk-{number}")
+        if options.run:
+            plan = {**first, "run": f"studio-{number}", "episode": 0, "episodes": max(options.episodes, 1)}
+            return begin_walk(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
+        return begin_walk(graph, {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
 
     walk = WalkSession(f"{options.target} in {options.env}, task {task.id}", begin)
     with suppress(FlowError):  # the page shows what is wrong with the saved drawing
         walk.start()
     return Studio(options.target, drawing, walk, opens="walk")
+
+
+def _saver() -> InMemorySaver:
+    return InMemorySaver(serde=serializer())
 
 
 def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
@@ -100,17 +110,17 @@ def find_graph(name: str) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 def graph_target(options: StudioOptions) -> Studio:
     """The drawing of a graph of the user's, and walks through it."""
+    usual = read_input(options.input) if options.input else None
     graph = find_graph(options.target)
     path = options.flow or Path(f"{options.target.partition(':')[2]}.mmd")
     drawing = Drawing(options.target, path, to_mermaid(graph), graph)
-    usual = read_input(options.input) if options.input else None
     example = options.input or _example(graph)
 
     def begin(number: int, input: Any) -> Walk:
         drawn = drawing.read()
         walked = rewire(graph, drawn["text"]) if drawn["exists"] else graph
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
-        return start(walked, usual if input is None else input, thread=f"studio-{number}")
+        return begin_walk(walked, usual if input is None else input, thread=f"studio-{number}")
 
     walk = WalkSession(options.target, begin, example)
     if options.input:

@@ -23,6 +23,7 @@ from ...wiring.flow import to_mermaid
 from .shown_graph import show_graph
 from .shown_moments import describe_moment, names_of, show_writes, title_of
 from .shown_values import to_line
+from .walk_moves import move
 
 __all__ = ["StudioError", "WalkSession"]
 
@@ -233,23 +234,23 @@ class WalkSession:
         try:
             match do:
                 case "step":
-                    walk.step()
+                    move(walk, "step")
                 case "into":
-                    walk.into()
+                    move(walk, "into")
                 case "out":
-                    walk.out()
+                    move(walk, "out")
                 case "round":
-                    walk.until(*walk.next, self._is_stopped)
+                    move(walk, "until", *walk.next, self._is_stopped)
                 case "until":
-                    walk.until(str(more.get("node", "")), self._is_stopped)
+                    move(walk, "until", str(more.get("node", "")), self._is_stopped)
                 case "finish":
-                    walk.until(self._is_stopped)
+                    move(walk, "until", self._is_stopped)
                 case "resume":
-                    walk.resume(_read_answer(more.get("answer")))
+                    move(walk, "resume", _read_answer(more.get("answer")))
                 case "edit":
                     if walk.branch is None:  # what really happened stays in the tree
                         branch = self._fork(branch, branch.here)
-                    branch.walk.edit(**_read_channels(more.get("channels")))
+                    move(branch.walk, "edit", **_read_channels(more.get("channels")))
                 case "keep":
                     walk.keep(replace=bool(more.get("replace")))
                 case "drop":
@@ -257,7 +258,7 @@ class WalkSession:
                 case "back":
                     branch = self._step_back(branch)
                 case "fork":
-                    branch = self._fork(branch, int(more.get("at", branch.here)))
+                    branch = self._fork(branch, more.get("at", branch.here))
                 case _:
                     raise StudioError(f"there is no button {do!r}")
         finally:
@@ -268,7 +269,7 @@ class WalkSession:
 
     def _fork(self, branch: _Branch, at: int) -> _Branch:
         """A what-if from a moment of a branch."""
-        if not 0 <= at <= branch.here:
+        if not isinstance(at, int) or not 0 <= at <= branch.here:
             raise StudioError(f"there is no moment {at}; {branch.name} has {len(branch.path)}")
         walk = branch.walk.fork()
         if at < branch.here:

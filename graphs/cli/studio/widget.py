@@ -101,7 +101,7 @@ def studio_view(target: Walk | Path | str) -> StudioView:
 
     session = WalkSession(str(walk.graph.name or "walk"), refuse)
     session.adopt(walk)
-    return StudioView(Studio(session.title, walk=session), "walk", picture(walk.here))
+    return StudioView(Studio(session.title, walk=session), "walk", picture(walk))
 
 
 @lru_cache(maxsize=1)

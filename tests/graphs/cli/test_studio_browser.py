@@ -177,8 +177,11 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
             await until(opened, "document.querySelector('.note.good') !== null")
             path = tmp_path / "jitrl.mmd"
             assert path.read_text().startswith(shorter)
-            path.write_text(path.read_text() + "%% of another program\n")  # under its feet
+            path.write_text(path.read_text() + "%% seen\n")
+            await until(opened, f"{code}.textContent.includes('%% seen')")  # nothing was changed here: it follows
             await opened.ask("Input.insertText", text="%% mine\n")
+            await until(opened, "document.querySelector('.head').textContent.includes(', changed')")
+            path.write_text(path.read_text() + "%% of another program\n")  # under its feet
             await opened.ask(
                 "Input.dispatchKeyEvent", type="keyDown", key="s", code="KeyS", windowsVirtualKeyCode=83, modifiers=2
             )

@@ -67,6 +67,8 @@ def test_wrong_names_are_sentences(played: Path, tmp_path: Path) -> None:
             studio.answer("overview", {"view": view})
     with pytest.raises(UserError, match="overview: the question cannot be read"):
         studio.answer("overview", {"look": 1})
+    with pytest.raises(UserError, match="asked for a whole number, got 'x'"):
+        studio.answer("moment", {"view": "run/0/jitrl-s0", "branch": "0", "number": "x"})
     with pytest.raises(LookupError):
         studio.answer("delete", {})
 

@@ -1,8 +1,14 @@
 """Live walks and drawings in the studio: buttons, forks, two tabs, errors of the user's nodes, and the notebook's widget."""
 
+import asyncio
+import json
+import signal
+import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +23,7 @@ import learngraph
 from learngraph.graphs.cli.studio.command import open_studio
 from learngraph.graphs.cli.studio.drawing import Drawing
 from learngraph.graphs.cli.studio.options import StudioOptions
+from learngraph.graphs.cli.studio.walk_moves import begin_walk, is_asynchronous
 from learngraph.graphs.cli.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.cli.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
@@ -211,6 +218,24 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert state == {"number": "1", "answer": "7 or so"}
 
 
+def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
+    async def wait(state: Count) -> Count:
+        await asyncio.sleep(0)
+        return add(state)
+
+    graph = counter(add=wait)
+    assert is_asynchronous(graph)
+    assert not is_asynchronous(counter())
+    walks = WalkSession("counter", lambda number, given: begin_walk(graph, {"number": 0}, str(number)))
+    walks.start()
+    act(walks, "step")
+    act(walks, "back")
+    act(walks, "edit", channels='{"number": 1}')
+    act(walks, "round")
+    seen = act(walks, "finish")
+    assert current(seen)["note"] == "at the end"
+
+
 def test_a_thousand_moments_are_shown_quickly() -> None:
     def far(state: Count) -> Literal["again", "enough"]:
         return "again" if state["number"] < 500 else "enough"
@@ -330,6 +355,20 @@ def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
     assert broken.answer("overview", {"view": "walk"})["problems"] == ["No run has begun: New run begins one."]
 
 
+def test_a_whole_run_is_walked_and_its_episodes_are_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    walks = open_studio(StudioOptions("jitrl", run=True, episodes=2)).walk
+    assert walks is not None
+    assert current(act(walks, "step"))["note"] == "before tally"
+    assert current(act(walks, "step"))["note"] == "before episode"
+    seen = act(walks, "into")
+    assert (current(seen)["inside"], current(seen)["note"]) == (["episode 0"], "before begin")
+    assert current(act(walks, "until", node="act"))["note"] == "before act"
+    assert walks.moment("b0", 7)["decision"]["bars"]
+    seen = act(walks, "out")
+    assert (current(seen)["inside"], current(seen)["note"]) == ([], "before tally")
+
+
 APP = """
 from langgraph.graph import StateGraph, MessagesState, START, END
 def talk(state): return {"messages": [("ai", "hello")]}
@@ -399,3 +438,31 @@ def test_the_widget_is_one_module() -> None:
     text = widget_module()
     assert "\nimport " not in text
     assert text.rstrip().endswith("export default modules.widget.widget;")
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_link_answers_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    play_run(tmp_path / "runs" / "mine", episodes=1)
+    command = [sys.executable, "-m", "learngraph", "studio", "runs/mine", "--no-browser"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        link = process.stdout.readline().strip()
+        home, _, key = link.partition("#key=")
+        asked = urllib.request.Request(f"{home}ask/runs", data=b"{}", headers={"x-studio-key": key})
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            assert json.load(answer)[0]["runs"][0]["title"] == "jitrl, seed 0"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(f"{home}ask/runs", data=b"{}"), timeout=20)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, said) in ((0, ""), (130, ""))
+
+
+def test_options_that_make_no_sense_are_sentences() -> None:
+    with pytest.raises(UserError, match="--port is at least 0, got -1"):
+        StudioOptions(port=-1)
+    with pytest.raises(UserError, match="--input is JSON such as"):
+        open_studio(StudioOptions("json:loads", input="{"))

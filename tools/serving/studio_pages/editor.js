@@ -115,6 +115,16 @@ export function EditorView({ ask, dirty }) {
       setTold({ bad: true, text: error.message, theirs: error.details?.version ? error.details : null });
     }
   }
+  // What another tab or program has saved is shown, as long as nothing was changed here.
+  async function follow() {
+    if (document.hidden || !now.current.file || dirty.current) return;
+    try {
+      const found = await ask("drawing");
+      if (dirty.current || found.version === now.current.file.version) return;
+      setFile(found);
+      if (found.text !== now.current.text) replace(found.text);
+    } catch { /* the next try may succeed; saving says what is wrong */ }
+  }
   function replace(words) {
     editor.current.dispatch({ changes: { from: 0, to: editor.current.state.doc.length, insert: words } });
   }
@@ -127,7 +137,8 @@ export function EditorView({ ask, dirty }) {
       editor.current = makeEditor(host.current, found.text, () => names.current, changed, () => save());
       check(found.text);
     }, (error) => setTold({ bad: true, text: error.message }));
-    return () => { clearTimeout(timer); editor.current?.destroy(); };
+    const following = setInterval(follow, 2000);
+    return () => { clearTimeout(timer); clearInterval(following); editor.current?.destroy(); };
   }, []);
   const insert = (name) => {
     editor.current.dispatch(editor.current.state.replaceSelection(name));

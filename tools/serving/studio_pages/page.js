@@ -24,7 +24,7 @@ function Runs({ open }) {
           <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
 }
 
-const HELP = [["s", "step: the next node"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],
+const HELP = [["s or o", "step over: the next node, with all of its graph"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],
   ["← →", "the moment before, the next"], ["↑ ↓", "move in a list"], ["Tab", "to the next part; in the picture arrow keys go from box to box, Enter runs to it"], ["Ctrl S", "save the drawing"], ["?", "this list"]];
 
 function Help({ close, single, setSingle }) {

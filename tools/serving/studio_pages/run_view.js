@@ -7,8 +7,8 @@ import { Decision, Explanation, Memory, StateTable } from "./values.js";
 const PAGE = 100, WAIT = 1000;
 
 /** The lines about a branch's moments, asked for by the page as they come into sight. */
-function useRows(ask, view, branch, count, report) {
-  const kept = useRef({}), asked = useRef(new Set()), [, redraw] = useState(0), name = `${view}\n${branch}`;
+function useRows(ask, view, branch, level, count, report) {
+  const kept = useRef({}), asked = useRef(new Set()), [, redraw] = useState(0), name = [view, branch, level].join("\n");
   if (kept.current.name !== name) {
     kept.current = { name };
     asked.current = new Set();
@@ -32,7 +32,7 @@ function useRows(ask, view, branch, count, report) {
 }
 
 const BUTTONS = [
-  ["step", "Step", "s", "run the next node, with all of its graph if it has one"],
+  ["step", "Step", "s", "step over: run the next node, with all of its graph if it has one"],
   ["round", "Round", "r", "run on until this node comes again"],
   ["into", "Into", "i", "enter the graph that is the next node"],
   ["out", "Out", "u", "leave this graph, when it has ended"],
@@ -162,7 +162,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
       const target = event.composedPath()[0];
       if (event.ctrlKey || event.altKey || event.metaKey || target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
       if (!root.current?.contains(event.target) && (shortcuts === "inside" || event.target !== document.body)) return;
-      const { at: where, count: length, overview: known } = seen.current, button = BUTTONS.find(([, , key]) => key === event.key);
+      const { at: where, count: length, overview: known } = seen.current, button = BUTTONS.find(([, , key]) => key === (event.key === "o" ? "s" : event.key));
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         if (target.closest?.(".scroll")) return;
         event.preventDefault();
@@ -176,7 +176,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
     return () => document.removeEventListener("keydown", press);
   }, [shortcuts, overview !== null, act]);
 
-  const [rows, need] = useRows(ask, view, branch, count, report);
+  const [rows, need] = useRows(ask, view, branch, (shown?.inside ?? []).join(), count, report);
   const explain = async () => {
     const mine = turn.current;
     try {
