@@ -58,6 +58,9 @@ COMMANDS: Mapping[str, Command] = {
         ".replay",
         "replay",
     ),
+    "tutorial": Command(
+        "your first walk, in Jupyter or in the terminal: draw, run, pause, edit, go back, learn", ".tutorial", "tutorial"
+    ),
     "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
     "draw": Command("draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]", ".draw", "draw"),
     "nodes": Command("the nodes to put agents together from: what each does, reads and writes", ".nodes", "list_nodes"),

@@ -1,0 +1,117 @@
+"""`learngraph tutorial`: the first walk (draw, run, pause, look, edit, go back, learn), in Jupyter or in the terminal.
+
+The text and the code are one notebook, `tutorial.ipynb` beside this file. Where Jupyter is installed, it opens a copy of it in the present
+folder. Elsewhere the terminal shows the cells one by one, and runs each in this process when you press Enter.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.syntax import Syntax
+from tyro.conf import Positional
+
+from ...memory.errors import UserError
+from ..wiring.flags import parse_flags
+
+SOURCE = Path(__file__).with_name("tutorial.ipynb")
+
+
+@dataclass(frozen=True)
+class TutorialOptions:
+    """Options of `learngraph tutorial`: where it is played."""
+
+    folder: Positional[Path] = Path()
+    """The folder that the notebook is copied to; your own copy there is never overwritten."""
+    terminal: bool = False
+    """Use the terminal even where Jupyter is installed."""
+
+
+def tutorial(args: Sequence[str]) -> int:
+    """Open the tutorial, and return the exit status."""
+    about = "your first walk: draw an agent, run it, pause, look, edit, go back, and let it learn"
+    options = parse_flags(TutorialOptions, args, "learngraph tutorial", about)
+    jupyter = None if options.terminal else find_jupyter()
+    if jupyter is None:
+        return play(Console(), interactive=sys.stdin.isatty())
+    copy = copy_notebook(options.folder)
+    Console().print(f"opening {copy}; `learngraph tutorial --terminal` plays it here")
+    os.execv(jupyter, [jupyter, "lab", str(copy)])
+
+
+def find_jupyter() -> str | None:
+    """The path of `jupyter` with JupyterLab, beside this Python or on the PATH; None if there is none."""
+    beside = Path(sys.executable).parent
+    places = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
+    return shutil.which("jupyter", path=places) if shutil.which("jupyter-lab", path=places) else None
+
+
+def copy_notebook(folder: Path) -> Path:
+    """The user's copy of the tutorial in a folder, made if there is none.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"learngraph tutorial: there is no folder {folder}")
+    copy = folder / "learngraph-tutorial.ipynb"
+    if not copy.exists():
+        shutil.copyfile(SOURCE, copy)
+    return copy
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the notebook."""
+
+    text: str
+    is_code: bool
+
+
+def read_cells(path: Path = SOURCE) -> Iterator[Cell]:
+    """The cells of a notebook, in order."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        yield Cell("".join(cell["source"]), cell["cell_type"] == "code")
+
+
+def play(console: Console, interactive: bool) -> int:
+    """Show the cells one by one and run their code in this process.
+
+    Args:
+        console: the terminal.
+        interactive: whether it waits for Enter before each piece of code; `q` ends the tutorial.
+
+    Returns:
+        The exit status: 0, or 130 if the user ended it.
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in read_cells():
+        if not cell.is_code:
+            console.print(Markdown(cell.text), "")
+            continue
+        console.print(Syntax(cell.text, "python", background_color="default"))
+        if interactive and console.input("[dim]Enter runs it, q leaves: [/dim]").strip().lower() == "q":
+            return 130
+        shown = run_cell(cell.text, names)
+        if shown is not None:
+            console.print(str(shown), markup=False, highlight=False)
+        console.print()
+    return 0
+
+
+def run_cell(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell's code, and return the value of its last line if that is an expression, as notebooks do."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<tutorial>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<tutorial>", "eval"), names) if isinstance(last, ast.Expr) else None

@@ -1,0 +1,82 @@
+"""The tutorial: one notebook, which Jupyter opens as a copy, and which the terminal plays cell by cell."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from learngraph.graphs.cli import tutorial as module
+from learngraph.graphs.cli.tutorial import SOURCE, copy_notebook, find_jupyter, play, read_cells, run_cell, tutorial
+from learngraph.memory.errors import UserError
+
+
+@pytest.mark.slow
+def test_the_terminal_plays_it_from_top_to_bottom() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "learngraph", "tutorial", "--terminal"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Your first walk" in ran.stdout
+    for shown in (
+        "node 'choose' is not in the flow",
+        "first run | second run",
+        "act -->|over| learn --> END",
+        "last ten episodes",
+    ):
+        assert shown in ran.stdout, shown
+
+
+def test_enter_runs_a_cell_and_q_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    short = tmp_path / "short.ipynb"
+    cells = [("markdown", "# Hello"), ("code", "x = 6\nx * 7"), ("code", "raise SystemError('never run')")]
+    short.write_text(json.dumps({"cells": [{"cell_type": kind, "source": [text]} for kind, text in cells]}))
+    monkeypatch.setattr(module, "read_cells", lambda: read_cells(short))
+    answers = iter(["", "q"])
+    console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(console, "input", lambda prompt: next(answers))
+    assert play(console, interactive=True) == 130
+    assert "42" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_cell_shows_its_last_expression_only() -> None:
+    names: dict[str, object] = {}
+    assert run_cell("a = 1\na + 1", names) == 2
+    assert run_cell("b = a", names) is None
+    assert names["b"] == 1
+
+
+def test_the_users_copy_is_never_overwritten(tmp_path: Path) -> None:
+    copy = copy_notebook(tmp_path)
+    assert copy.read_bytes() == SOURCE.read_bytes()
+    copy.write_text("mine")
+    assert copy_notebook(tmp_path).read_text() == "mine"
+    with pytest.raises(UserError, match="there is no folder"):
+        copy_notebook(tmp_path / "nowhere")
+
+
+def test_jupyter_is_opened_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_jupyter() is None
+    for name in ("jupyter", "jupyter-lab"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    started = list[list[str]]()
+
+    def execute(path: str, args: list[str]) -> None:
+        started.append([path, *args])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(module.os, "execv", execute)
+    with pytest.raises(SystemExit):
+        tutorial([str(tmp_path)])
+    jupyter = str(tmp_path / "jupyter")
+    assert started == [[jupyter, jupyter, "lab", str(tmp_path / "learngraph-tutorial.ipynb")]]
