@@ -151,7 +151,8 @@ def build(
         parts: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
         chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
-        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
+        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
+            of this graph and further nodes for it.
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)

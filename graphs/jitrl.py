@@ -247,7 +247,8 @@ def build(
         settings: hyper-parameters.
         experiences: a memory of your own, such as one that several graphs share; `settings.memory(parts.shelf)` if not given.
         chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
-        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
+        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
+            of this graph and further nodes for it.
 
     Raises:
         UserError: the memory discounts returns by another gamma than the settings say.

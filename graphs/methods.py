@@ -78,7 +78,9 @@ class Method:
     settings: type
     """The hyper-parameters: a dataclass as `MethodSettings` describes."""
     build: Callable[..., Graph]
-    """(MethodInputs, settings, chain=False, **compile) -> the graph of one episode, or of learning; see `has_training_phase`."""
+    """(MethodInputs, settings, chain=False, **compile) -> the graph of one episode, or of learning; see `has_training_phase`.
+
+    `compile` holds the options of `StateGraph.compile`, and `flow` and `nodes`: another drawing of the graph, and further nodes for it."""
     model_use: Literal["none", "logits", "actions", "text"] = "actions"
     """The largest use that is made of a language model. `none`: there is no model. `logits`: it proposes several actions with
     logits; a model that cannot be scored states its confidence in each. `actions`: it proposes an action. `text`: it also writes

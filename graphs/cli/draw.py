@@ -93,7 +93,7 @@ def load_graph(name: str, *, run: bool = False) -> Any:
 
 
 def find_user_object(place: str, attribute: str) -> Any:
-    """What a module or a file of the user's calls `attribute`.
+    """The object that a module or a file of the user's calls `attribute`.
 
     Raises:
         UserError: it cannot be imported, or has nothing of that name.

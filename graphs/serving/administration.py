@@ -208,7 +208,11 @@ class Administration:
                     "learned_from": sizes.get(version.label),
                 }
             )
-        return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows}
+        means = [
+            {"version": label or "base", "step": _step_of(label), "reward": sum(mine) / len(mine), "feedbacks": len(mine)}
+            for label, mine in rewards.items()
+        ]
+        return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows, "rewards": means}
 
     async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
         """Make an adapter, which is the base model until it learns.
@@ -378,3 +382,8 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         "job": row.job,
         "kl": row.kl,
     }
+
+
+def _step_of(label: str) -> int:
+    """The gradient step that made a version; 0: it is the base model."""
+    return int(label.rpartition("@")[2].partition("-")[0]) if label else 0

@@ -67,7 +67,8 @@ def find_obstacles(
     least = least_exchanges(settings.replay.min_exchanges, replay.step(tenant, adapter), counts.get("held", 0))
     ahead = steps_ahead(replay, tenant, adapter, settings.max_lead_steps)
     if ahead and ready >= least:
-        why = f"the model learned for {ahead} steps from replies of older versions: what it says now is in none of them"
+        times = "the last step" if ahead == 1 else f"the last {ahead} steps"
+        why = f"{times} learned from replies of older versions only: what the model says now is in none of them"
         found.append(Obstacle("ahead", why, KINDS["ahead"], 1))
     if ready < least:
         missing = least - ready

@@ -105,7 +105,7 @@ class Wiring:
     """Name of each drawn node -> the line where it stands first."""
 
     @property
-    def drawn(self) -> set[str]:
+    def drawn_names(self) -> set[str]:
         """The names of all nodes that are drawn."""
         return {name for e in self.edges for name in (e.source, e.target)}.union(self.lines) - ENDS.keys()
 
@@ -210,7 +210,7 @@ def name_hint(name: str, known: Collection[str]) -> str:
 
 def _names(wiring: Wiring) -> list[Finding]:
     edges, nodes = wiring.edges, wiring.nodes
-    drawn = wiring.drawn
+    drawn = wiring.drawn_names
     known = {*nodes, *wiring.others}
     found = [
         Finding(
@@ -230,7 +230,7 @@ def _names(wiring: Wiring) -> list[Finding]:
 
 def _connections(wiring: Wiring) -> list[Finding]:
     """Nodes that START does not reach, that nothing leaves, or from which END cannot be reached."""
-    edges, drawn, found = wiring.edges, wiring.drawn, list[Finding]()
+    edges, drawn, found = wiring.edges, wiring.drawn_names, list[Finding]()
     reached = closure("START", [(e.source, e.target) for e in edges])
     leaving = {e.source for e in edges} | {name for name in wiring.destinations if "END" in _shown(wiring.destinations[name])}
     for name in sorted(drawn - reached):

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, cast
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
-from .flow import drawn_edges, to_mermaid
+from .drawn import drawn_edges, to_mermaid
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 

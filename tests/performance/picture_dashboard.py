@@ -1,9 +1,10 @@
 """The dashboard's picture in tests/pictures/dashboard.png, of a real service that learns while it is asked.
 
-    python tests/performance/picture_dashboard.py [--steps 30] [--seconds 200] [--dark] [-- further flags of learngraph serve]
+    python tests/performance/picture_dashboard.py [--chats 40] [--dark] [--to FILE] [-- further flags of learngraph serve]
 
-Starts `learngraph serve --model pocket`, asks it short questions, and likes replies that end by themselves within a few words: what it
-learns from is that, and nothing is drawn by hand. Needs Chromium.
+Starts `learngraph serve --model guard` and teaches it to call its user captain, as `learngraph.graphs.studies.claas_preferences` does:
+thumbs up without words, thumbs down with a sentence on what was wrong. Then the page's own chat asks a question beside the base model,
+and gives feedback by its buttons. Nothing is drawn by hand. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -13,80 +14,110 @@ import asyncio
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
-from bench_serving import asked, model_of, server
+from bench_serving import server
 from PIL import Image
+
+from learngraph.tools.environments.hierarchy import THINGS, VALUES, Fact, Scenario, system_prompt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from browser import Browser
 
 PICTURE = Path(__file__).parents[1] / "pictures" / "dashboard.png"
+ADVICE = "broke call : call the user captain ."
+Chat = tuple[str, str, str]
+"""System message, question, and the fact that answers it."""
 
 
-async def teach(url: str, key: str, steps: int, seconds: float) -> None:
-    """Chats with feedback, until so many steps are taken."""
-    model, began = await model_of(url, key), time.monotonic()
+def make_chats(count: int) -> list[Chat]:
+    """Chats that ask for a fact of their system message."""
+    draw, values = random.Random(0), [value for kind in VALUES.values() for value in kind]
+    found = []
+    for _ in range(count):
+        facts = tuple(Fact(*pair) for pair in zip(draw.sample(THINGS, 4), draw.sample(values, 4), strict=True))
+        asked = draw.choice(facts)
+        found.append((system_prompt(Scenario("", 0, (), facts)), f"{asked.thing} is what ?", asked.text))
+    return found
+
+
+async def teach(url: str, key: str, chats: list[Chat]) -> None:
+    """Chats with feedback, each after the learner has learned from those before."""
     async with aiohttp.ClientSession(url, headers={"authorization": f"Bearer {key}"}) as client:
 
-        async def ask(draw: random.Random) -> None:
-            while time.monotonic() - began < seconds:
+        async def post(path: str, body: dict[str, Any]) -> Any:
+            async with client.post(path, json=body) as answer:
+                answer.raise_for_status()
+                return await answer.json()
+
+        for number, (system, question, fact) in enumerate(chats):
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+            reply = await post("/v1/chat/completions", {"model": "guard", "messages": messages, "seed": number})
+            words = reply["choices"][0]["message"]["content"].split()
+            wrong = [] if words.count("captain") == 1 else [ADVICE]
+            wrong += (
+                [] if [word for word in words if word != "captain"] == fact.split() else [f"broke answer : say what {question}"]
+            )
+            said = {"reward": -1, "text": " ".join(wrong)} if wrong else {"reward": 1}
+            await post("/v1/feedback", {"response_id": reply["id"], **said})
+            while True:
                 async with client.get("/v1/status") as answer:
-                    scopes = (await answer.json())["scopes"]
-                if sum(scope["step"] for scope in scopes) >= steps:
-                    return
-                body = asked(draw, 24) | {"model": model, "metadata": {"family": "rooms"}}
-                async with client.post("/v1/chat/completions", json=body) as answer:
-                    reply = await answer.json()
-                choice = reply["choices"][0]
-                words = len(choice["message"]["content"].split())
-                good = choice["finish_reason"] == "stop" and words <= 6
-                told = {"response_id": reply["id"], "reward": 1.0 if good else -1.0, "source": "verifier"}
-                async with client.post(
-                    "/v1/feedback", json=told | ({} if good else {"text": "In a few words, please."})
-                ) as answer:
-                    await answer.read()
-
-        await asyncio.gather(*(ask(random.Random(i)) for i in range(6)))
+                    status = await answer.json()
+                if status["learner"]["state"] == "idle" and status["scopes"][0]["held_up"]:
+                    break
+                await asyncio.sleep(0.1)
 
 
-async def draw(url: str, key: str, path: Path, dark: bool) -> None:
-    """A picture of the dashboard, logged in as people do."""
+async def wait_for(page: Browser, condition: str) -> None:
+    """Wait until an expression in the page is true."""
+    async with asyncio.timeout(60):
+        while not await page.run(condition):
+            await asyncio.sleep(0.1)
+
+
+async def draw_page(url: str, key: str, chat: Chat, path: Path, dark: bool) -> None:
+    """A picture of the dashboard, used as people use it."""
     with tempfile.TemporaryDirectory() as folder:
         async with Browser.open(Path(folder)) as page:
             await page.go(f"{url}/dashboard")
             await page.run(f"document.getElementById('key').value = {key!r}; document.querySelector('form').submit()")
-            async with asyncio.timeout(60):
-                while await page.run("document.getElementById('main') === null || document.querySelector('.tiles') === null"):
-                    await asyncio.sleep(0.1)
-            await page.picture(path, height=1640, dark=dark)
+            await wait_for(page, "document.getElementById('main') !== null && document.querySelector('.tiles') !== null")
+            page.events.clear()  # the page that asks for a key has the status 401
+            system, question, _ = chat
+            await page.run(f"document.getElementById('system').value = {system!r}; beside.value = 'base'")
+            await page.run(f"document.getElementById('prompt').value = {question!r}; form.requestSubmit()")
+            await wait_for(page, "document.querySelector('#talk .teach:not([hidden])') !== null")
+            await page.run("document.querySelector('#talk [data-reward=\"1\"]').click()")
+            await page.run("document.querySelector('#talk .teach').requestSubmit()")
+            await wait_for(page, "document.querySelector('#talk output').textContent.startsWith('Stored')")
+            await page.run("refresh()")
+            await page.picture(path, height=1800, dark=dark)
+            if page.complaints:
+                raise SystemExit(f"the page complains: {page.complaints}")
     with Image.open(path) as drawn:
         few = drawn.convert("RGB").quantize(128, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 
-async def both(url: str, key: str, options: argparse.Namespace) -> None:
-    await teach(url, key, options.steps, options.seconds)
-    await asyncio.sleep(3)
-    await draw(url, key, options.to, options.dark)
+async def work(url: str, key: str, options: argparse.Namespace) -> None:
+    """Teach, then draw."""
+    *lessons, last = make_chats(options.chats + 1)
+    await teach(url, key, lessons)
+    await draw_page(url, key, last, options.to, options.dark)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=200.0)
+    """Draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chats", type=int, default=40)
     parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--model", default="pocket")
     parser.add_argument("--to", type=Path, default=PICTURE)
     options, more = parser.parse_known_args()
-    flags = [flag for flag in more if flag != "--"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server(options.model, "process", Path(folder) / "out", flags) as (url, key, _),
-    ):
-        asyncio.run(both(url, key, options))
+    flags = ["--learner-nice", "0", *(flag for flag in more if flag != "--")]
+    with tempfile.TemporaryDirectory() as folder, server("guard", "process", Path(folder) / "out", flags) as (url, key, _):
+        asyncio.run(work(url, key, options))
     print(f"{options.to}: {options.to.stat().st_size / 1000:.0f} kB")
 
 

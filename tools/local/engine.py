@@ -640,7 +640,7 @@ class LocalEngine:
         """Draw the next token of every reply whose prompt is read, from log-probabilities of shape (runs, vocabulary)."""
         drawing: list[_ReplyRun] = []
         rows: list[int] = []
-        adjusted: list[torch.Tensor] = []
+        adjusted: dict[int, torch.Tensor] = {}
         broken = logps[:, 0].isnan().tolist()
         for row, run in enumerate(runs):
             if row < reading:
@@ -651,8 +651,8 @@ class LocalEngine:
             try:
                 if broken[row]:
                     raise EngineFailed("the network's log-probabilities are no numbers")
-                is_adjusted = run.bias or any(run.penalties) or run.grammar is not None
-                adjusted.append(self._adjust_logprobs(run, logps[row]) if is_adjusted else logps[row])
+                if run.bias or any(run.penalties) or run.grammar is not None:
+                    adjusted[len(rows)] = self._adjust_logprobs(run, logps[row])
             except Exception as error:
                 self._fail_alone(run, error)
             else:
@@ -660,7 +660,11 @@ class LocalEngine:
                 rows.append(row)
         if not drawing:
             return
-        tokens = sample_tokens(torch.stack(adjusted), [run.draw for run in drawing], logps[rows])
+        own = logps if len(rows) == len(runs) else logps[rows]
+        wanted = own.clone() if adjusted else own
+        for i, changed in adjusted.items():
+            wanted[i] = changed
+        tokens = sample_tokens(wanted, [run.draw for run in drawing], own)
         for run, token in zip(drawing, tokens, strict=True):
             try:
                 self._add_token(run, token)

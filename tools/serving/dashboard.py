@@ -354,7 +354,7 @@ def _describe_learning(scope: Mapping[str, Any], row: Mapping[str, Any]) -> dict
         ],
         "step": format_number(scope.get("step", 0)),
         "ready": format_number(counts.get("ready", 0)),
-        "curves": curves(updates, as_rows(row.get("versions"))),
+        "curves": curves(updates, as_rows(row.get("rewards"))),
         "updates": len(updates),
         "counts": bars((name, found) for name in STATES if (found := finite_number(counts.get(name, 0))) is not None),
         "ages": ages(scope.get("ages")),

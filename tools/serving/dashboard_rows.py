@@ -123,17 +123,21 @@ def chart(points: Sequence[tuple[float, float]], axis: str = "step") -> dict[str
     }
 
 
-def curves(updates: Iterable[Mapping[str, Any]], versions: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The charts of a learner's steps. The reward curve shows the mean reward of each version while it answered: a minibatch's
-    mean says little, since it holds good and bad exchanges in equal parts.
+def curves(updates: Iterable[Mapping[str, Any]], rewards: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The charts of a learner's steps.
+
+    Args:
+        updates: the steps.
+        rewards: the mean reward of each version while it answered, which is the reward's curve. A minibatch's mean says little, since
+            it holds good and bad exchanges in equal parts.
     """
-    pairs = [(finite_number(row.get("step")), finite_number(row.get("reward"))) for row in versions]
-    rewards = sorted((step, value) for step, value in pairs if step is not None and value is not None)
+    pairs = [(finite_number(row.get("step")), finite_number(row.get("reward"))) for row in rewards]
+    means = sorted((step, value) for step, value in pairs if step is not None and value is not None)
     seen = [(step, update) for update in updates if (step := finite_number(update.get("step"))) is not None]
     found = []
     for name, title, unit in CURVES:
         points = [(step, value) for step, update in seen if (value := finite_number(update.get(name))) is not None]
-        points, axis = (rewards, "version") if name == "reward" else (points, "step")
+        points, axis = (means, "version") if name == "reward" else (points, "step")
         found.append({"title": title, "unit": unit, "axis": axis, "chart": chart(points, axis)})
     return found
 

@@ -25,7 +25,7 @@ from ...memory.records import Feedback
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import AnswerKind, ClientDisconnected, FullResponse, StreamedResponse, respond
+from .replies import AnswerKind, ClientDisconnected, FullResponse, StartQueues, StreamedResponse, respond
 from .responses_wire import parse_response
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
@@ -105,6 +105,7 @@ class ChatApi:
     max_body_bytes: int
     default_max_tokens: int
     creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    starts: StartQueues = field(default_factory=StartQueues)
 
     async def read_json(self, request: Request) -> Any:
         """The JSON of a request's body; an empty body is an empty object.
@@ -152,6 +153,7 @@ class ChatApi:
             self.backend,
             self.tenants,
             self.server_metrics,
+            self.starts,
             tenant=tenant,
             parsed=parsed,
             model=model,

@@ -12,9 +12,10 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ...memory.errors import UserError
@@ -40,6 +41,7 @@ __all__ = [
     "ClientDisconnected",
     "ConcurrentReplies",
     "FullResponse",
+    "StartQueues",
     "StreamedResponse",
     "as_api_error",
     "respond",
@@ -53,6 +55,10 @@ AnswerKind = Literal["chat", "text", "response"]
 """`/v1/chat/completions`, `/v1/completions` or `/v1/responses`."""
 ID_PREFIXES: dict[AnswerKind, str] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
 OBJECTS: dict[AnswerKind, str] = {"chat": "chat.completion", "text": "text_completion", "response": "response"}
+MAX_STARTS = 4
+"""Replies of one tenant that begin at the same time. Its 256 clients get as many tokens a second as without a limit."""
+START_SECONDS = 0.1
+"""Longest time that a reply counts as one that begins: a network that reads long prompts has many of them at once."""
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """ASGI's `receive`, after the body was read: reports that the client hung up."""
 
@@ -61,13 +67,54 @@ class ClientDisconnected(Exception):
     """The client hung up."""
 
 
+class StartQueues:
+    """Queues of the replies that begin, one a tenant. Belongs to one event loop.
+
+    To begin a reply takes much of the event loop and twenty of its rounds, before its network is asked at all. Of each tenant only
+    `MAX_STARTS` replies are in this stage, so that rounds stay short, and a tenant's only request does not wait for the hundreds that
+    another one sends at once.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until this reply may begin. The block ends when it has begun; after `START_SECONDS` the next one may begin anyway."""
+        semaphore, users = self._queues.get(tenant) or (asyncio.Semaphore(MAX_STARTS), 0)
+        self._queues[tenant] = semaphore, users + 1
+        try:
+            await semaphore.acquire()
+            with ExitStack() as place:
+                place.callback(semaphore.release)
+                timer = asyncio.get_running_loop().call_later(START_SECONDS, place.close)
+                place.callback(timer.cancel)
+                yield
+        finally:
+            users = self._queues[tenant][1] - 1
+            self._queues[tenant] = semaphore, users
+            if not users:
+                del self._queues[tenant]
+
+
 class ConcurrentReplies:
     """The replies of one request, made at the same time.
 
     Each is iterated and closed in a task of its own. When the client hangs up, or `close` is called, they are cancelled.
+
+    Args:
+        streams: the replies.
+        receive: reports that the client hung up.
+        turn: makes the context manager in which a reply begins.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[Piece | Exchange]], receive: Receive) -> None:
+    def __init__(
+        self,
+        streams: Sequence[AsyncIterator[Piece | Exchange]],
+        receive: Receive,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._turn = turn
         self._queue: asyncio.Queue[tuple[int, Piece | Exchange | BaseException | None]] = asyncio.Queue(maxsize=64)
         self._open = len(streams)
         self._tasks = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(streams)]
@@ -81,9 +128,14 @@ class ConcurrentReplies:
             async with AsyncExitStack() as stack:
                 if (close := getattr(stream, "aclose", None)) is not None:
                     stack.push_async_callback(close)
-                async for item in stream:
-                    done = isinstance(item, Exchange)
-                    await self._queue.put((index, item))
+                async with self._turn():
+                    first = await anext(stream, None)
+                if first is not None:
+                    done = isinstance(first, Exchange)
+                    await self._queue.put((index, first))
+                    async for item in stream:
+                        done = isinstance(item, Exchange)
+                        await self._queue.put((index, item))
             await self._queue.put((index, None if done else RuntimeError("a reply ended without its exchange")))
         except asyncio.CancelledError:
             raise
@@ -167,6 +219,7 @@ async def respond(
     backend: ChatBackend,
     tenants: Tenants,
     metrics: ServerMetrics,
+    starts: StartQueues,
     *,
     tenant: Tenant,
     parsed: ParsedRequest,
@@ -177,6 +230,7 @@ async def respond(
     """Make the replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status.
 
     Args:
+        starts: the server's.
         model: the model as the client named it.
         receive: reports that the client hung up.
 
@@ -192,7 +246,7 @@ async def respond(
         count, most = len(parsed.requests), tenant.limits.streams
         raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
     began = time.monotonic()
-    answer = _Answer(tenants, metrics, tenant, parsed, kind)
+    answer = _Answer(tenants, metrics, starts, tenant, parsed, kind)
     answer.start(backend, model, receive)
     try:
         items = await answer.replies.next_items()
@@ -214,6 +268,7 @@ class _Answer:
 
     tenants: Tenants
     metrics: ServerMetrics
+    starts: StartQueues
     tenant: Tenant
     parsed: ParsedRequest
     kind: AnswerKind
@@ -247,7 +302,7 @@ class _Answer:
                 )
                 for one, request in zip(ids, self.parsed.requests, strict=True)
             ]
-            self.replies = ConcurrentReplies(streams, receive)
+            self.replies = ConcurrentReplies(streams, receive, partial(self.starts.turn, self.tenant.name))
             self._reserved = stack.pop_all()
         self.metrics.replies_in_progress.inc(len(ids))
         self.frame = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -64,6 +66,7 @@ class Witness:
         return node
 
 
+@cache
 def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness, dict[str, Any]]:
     witness, chat = Witness(), ScriptedChat(replies=[WRITTEN])
     if kind == "chats":
@@ -77,6 +80,14 @@ def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness
     settings = JitRL(min_prior=0) if name == "jitrl" else method_settings(name)
     graph = find_method(name).build(inputs, settings)
     return witness, run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=EPISODES))
+
+
+def running_steps(text: str, kind: str) -> str:
+    """The steps of the running episode in a prompt, without what stands before and after them."""
+    if kind == "chats":
+        _, heading, steps = text.rpartition("Your steps in this attempt so far:\n")
+        return steps.partition("Summary of this attempt")[0].strip() if heading else ""
+    return re.split(r"^(?:Attempt \d+:|- .*)\n", text, flags=re.MULTILINE)[-1].strip()
 
 
 @pytest.mark.parametrize("history", [None, 0, 3], ids=lambda n: f"{n}-steps")
@@ -93,7 +104,9 @@ def test_a_baseline_is_shown_what_jitrl_is_shown(name: str, kind: str, history: 
     for at, shown in jitrl.views.items():
         beside = other.views[at]
         assert (beside["instruction"], beside["observation"]) == (shown["instruction"], shown["observation"])
-        assert shown["steps"].rstrip() in beside["steps"]  # the steps of the running episode, as many as JitRL's policy sees
+        assert running_steps(beside["steps"], kind) == running_steps(shown["steps"], kind)  # as many as JitRL's policy sees
+    if history != 0 and kind == "chats":
+        assert any(running_steps(shown["steps"], kind) for shown in jitrl.views.values())
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -127,3 +127,26 @@ def test_the_picture_of_a_walk_shows_its_place_and_its_way() -> None:
     inside = start(run_graph, {"task": world.task(0), "run": "r", "episode": 0, "episodes": 1}).into("episode").step()
     assert picture.picture(inside).graph is inside.here
     assert picture.picture(inside).passes == {("START", "begin"): 1, ("begin", "recall"): 1}
+
+
+CELL = """
+import socket
+def refuse(*where, **more):
+    raise AssertionError(f"asked for {where}")
+socket.getaddrinfo = socket.create_connection = refuse
+import learngraph
+learngraph.jitrl.build(learngraph.MethodInputs(environment=learngraph.open_environment("toy")))
+"""
+
+
+@pytest.mark.slow
+def test_a_graph_at_the_end_of_a_cell_shows_its_picture_without_a_server() -> None:
+    pytest.importorskip("pygraphviz")
+    pytest.importorskip("ipykernel")
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    shown = book.cells[0].outputs[-1]["data"]
+    assert shown["image/svg+xml"].startswith("<svg")
+    assert "modulate" in shown["image/svg+xml"]
+    assert shown["text/plain"].startswith("flowchart LR\n  START --> begin --> recall")

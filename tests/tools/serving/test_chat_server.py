@@ -688,7 +688,7 @@ def test_numbers_that_json_has_not_are_null_in_answers() -> None:
 
 def test_a_hundred_streams_at_once() -> None:
     """None fails, none waits for another's end."""
-    backend = FakeBackend(delay=0.02)
+    backend = FakeBackend(delay=0.2)
 
     async def all_of_them(url: str) -> list[Any]:
         headers = {"authorization": f"Bearer {chat_backend.KEY}"}

@@ -100,7 +100,8 @@ def told(steps: int = 40) -> dict[str, Any]:
             },
         ],
     }
-    adapters = [{"adapter": "default", "live": versions[0]["label"], "canary": "", "versions": versions}]
+    rewards = [{"version": item["name"], "step": item["step"], "reward": item["reward"], "feedbacks": 7} for item in versions]
+    adapters = [{"adapter": "default", "live": versions[0]["label"], "canary": "", "versions": versions, "rewards": rewards}]
     return {"scopes": [scope], "adapters": adapters, "exchanges": exchanges}
 
 
