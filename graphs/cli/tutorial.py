@@ -71,17 +71,17 @@ def copy_notebook(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TutorialCell:
     """A cell of the notebook."""
 
     text: str
     is_code: bool
 
 
-def read_cells(path: Path = SOURCE) -> Iterator[Cell]:
+def read_cells(path: Path = SOURCE) -> Iterator[TutorialCell]:
     """The cells of a notebook, in order."""
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        yield Cell("".join(cell["source"]), cell["cell_type"] == "code")
+        yield TutorialCell("".join(cell["source"]), cell["cell_type"] == "code")
 
 
 def play(console: Console, interactive: bool) -> int:
