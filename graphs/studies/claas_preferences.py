@@ -53,6 +53,8 @@ GRID: Mapping[str, tuple[str, ...]] = {
     "warm-up 10": ("--loss.warmup-steps", "10"),
     "words alone": ("--loss.kind", "sdpo"),
     "max-kl 1": ("--gate.max-kl", "1"),
+    "KL(q, p)": ("--loss.teacher.divergence", "0"),
+    "all tokens": ("--loss.teacher.top-k", "0"),
 }
 """Settings of `search` by name, as flags of `learngraph serve`: each differs from the defaults in one thing."""
 FEEDBACKS = 30

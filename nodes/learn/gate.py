@@ -34,7 +34,7 @@ class GateSettings:
     max_reward_loss: float = 0.1
     """Reward by which the candidate's estimate on held-out feedback may lie below the live version's: the estimate is noisy."""
     exchanges: int = 64
-    """The newest held-out exchanges that a gate reads, at most."""
+    """The newest held-out exchanges that a gate reads, at most; those from before live feedback last fell do not count."""
     min_rewards: int = 8
     """Rewards, and effective rewards of either version, below which held-out feedback decides nothing: the check passes then."""
     min_liked_share: float = 0.2
