@@ -1,4 +1,4 @@
-"""Rated conversations as attempts at their tasks: the memory of methods that show earlier attempts, or notes on them."""
+"""The memory of ICRL and Reflexion in an agent: rated conversations by task, of which each is an attempt at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of methods whose memory a model writes: it studies each rated conversation once, and its text is kept.
+"""The base class of middlewares whose memory a model writes: a critic studies each rated conversation once, and its text is kept.
 
 A conversation is studied when its feedback arrives (`feedback`, `afeedback`), or before the next model call in its scope where the
 feedback came from another process; `learn` studies all that waits. The critic is the agent's own model, known from its first call,

@@ -1,6 +1,6 @@
 """The learning curves of a comparison of agents: the mean reward as tasks go by, arm by arm, with 95 % intervals over seeds.
 
-draw_agent_curves(report, block=8)   # of evaluate_learning; shows itself in a notebook
+`draw_agent_curves(report)` takes what `evaluate_learning` returns. The picture shows itself in a notebook.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation as an episode: the channels that the nodes of a method's graph read, made from messages.
+"""The state of a method's graph, made from the messages of a conversation, so that its nodes work in an agent unchanged.
 
     messages so far  ->  task, step, observation, head: what Begin and Act leave in a graph's state
 

@@ -1,4 +1,4 @@
-"""The base of all learning middlewares: an agent of LangChain that records its conversations, takes feedback, and is advised.
+"""The base class of all learning middlewares: it records an agent's conversations, takes feedback, and has a method advise the agent.
 
     agent = create_agent(model, tools, middleware=[learner := JitRLMiddleware("memory", decide=["resolve"])], checkpointer=saver)
     agent.invoke({"messages": "..."}, {"configurable": {"thread_id": "t1", "tenant": "acme"}})

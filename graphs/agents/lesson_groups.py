@@ -1,4 +1,4 @@
-"""Groups of rated conversations, compared by the nodes of Training-Free GRPO (graphs/training_free_grpo.py)."""
+"""The comparison of a group of rated conversations, and the lessons from it, by the nodes of graphs/training_free_grpo.py."""
 
 from __future__ import annotations
 

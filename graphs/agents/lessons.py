@@ -1,4 +1,4 @@
-"""Lessons in the agents of LangChain: read from a library, and learned from rated conversations if there is a critic.
+"""Lessons stand in the system message of an agent of LangChain; if there is a critic, rated conversations teach new ones.
 
     create_agent(model, tools, middleware=[LessonsMiddleware("library.yaml")])                          # reads
     create_agent(model, tools, middleware=[learner := LessonsMiddleware(store="memory", critic=model)]) # reads and learns

@@ -179,7 +179,7 @@ class ScopedLearner(Generic[Index]):
     def status(self, **scope: str) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
         memory = self._refreshed(self._labels(scope, strict=True))
-        rated = len(memory.conversations.trajectories.all())
+        rated = memory.conversations.trajectories.count()
         return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest)
 
     def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:

@@ -130,6 +130,10 @@ class RecordStore(Generic[R]):
                     raise
                 self._on_damage(damage)
 
+    def count(self) -> int:
+        """The number of stored records, without reading them."""
+        return sum(item.namespace == self.namespace for item in self._items())
+
     def _items(self) -> Iterator[Any]:
         for offset in range(0, 1 << 62, PAGE):
             page = self.store.search(self.namespace, limit=PAGE, offset=offset)

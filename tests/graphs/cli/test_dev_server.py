@@ -119,3 +119,24 @@ def test_a_request_that_cannot_be_read_is_answered_in_words(client: Any, toy: st
     thread = client.threads.create()["thread_id"]
     with pytest.raises(Exception, match="the input is"):
         client.runs.wait(thread, toy, input=request_)
+
+
+def test_each_graph_is_a_tool_of_the_servers_mcp(client: Any) -> None:
+    """Any client of the Model Context Protocol sees each graph with its description, and can play it."""
+    import httpx
+
+    def ask(method: str, **params: Any) -> Any:
+        url, body = (
+            f"{client.http.client.base_url}".rstrip("/"),
+            {"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
+        )
+        accepted = {"Accept": "application/json, text/event-stream"}
+        return httpx.post(f"{url}/mcp/", json=body, headers=accepted, timeout=120, follow_redirects=True).json()["result"]
+
+    graphs = json.loads((ROOT / "langgraph.json").read_text())["graphs"]
+    offered = {one["name"]: one["description"] for one in ask("tools/list")["tools"]}
+    assert offered.keys() >= graphs.keys()
+    assert all(graphs[name]["description"] in offered[name] for name in graphs)
+    answer = ask("tools/call", name="random", arguments={"seed": 1, "episodes": 2})
+    assert not answer.get("isError"), answer
+    assert "2 episodes so far, scores" in answer["content"][0]["text"], answer
