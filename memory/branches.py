@@ -29,6 +29,7 @@ from .errors import UserError
 
 __all__ = [
     "ABSENT",
+    "MAX_CHANGES",
     "Branch",
     "BranchError",
     "Change",
@@ -87,10 +88,11 @@ class History(Generic[T]):
 
     Args:
         made: the records that are there already, as (moment of writing, id).
+        limit: changes that are kept; older ones cannot be undone any more.
     """
 
-    def __init__(self, made: Iterable[tuple[str, Any]] = ()) -> None:
-        self._changes = deque((Change(moment, key, ABSENT) for moment, key in sorted(made)), MAX_CHANGES)
+    def __init__(self, made: Iterable[tuple[str, Any]] = (), limit: int = MAX_CHANGES) -> None:
+        self._changes = deque((Change(moment, key, ABSENT) for moment, key in sorted(made)), limit)
 
     @classmethod
     def of(cls, changes: Iterable[Change]) -> Self:

@@ -49,6 +49,8 @@ __all__ = [
 LOG = logging.getLogger(__name__)
 MOST_REWARD = 1e100
 """Greatest size of a reward: memories compute with its square."""
+UNDOABLE_WRITES = 1_000
+"""Writes that a what-if can look behind. A server writes a conversation anew at each of its turns."""
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
 
@@ -184,12 +186,15 @@ class ConversationStore:
 
     def __init__(self, store: BaseStore, scope: Sequence[str]) -> None:
         self.store, self.scope = store, tuple(scope)
-        self.turns = RecordStore(store, (*scope, "turns"), Conversation)
-        self.feedback = RecordStore(store, (*scope, "feedback"), Ratings)
+        kept = UNDOABLE_WRITES
+        self.turns = RecordStore(store, (*scope, "turns"), Conversation, changes_kept=kept)
+        self.feedback = RecordStore(store, (*scope, "feedback"), Ratings, changes_kept=kept)
         # What is derived may be left out where it is damaged; what users said is not to be written over without a word.
-        self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory, on_damage=self._leave_out)
-        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, on_damage=self._leave_out)
-        self._changes = RecordStore(store, (*scope, "changes"), _Changes, on_damage=self._leave_out)
+        self.trajectories = RecordStore(
+            store, (*scope, "trajectories"), Trajectory, changes_kept=kept, on_damage=self._leave_out
+        )
+        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, changes_kept=kept, on_damage=self._leave_out)
+        self._changes = RecordStore(store, (*scope, "changes"), _Changes, changes_kept=kept, on_damage=self._leave_out)
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._count, self._newest = 0, list[str]()

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_ar
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, validate_op_namespace
 from langgraph.store.memory import InMemoryStore
 
-from ..branches import ABSENT, History, branching, moment_of_time
+from ..branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from ..errors import UserError
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
@@ -52,6 +52,7 @@ class RecordStore(Generic[R]):
         record: the type of the records.
         index: the fields that the store's vector index embeds, if it has one. None by default: embedding a whole trajectory
             is slow and finds little.
+        changes_kept: writes that what-ifs can look behind (memory/branches.py); each keeps the record that it replaced in memory.
         on_damage: told of items that are no such record, which are then left out; None: they are errors.
 
     Raises:
@@ -65,6 +66,7 @@ class RecordStore(Generic[R]):
         record: type[R],
         *,
         index: Sequence[str] = (),
+        changes_kept: int = MAX_CHANGES,
         on_damage: Callable[[BadRecord], None] | None = None,
     ) -> None:
         self.store, self._on_damage = store, on_damage
@@ -75,7 +77,7 @@ class RecordStore(Generic[R]):
             validate_op_namespace(GetOp(self.namespace, ""))
         except InvalidNamespaceError as error:
             raise UserError(f"{self.namespace} cannot be the namespace of a shelf: {error}") from error
-        self._history = History[Any]()
+        self._history = History[Any](limit=changes_kept)
 
     def __repr__(self) -> str:
         return f"RecordStore({'/'.join(self.namespace)}, {self.record.__name__})"
