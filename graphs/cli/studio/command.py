@@ -56,7 +56,7 @@ def open_studio(options: StudioOptions) -> Studio:
     from .drawing import Drawing
     from .recorded_run import RunFolder
     from .studio import Studio
-    from .targets import graph_target, method_target
+    from .targets import graph_target, is_method, method_target
 
     target = options.target
     if not target:
@@ -71,8 +71,4 @@ def open_studio(options: StudioOptions) -> Studio:
         raise UserError(
             f"there is no folder {target}; give a method, MODULE:GRAPH, FILE.mmd or a folder that `learngraph run` has made"
         )
-    from ...methods import METHODS, split_name
-
-    if split_name(target)[0] in METHODS:
-        return method_target(options)
-    return graph_target(options)
+    return method_target(options) if is_method(target) else graph_target(options)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ....memory.errors import UserError
 from ....memory.storage.checkpoints import serializer
 from ....tools.notebook.stepper import Walk
 from ...wiring import run as runs
 from ...wiring.flow import FlowError, rewire, to_mermaid
-from ..draw import blueprint
+from ..draw import SERVED_GRAPHS, blueprint, find_user_object, load_graph
 from ..method_settings import method_settings
 from ..options import RunOptions
 from ..play import make_method_inputs
@@ -27,7 +24,20 @@ from .studio import Studio
 from .walk_moves import begin_walk
 from .walk_session import WalkSession
 
-__all__ = ["find_graph", "graph_target", "method_target"]
+__all__ = ["graph_target", "is_method", "method_target"]
+
+
+def is_method(name: str) -> bool:
+    """True if this is the name of a method: `jitrl`, `jitrl:paper`, `my_package.rest:METHOD`.
+
+    Raises:
+        UserError: it is MODULE:NAME, and there is nothing of that name.
+    """
+    from ...methods import METHODS, Method, split_name
+
+    method, _ = split_name(name)
+    place, _, attribute = method.rpartition(":")
+    return method in METHODS or bool(place and isinstance(find_user_object(place, attribute), Method))
 
 
 def method_target(options: StudioOptions) -> Studio:
@@ -84,36 +94,14 @@ def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
     return world, replace(make_method_inputs(asked, world, model, Journal(), method), run="studio")
 
 
-def find_graph(name: str) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph that MODULE:NAME names: a compiled graph, a StateGraph, or a function without arguments that returns one.
-
-    Raises:
-        UserError: there is none of this name.
-    """
-    from ...methods import METHODS, Method, import_user_module
-
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_user_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"asked for a graph by MODULE:NAME, such as my_app:graph, or a method ({', '.join(METHODS)}), got {name!r} ({error})"
-        ) from error
-    if callable(found) and not isinstance(found, StateGraph | CompiledStateGraph | Method):
-        found = cast(Callable[[], Any], found)()
-    if isinstance(found, StateGraph):
-        found = found.compile()
-    if not isinstance(found, CompiledStateGraph):
-        raise UserError(f"{name} is a {type(found).__name__}, and a graph of LangGraph was asked for")
-    return found
-
-
 def graph_target(options: StudioOptions) -> Studio:
     """The drawing of a graph of the user's, and walks through it."""
     usual = read_input(options.input) if options.input else None
-    graph = find_graph(options.target)
-    path = options.flow or Path(f"{options.target.partition(':')[2]}.mmd")
+    graph = load_graph(options.target)
+    path = options.flow or Path(f"{options.target.rpartition(':')[2]}.mmd")
     drawing = Drawing(options.target, path, to_mermaid(graph), graph)
+    if options.target in SERVED_GRAPHS:  # drawn without an engine behind it
+        return Studio(options.target, drawing)
     example = options.input or _example(graph)
 
     def begin(number: int, input: Any) -> Walk:

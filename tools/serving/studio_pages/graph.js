@@ -11,13 +11,7 @@ function widthOf(text, font) {
 
 const FONT = "12px system-ui, sans-serif", BOLD = `600 ${FONT}`, SMALL = "10px system-ui, sans-serif";
 
-const LEAST = 0.65;
-
-/** The layout in the drawing's own direction; from the top down where the pane is too narrow to read that. */
-function place(graph, pane) {
-  const placed = arrange(graph, graph.direction ?? "LR");
-  return pane && LEAST * placed.width > pane && !["TB", "TD", "BT"].includes(graph.direction) ? arrange(graph, "TB") : placed;
-}
+const LEAST = 0.65;  // a picture that would be smaller than that is laid out from the top down instead
 
 function arrange({ nodes, edges }, direction) {
   const drawn = new Graph({ multigraph: true });
@@ -59,7 +53,9 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
     watch.observe(pane.current);
     return () => watch.disconnect();
   }, []);
-  const placed = useMemo(() => place(graph, width), [graph, width]), [id] = useState(() => `arrow${(pictures += 1)}`);
+  const own = useMemo(() => arrange(graph, graph.direction ?? "LR"), [graph]);
+  const narrow = width > 0 && LEAST * own.width > width && !["TB", "TD", "BT"].includes(graph.direction);
+  const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
   const [at, setAt] = useState(0), boxes = useRef([]);
   const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
   const order = placed.boxes.filter((box) => !box.end);

@@ -1,9 +1,14 @@
 // The page: the drawing, the walk and the recorded runs, each behind its tab. The address names what is open, so a reload keeps it.
 import { ask } from "./ask.js";
-import { EditorView } from "./editor.js";
 import { RunView } from "./run_view.js";
 
 const { html, render, useEffect, useRef, useState } = viewLibrary;
+
+/** The editor and its library, which are loaded only where there is a drawing. */
+async function loadEditor() {
+  await new Promise((done, fail) => document.head.append(Object.assign(document.createElement("script"), { src: "library/editor.js", onload: done, onerror: fail })));
+  return (await import("./editor.js")).EditorView;
+}
 
 const read = () => decodeURIComponent(location.hash.slice(1));
 
@@ -38,8 +43,13 @@ function Help({ close, single, setSingle }) {
 function Page() {
   const [about, setAbout] = useState(null), [problem, setProblem] = useState(""), [place, setPlace] = useState(read());
   const [help, setHelp] = useState(false), [single, setSingle] = useState(true), dirty = useRef(false);
+  const [Editor, setEditor] = useState(null);
   useEffect(() => {
-    ask("about").then((found) => { setAbout(found); document.title = `${found.title} – learngraph studio`; }, (error) => setProblem(error.message));
+    ask("about").then((found) => {
+      setAbout(found);
+      if (found.tabs.some(([name]) => name === "drawing")) loadEditor().then((made) => setEditor(() => made), () => setProblem("The editor could not be loaded."));
+      document.title = `${found.title} – learngraph studio`;
+    }, (error) => setProblem(error.message));
     const moved = () => setPlace(read());
     const press = (event) => {
       const target = event.composedPath()[0];
@@ -58,7 +68,7 @@ function Page() {
   return html`<header><b class="brand">learngraph studio</b><nav aria-label="parts"><ul>${tabs.map(([name, text]) => html`<li><a href=${`#${name}`} aria-current=${tab === name ? "page" : null}>${text}</a></li>`)}</ul></nav>
       <button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button></header>
     <main>
-      ${tabs.some(([name]) => name === "drawing") && html`<div hidden=${tab !== "drawing"}><${EditorView} ask=${ask} dirty=${dirty}/></div>`}
+      ${Editor && html`<div hidden=${tab !== "drawing"}><${Editor} ask=${ask} dirty=${dirty}/></div>`}
       ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single}/>`}
       ${here === "runs" && html`<${Runs} open=${open}/>`}
       ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single}/>`}
