@@ -100,7 +100,9 @@ class Excerpts:
         few = 8 if self.max_following_steps is None else min(self.max_following_steps, 8)
         short = 400 if self.clip is None else min(self.clip, 400)
         forms = ((self.max_following_steps, self.clip), (few // 2, self.clip), (1, self.clip), (0, short // 4))
-        layouts: dict[tuple[int | None, int | None], list[str]] = {}  # the first one fits nearly always: others are made on demand
+        layouts: dict[
+            tuple[int | None, int | None], list[str]
+        ] = {}  # the first one fits nearly always: others are made on demand
         for some in range(len(precedents), 0, -1):
             for form in forms:
                 if form not in layouts:

@@ -8,9 +8,11 @@ import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 
-from learngraph.graphs.agents.evaluation import AgentArm, AgentTask, evaluate_learning
+from learngraph.graphs.agents.curves import block_means, draw_agent_curves
+from learngraph.graphs.agents.evaluation import AgentArm, AgentTask, LearningReport, TaskResult, evaluate_learning
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.memory.errors import UserError
+from learngraph.memory.records import Usage
 from learngraph.tools.environments import help_desk as desk
 
 TASKS = [AgentTask(f"ticket-{n}", desk.ticket(n)[0], desk.ticket(n)[1]) for n in range(40)]
@@ -85,3 +87,26 @@ def test_anybodys_memory_is_an_arm_and_what_fails_is_counted() -> None:
 def test_mistakes_are_sentences(tasks: Any, shuffled: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         evaluate_learning(make_agent, tasks, reward, arms={"none": None}, shuffled=shuffled)
+
+
+def test_learning_curves_are_means_of_blocks_with_intervals_over_seeds() -> None:
+    rewards = {("none", 0): [0.0, 0.0, 1.0, 0.0, 1.0], ("none", 1): [1.0, 0.0, 0.0, 0.0, 0.0]}
+    rewards |= {("learner", 0): [0.0, 1.0, 1.0, 1.0, 1.0], ("learner", 1): [0.0, 0.0, 1.0, None, 1.0]}
+    report = LearningReport(
+        tuple(
+            TaskResult(arm, seed, place, f"t{place}", reward, Usage(), 0.0)
+            for (arm, seed), row in rewards.items()
+            for place, reward in enumerate(row)
+        ),
+        part=0.4,
+        pass_reward=1.0,
+    )
+    assert block_means(report, "learner", 2) == [[0.5, 0.0], [1.0, pytest.approx(2 / 3)]], "the fifth task is in the last block"
+    (axes,) = draw_agent_curves(report, block=2, title="two arms").figure.axes
+    assert [line.get_label() for line in axes.lines] == ["none", "learner"]
+    assert axes.lines[1].get_ydata().tolist() == [0.25, pytest.approx(5 / 6)]
+    assert len(axes.collections) == 2, "a band an arm"
+    assert draw_agent_curves(report, block=2)._repr_png_().startswith(b"\x89PNG")
+    for block in (0, 6):
+        with pytest.raises(UserError, match=f"at most the 5 of a seed; got {block}"):
+            block_means(report, "none", block)
