@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from .branches import ABSENT, History, branching
+from .display import Table, make_table
 from .experiences import TrajectoryStore, dated_records
 from .records import Trajectory
 
@@ -69,6 +70,25 @@ class Buffer:
         """
         known = self._attempts.get((run, task), {})
         return [known[episode] for episode in sorted(known) if episode < before]
+
+    def table(self) -> Table:
+        """A table of the attempts, the newest first."""
+        found = list(self._all().values())[::-1]
+        head = ("attempt", "task", "steps", "score", "actions")
+        rows = (
+            (
+                one.id,
+                one.task.instruction or one.task.id,
+                len(one.transitions),
+                one.score,
+                " > ".join(step.action for step in one.transitions),
+            )
+            for one in found
+        )
+        return make_table(repr(self), head, rows, len(found))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         return sum(map(len, self._attempts.values()))

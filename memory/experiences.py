@@ -15,6 +15,7 @@ from typing import Any, Protocol, Required
 from typing_extensions import TypedDict, Unpack
 
 from .branches import ABSENT, History, branching
+from .display import Table, make_table
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
 from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
@@ -272,6 +273,33 @@ class Experiences:
 
     def __repr__(self) -> str:
         return f"Experiences({len(self)} of {len(self._episodes)} episodes, gamma={self.gamma})"
+
+    def table(self) -> Table:
+        """A table of the remembered steps, the newest first."""
+        found = list(self)
+        head = ("state", "action", "return", "episode", "task")
+        rows = ((one.state, one.action, one.value, f"{one.run}/{one.episode}", one.task) for one in reversed(found))
+        return make_table(repr(self), head, rows, len(found))
+
+    def recall_table(self, state: str, k: int = 10, threshold: float = 0.0, **scope: Unpack[ExperienceScope]) -> Table:
+        """A table of what would be recalled in a state, and why: similarity, visits, mean return, and age in episodes.
+
+        Args:
+            state, k, threshold, scope: as for `neighbours`.
+        """
+        found = self.neighbours(state, k, threshold, **scope)
+        with self._lock:
+            ages = {id: number for number, id in enumerate(reversed(self._episodes))}
+            states = {one.id: one.state for _, experiences in self._episodes.values() for one in experiences}
+        head = ("similarity", "action", "visits", "mean return", "age in episodes", "remembered state")
+        rows = [
+            (one.similarity, one.action, one.count, one.mean, ages.get(one.id.rpartition("/")[0]), states.get(one.id))
+            for one in found
+        ]
+        return make_table(f"{len(found)} recalled of {self!r}", head, rows, len(rows))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of experiences, that is of steps with a known return."""

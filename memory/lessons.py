@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .branches import ABSENT, History, branching
+from .display import Table, make_table
 from .errors import UserError
 from .records import Lesson
-from .search.similarity import JaccardIndex, shingles
+from .search.similarity import JaccardIndex, jaccard, shingles
 
 __all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
 
@@ -136,6 +137,32 @@ class Lessons:
 
     def __repr__(self) -> str:
         return f"Lessons({len(self)} from {len(self._sources)} sources)"
+
+    def table(self) -> Table:
+        """A table of the lessons, the newest first."""
+        found = list(self)
+        head = ("lesson", "title", "text", "learned on", "from")
+        told = {True: "a success", False: "a failure", None: ""}
+        rows = ((one.id, one.title, one.text, one.instruction or one.task, told[one.success]) for one in reversed(found))
+        return make_table(repr(self), head, rows, len(found))
+
+    def recall_table(self, instruction: str, k: int = 10, **filters: Any) -> Table:
+        """A table of what a search would find for a task, and why: similarity of the tasks, and age in lessons.
+
+        Args:
+            instruction, k, filters: as for `search`.
+        """
+        asked = frozenset(shingles(instruction))
+        ages = {one.id: number for number, one in enumerate(reversed(list(self)))}
+        rows = [
+            (jaccard(asked, frozenset(shingles(one.instruction))), one.text, ages.get(one.id), one.instruction)
+            for one in self.search(instruction, k, **filters)
+        ]
+        head = ("similarity", "text", "age in lessons", "learned on")
+        return make_table(f"{len(rows)} recalled of {self!r}", head, rows, len(rows))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of lessons that can be found."""

@@ -18,6 +18,7 @@ from threading import Lock
 from typing import Any
 
 from .branches import branching
+from .display import Table, make_table
 from .errors import UserError
 from .records import OPS, Edit, Lesson, Ruling
 from .search.similarity import jaccard, shingles, words
@@ -141,6 +142,21 @@ class Library:
             seen.add(lesson.id)
         object.__setattr__(self, "lessons", tidy)
         object.__setattr__(self, "next", max([self.next, *(int(id[1:]) + 1 for id in seen)]))
+
+    def table(self) -> Table:
+        """A table of the lessons in order."""
+        head = ("id", "lesson", "helpful", "harmful", "shown", "step", "learned on")
+        rows = (
+            (one.id, one.text, one.helpful, one.harmful, one.shown, one.step, ", ".join(one.problems)) for one in self.lessons
+        )
+        models = [f"written by {self.written_by}"] * bool(self.written_by) + [f"tested with {self.tested_with}"] * bool(
+            self.tested_with
+        )
+        title = ", ".join([f"a library of {len(self.lessons)} lessons", *models])
+        return make_table(title, head, rows, len(self.lessons))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     @property
     def key(self) -> str:
@@ -935,8 +951,21 @@ class LibraryVersions:
         self._made.clear()
         return len(gone)
 
+    def table(self) -> Table:
+        """A table of the versions, the newest first; the current one is highlighted."""
+        names, head = self.names()[::-1], self.head
+        rows = (
+            (name, len(self.at(name).lessons), self.parent(name), self.why(name), self._tested_with(name)) for name in names
+        )
+        made = make_table(repr(self), ("version", "lessons", "made from", "why", "tested with"), rows, len(names))
+        return replace(made, marked=frozenset({names.index(head)} if head in names else ()))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
     def __repr__(self) -> str:
-        return f"LibraryVersions({str(self._rows.path) if self._rows.path else ''})"
+        there = f" in {self._rows.path}" if self._rows.path else ""
+        return f"LibraryVersions({len(self.names())} versions{there})"
 
 
 # Paths of libraries

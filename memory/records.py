@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from .display import Table, make_table
 from .errors import UserError
 
 __all__ = [
@@ -177,6 +178,15 @@ class Trajectory:
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)
         _tuple(self, "used", self.used)
+
+    def table(self) -> Table:
+        """A table of the steps."""
+        rows = ((n, step.state, step.action, step.reward) for n, step in enumerate(self.transitions))
+        title = f"{self.id}: {self.task.instruction or self.task.id}, score {self.score:g}"
+        return make_table(title, ("step", "state", "action", "reward"), rows, len(self.transitions))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     @property
     def value(self) -> float | None:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .branches import ABSENT, History, branching
+from .display import Table, make_table
 from .errors import UserError
 from .experiences import TrajectoryStore, dated_records, returns
 from .records import Precedent, Task, Trajectory, Transition
@@ -244,6 +245,46 @@ class Trajectories:
 
     def __repr__(self) -> str:
         return f"Trajectories({len(self)} steps of {len(self._kept)} trajectories, {len(self._bank)} of them from a bank)"
+
+    def table(self) -> Table:
+        """A table of the trajectories, the newest first; those of a bank last."""
+        found = list(self)
+        head = ("trajectory", "task", "steps", "score", "consulted by", "searched", "note")
+        rows = (
+            (
+                one.id,
+                one.task.instruction or one.task.id,
+                len(one.transitions),
+                one.score,
+                self.usefulness(one.id)[0],
+                "no: evicted" if self.is_evicted(one.id) else "yes",
+                one.note,
+            )
+            for one in reversed(found)
+        )
+        return make_table(repr(self), head, rows, len(found))
+
+    def recall_table(self, key: str, k: int = 10, **filters: Any) -> Table:
+        """A table of what a search would find, and why: similarity, return from that step on, and age in trajectories.
+
+        Args:
+            key, k, filters: as for `search`.
+        """
+        found = self.search(key, k, **filters)
+        ages = {one.id: number for number, one in enumerate(reversed(list(self)))}
+        rows = []
+        for one in found:
+            trajectory = self.trajectory(one.trajectory)
+            step = trajectory.transitions[one.step]
+            ahead = return_to_go(trajectory, one.step)
+            rows.append(
+                (one.similarity, step.action, ahead, ages[one.trajectory], f"{one.trajectory}, step {one.step}", step.state)
+            )
+        head = ("similarity", "action", "return from there", "age in trajectories", "step", "remembered state")
+        return make_table(f"{len(rows)} recalled of {self!r}", head, rows, len(rows))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of records that are searched."""

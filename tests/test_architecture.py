@@ -22,6 +22,7 @@ MAY_IMPORT = {
         "memory.records",
         "memory.errors",
         "memory.branches",
+        "memory.display",
         "memory.storage.branching_store",
         "memory.storage.checkpoints",
     },

@@ -1,4 +1,7 @@
-"""`learngraph explain RUN_FOLDER --step N`: why JitRL took an action, from what the folder of its run holds."""
+"""`learngraph explain RUN_FOLDER --step N`: why a method took an action, from what the folder of its run holds.
+
+Of JitRL all numbers are computed again from its memory as it was; of other methods the journal tells (explain_recorded.py).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class ExplainOptions:
     episode: int | None = None
     """Number of the episode, from 0; the last one with a step if not given."""
     method: str | None = None
-    """The method, as the run called it (`jitrl`, `jitrl:paper`); the first one that is JitRL if not given."""
+    """The method, as the run called it (`jitrl`, `jitrl:paper`); the first one that is JitRL, or else the first, if not given."""
 
 
 def explain(args: Sequence[str]) -> int:
@@ -45,8 +48,8 @@ def explain(args: Sequence[str]) -> int:
         ExplainOptions,
         args,
         "learngraph explain",
-        "Why did JitRL take this action? What it remembered of states like this one, what that made of each action's value and "
-        "logit, and what the model alone would have done.",
+        "Why did the agent take this action? What was remembered of states like this one, what that made of each action's value and "
+        "logit, and what it would have done without. Of other methods than JitRL: as far as the run's journal tells.",
     )
     print(explain_step(options.run_folder, options.step, seed=options.run_seed, episode=options.episode, method=options.method))
     return 0
@@ -55,26 +58,72 @@ def explain(args: Sequence[str]) -> int:
 def explain_step(
     run_folder: Path | str, step: int, *, seed: int | None = None, episode: int | None = None, method: str | None = None
 ) -> Explanation:
-    """Explain one decision of a run of JitRL: sentences and two tables, which show themselves in a notebook.
+    """Explain one decision of a run: sentences and two tables, which show themselves in a notebook.
 
     Args:
         run_folder: a folder that `learngraph run` has made.
         step: number of the step within its episode, from 0.
         seed: the seed of the run; the first if not given.
         episode: number of the episode, from 0; the last one with a step if not given.
-        method: the method, as the run called it; the first one that is JitRL if not given.
+        method: the method, as the run called it; the first one that is JitRL, or else the first, if not given.
 
     Raises:
-        UserError: there is no such folder, method, seed, episode or step (it says which there are), or a process has the run's
-            memory open.
+        UserError: there is no such folder, method, seed, episode or step (it says which there are), or a process has the memory of
+            JitRL's run open.
     """
     from ..studies.decisions import explain_decision
+    from ..studies.folder_settings import read_sweep_settings
 
-    decision = read_decision(Path(run_folder), step, seed, episode, method)
+    folder = Path(run_folder)
+    names = list(read_sweep_settings(folder)["methods"])
+    chosen = method or next((name for name in names if _is_jitrl(name)), names[0] if names else "")
+    if chosen not in names:
+        raise CommandError(f"{folder} has no runs of {method} to explain; it has {', '.join(names)}")
+    if not _is_jitrl(chosen):
+        return _explain_recorded(folder, chosen, step, seed, episode)
+    decision = read_decision(folder, step, seed, episode, method)
     shown = explain_decision(decision.state, decision.settings, decision.memory, decision.domain)
     if decision.changes:
         shown = replace(shown, sentences=(_changed(decision.changes), *shown.sentences))
     return shown
+
+
+def _is_jitrl(name: str) -> bool:
+    return name.partition(":")[0] == "jitrl"
+
+
+def _explain_recorded(folder: Path, method: str, step: int, seed: int | None, episode: int | None) -> Explanation:
+    """A step of another method, as far as its journal tells."""
+    from ...memory.errors import UserError
+    from ..methods import find_method
+    from ..studies.folder_settings import read_sweep_settings
+    from .explain_recorded import explain_row
+
+    options = read_sweep_settings(folder)
+    run_name, memory_name = _run_names(folder, options, method, seed)
+    row, before = _find_step(folder / run_name, step, episode)
+    run = before[0]["parent"].removesuffix(f"/{row['episode']}/{row['task']}")
+    settings, known = options["methods"][method], find_method(method)
+    remembered: list[Trajectory] | str = []
+    try:
+        if known.has_memory:
+            remembered = _trajectories(*run_memory(folder, options.get("memory"), memory_name), f"{run}/{row['episode']}")
+    except UserError as error:
+        remembered = f"The memory cannot be read now ({error}), so the recalled steps stand without their states."
+    return explain_row(run_name, row, remembered, known.has_memory, settings.get("temperature") or 1.0)
+
+
+def _run_names(folder: Path, options: Mapping[str, Any], method: str, seed: int | None) -> tuple[str, str]:
+    """The names of a run and of its memory."""
+    from ..studies.old_names import run_stem
+
+    seeds = options["seeds"]
+    if seed is not None and seed not in seeds:
+        raise CommandError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    seed = seeds[0] if seed is None else seed
+    run_name = f"{run_stem(folder, method, seed)}-s{seed}"
+    shared = options["methods"][method].get("cross_task", False)
+    return run_name, run_name.removesuffix(f"-s{seed}") if shared else run_name
 
 
 @dataclass(frozen=True)
@@ -104,20 +153,14 @@ def read_decision(
     from ...memory.storage.journal import Journal
     from ..jitrl import VARIANT_NODES
     from ..studies.folder_settings import read_sweep_settings
-    from ..studies.old_names import run_stem
 
     options = read_sweep_settings(folder)
     name, settings = _jitrl_settings(folder, options["methods"], method)
-    seeds = options["seeds"]
-    if seed is not None and seed not in seeds:
-        raise CommandError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    seed = seeds[0] if seed is None else seed
-    run_name = f"{run_stem(folder, name, seed)}-s{seed}"
+    run_name, memory_name = _run_names(folder, options, name, seed)
     row, before = _find_step(folder / run_name, step, episode)
     journal, task = Journal(), Task(row["task"], "")
     run = before[0]["parent"].removesuffix(f"/{row['episode']}/{task.id}")
     head = _replay(journal, before)
-    memory_name = run_name.removesuffix(f"-s{seed}") if settings.cross_task else run_name
     trajectories = _trajectories(*run_memory(folder, options.get("memory"), memory_name), f"{run}/{row['episode']}")
     memory = settings.memory(credits_future=credits_future(options.get("judge", "environment")))
     for trajectory in trajectories:

@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Command] = {
         "calibrate",
     ),
     "explain": Command(
-        "say why JitRL took an action, and what the model alone would have done: learngraph explain RUN_FOLDER --step N",
+        "say why an action was taken, and what it would have been without memory: learngraph explain RUN_FOLDER --step N",
         ".explain",
         "explain",
     ),

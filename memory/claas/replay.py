@@ -27,6 +27,7 @@ from random import Random
 from typing import Any
 
 from ..branches import ABSENT, History, branching
+from ..display import Table, make_table
 from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
 from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
@@ -271,6 +272,27 @@ class Replay(ReplayFile):
                 self._history.note((tenant, exchange.id))
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
+
+    def table(self, tenant: str, limit: int = 100) -> Table:
+        """A table of a tenant's newest exchanges and their feedback."""
+        found = self.rows(tenant, limit=limit)
+        head = ("exchange", "reply", "reward", "feedback", "state", "sampled", "age in steps")
+        rows = []
+        for row in found:
+            told = row.exchange.feedback
+            about = f"{row.state}: {row.reason}" if row.reason else row.state
+            rows.append(
+                (
+                    row.exchange.id,
+                    row.exchange.reply.text,
+                    told and told.reward,
+                    told and told.text,
+                    about,
+                    row.sample_count,
+                    row.age,
+                )
+            )
+        return make_table(f"{self!r}, {tenant}", head, rows, sum(self.counts(tenant).values()))
 
     def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store the feedback on a reply; on return it is on disk.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Transition
 from .rows import Rows
@@ -100,5 +101,14 @@ class Journal:
         """Close the file."""
         self._rows.close()
 
+    def table(self) -> Table:
+        """A table of the steps, the newest first."""
+        rows = self._rows.values()[::-1]
+        shown = ((row["step"], row["state"], row["action"], row["reward"], row["id"], row["parent"]) for row in rows)
+        return make_table(repr(self), ("step", "state", "action", "reward", "id", "after"), shown, len(rows))
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
     def __repr__(self) -> str:
-        return f"Journal({str(self._rows.path) if self._rows.path else ''})"
+        return f"Journal({len(self)} steps{f' in {self._rows.path}' if self._rows.path else ''})"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from html import escape
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ...memory.display import Table
 from ...memory.errors import UserError
 
 __all__ = ["StepperError", "Table", "shorten", "table"]
@@ -14,37 +14,6 @@ __all__ = ["StepperError", "Table", "shorten", "table"]
 
 class StepperError(UserError, ValueError):
     """A step that the run cannot take, or a name that it does not have."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of texts. It shows as HTML in a notebook; `str` gives aligned text."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marked: frozenset[int] = frozenset()
-    """Numbers of the highlighted rows, from 0."""
-    title: str = ""
-
-    def __str__(self) -> str:
-        lines = [("", *self.head)] + [("*" if i in self.marked else "", *row) for i, row in enumerate(self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head) + 1)]
-        shown = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.title, *shown] if self.title else shown)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        cell = '<{0} style="text-align:left;vertical-align:top;padding:2px 12px 2px 4px;white-space:pre-wrap">{1}</{0}>'
-        head = "".join(cell.format("th", escape(name)) for name in self.head)
-        body = "".join(
-            f'<tr style="{"background:#fff0d1;color:#222" if i in self.marked else ""}">'
-            + "".join(cell.format("td", escape(text)) for text in row)
-            + "</tr>"
-            for i, row in enumerate(self.rows)
-        )
-        title = f"<p>{escape(self.title)}</p>" if self.title else ""
-        return f"{title}<table><tr>{head}</tr>{body}</table>"
 
 
 def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:

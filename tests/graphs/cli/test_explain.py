@@ -11,6 +11,7 @@ from in_process import play_in_process
 
 import learngraph
 from learngraph.graphs.cli.explain import read_decision
+from learngraph.graphs.cli.explain_recorded import explain_row
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.graphs.studies.decisions import explain_decision
@@ -90,8 +91,8 @@ def test_the_published_formulas_are_put_into_their_own_words(played: Path) -> No
         (["r", "--step", "0", "--episode", "4"], "r/jitrl-s0 has no episode 4; it has 0 to 3"),
         (["r", "--step", "0", "--run-seed", "1"], "r has no seed 1; it has 0, 3"),
         (
-            ["r", "--step", "0", "--method", "static"],
-            "no runs of static to explain; it has jitrl, jitrl:paper, jitrl:reference",
+            ["r", "--step", "0", "--method", "icrl"],
+            "no runs of icrl to explain; it has jitrl, jitrl:paper, jitrl:reference, static",
         ),
     ],
 )
@@ -101,10 +102,43 @@ def test_a_mistake_says_what_there_is(played: Path, args: list[str], words: str,
     assert words in capsys.readouterr().err
 
 
-def test_only_jitrl_is_explained(here: Path) -> None:
+def test_of_other_methods_the_journal_tells(here: Path) -> None:
     assert main([*TOY.replace("jitrl", "static").split(), "--seeds", "1", "--episodes", "1", "--out", "s"]) == 0
-    with pytest.raises(UserError, match=r"s has no runs of jitrl, .* it has static"):
-        learngraph.explain("s", 0)
+    shown = learngraph.explain("s", 0)
+    assert shown.sentences[0].startswith(
+        "Episode 0, step 0 of static-s0 (task keep-test-0): in the state 'door violet' the agent took "
+    )
+    assert "remembers nothing, so it would have done the same" in shown.sentences[1]
+    with pytest.raises(UserError, match="has no step 99"):
+        learngraph.explain("s", 99)
+
+
+def test_recalled_steps_are_explained_from_the_journal() -> None:
+    row = {"episode": 2, "step": 7, "task": "t", "state": "gate monk", "action": "lamp", "reward": 1.0}
+    row |= {"candidates": [{"action": "lamp", "logit": 0.0}, {"action": "rope", "logit": 0.0}], "tentative": "rope"}
+    row |= {
+        "precedents": [
+            {"trajectory": "r/0", "step": 1, "similarity": 0.75},
+            {"trajectory": "gone/0", "step": 0, "similarity": 0.5},
+        ]
+    }
+    row |= {"strategy": {"text": "lamp first", "step": 7}}
+    steps = (Transition("door", "gold", 1.0), Transition("gate monk", "lamp", 2.0))
+    old = [Trajectory("r/0", Task("t", ""), steps, "r", 0), Trajectory("r/1", Task("t", ""), steps, "r", 1)]
+    shown = explain_row("adamem-s0", row, old, remembers=True)
+    text = " ".join(shown.sentences)
+    assert "2 remembered steps were recalled, the most similar with 0.75" in text
+    assert "it would have taken 'rope': memory changed this action" in text
+    assert shown.remembered[1] == ("gate monk", "lamp", "0.75", "2", "2", "r/0, step 1")
+    assert shown.remembered[2][0] == "not in the memory any more"
+    assert shown.actions[1] == ("* lamp", "0", "0.5")
+    same = explain_row("a", {**row, "tentative": "lamp"}, "The memory cannot be read now (it is open).", remembers=True)
+    assert "did not change this action" in " ".join(same.sentences)
+    assert "cannot be read now" in same.sentences[-1]
+    unknown = explain_row("a", {**row, "tentative": None, "precedents": []}, old, remembers=True)
+    assert "is not on record" in " ".join(unknown.sentences)
+    silent = explain_row("a", {key: row[key] for key in row if key != "precedents"}, old, remembers=True)
+    assert "cannot be told without asking the model" in " ".join(silent.sentences)
 
 
 def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:

@@ -1,0 +1,75 @@
+"""Tables of texts that show themselves in a notebook, with a search box, and print as aligned text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from typing import Any
+
+__all__ = ["Table", "cell_text", "make_table"]
+
+MAX_ROWS = 500
+"""Rows that a table of a memory shows."""
+SEARCHED = 8
+"""Rows from which a table has a search box."""
+_SEARCH = (
+    '<input type="search" placeholder="search {count} rows" aria-label="search the rows" '
+    'style="margin:2px 0 4px;padding:2px 6px;min-width:16em" oninput="const w=this.value.toLowerCase();'
+    'for(const r of this.nextElementSibling.tBodies[0].rows)r.hidden=!r.textContent.toLowerCase().includes(w)">'
+)
+_CELL = '<{0} style="text-align:left;vertical-align:top;padding:2px 12px 2px 4px;white-space:pre-wrap">{1}</{0}>'
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts. It shows as HTML in a notebook; `str` gives aligned text."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: frozenset[int] = frozenset()
+    """Numbers of the highlighted rows, from 0."""
+    title: str = ""
+
+    def __str__(self) -> str:
+        flat = [tuple(" ".join(cell.split()) for cell in row) for row in self.rows]
+        lines = [("", *self.head)] + [("*" if i in self.marked else "", *row) for i, row in enumerate(flat)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head) + 1)]
+        shown = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join([self.title, *shown] if self.title else shown)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """HTML without anything from elsewhere. Where scripts do not run, the search box does nothing, and all rows are there."""
+        head = "".join(_CELL.format("th", escape(name)) for name in self.head)
+        body = "".join(
+            f'<tr style="{"background:#fff0d1;color:#222" if i in self.marked else ""}">'
+            + "".join(_CELL.format("td", escape(text)) for text in row)
+            + "</tr>"
+            for i, row in enumerate(self.rows)
+        )
+        title = f"<p>{escape(self.title)}</p>" if self.title else ""
+        search = _SEARCH.format(count=len(self.rows)) if len(self.rows) >= SEARCHED else ""
+        return f"{title}{search}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def make_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], count: int) -> Table:
+    """A table of at most 500 rows.
+
+    Args:
+        title: the title; it also says how many rows are left out.
+        head: names of the columns.
+        rows: the rows, the most important first.
+        count: the number of all rows.
+    """
+    shown = tuple(tuple(map(cell_text, row)) for row in islice(rows, MAX_ROWS))
+    more = f", the first {len(shown)} of {count}" if count > len(shown) else ""
+    return Table(tuple(head), shown, title=f"{title}{more}")
+
+
+def cell_text(value: Any, limit: int = 300) -> str:
+    """A value as the text of a cell: numbers with three digits, nothing for None, long texts cut."""
+    text = "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
