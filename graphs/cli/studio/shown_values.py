@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
 __all__ = ["decision_bars", "show_state", "show_value", "to_line"]
@@ -48,7 +49,8 @@ def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
             shown["items"] = [{"name": name, **show_value(one, depth + 1)} for name, one in list(members.items())[:MAX_ROWS]]
     elif isinstance(value, Sequence | Set) and not isinstance(value, bytes) and len(value):
         rows = list(value)
-        shown["line"] = f"{len(rows):,} × {type(rows[0]).__name__}" if len(rows) > 1 else shown["line"]
+        kinds = {type(one).__name__ for one in rows}
+        shown["line"] = f"{len(rows):,} × {kinds.pop() if len(kinds) == 1 else 'values'}" if len(rows) > 1 else shown["line"]
         if depth < MAX_DEPTH:
             shown |= _rows(rows, depth)
         if len(rows) > MAX_ROWS:
@@ -90,6 +92,9 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
             text = f"{value:.4g}"
         case [] | ():
             text = "none"
+        case BaseMessage():
+            calls = ", ".join(str(call.get("name", "?")) for call in getattr(value, "tool_calls", ()))
+            text = f"{value.type}: {' '.join(str(value.text).split())}" + (f" (calls {calls})" if calls else "")
         case _:
             try:
                 text = " ".join(repr(value).split())
