@@ -327,7 +327,7 @@ def _redrawn_wiring(
     chart = read_flow(flow)
     edges = list(chart.edges)
     if "__start__" in flow:
-        edges = [one for edge in edges for one in _with_joins(edge, edges, known.edges)]
+        edges = [one for edge in edges for one in _arrows_meant(edge, edges, known.edges)]
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
@@ -344,8 +344,13 @@ def _redrawn_wiring(
     return wiring, chained
 
 
-def _with_joins(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:
-    """An arrow of a drawing that shows no joins, as the arrows that it stands for: the graph's, where these are all still drawn."""
+def _arrows_meant(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:
+    """An arrow of LangGraph's own drawing, as the arrows of the graph that it stands for.
+
+    Joins are those of the graph, where all their arrows are still drawn. To a graph that never ends LangGraph adds an arrow to END.
+    """
+    if edge.dotted and not edge.label and edge.target == "END" and all(one.target != "END" for one in known):
+        return []
     if edge.label or edge.dotted:
         return [edge]
     sources = {one.source for one in edges if one.target == edge.target and not one.label and not one.dotted}

@@ -81,7 +81,7 @@ _SHAPES = (
 _TEXT = r'(?:"[^"]*"|<small>.*?</small>|[^\n"])*?'
 _SHAPE = "|".join(rf"{re.escape(a)}{_TEXT}{re.escape(b)}(?=\s|$|[;&~<=-]|:::)" for a, b in _SHAPES)
 _NAME = r"(?:[\w\\+./!?*'$]|-(?![->.]))+"
-_WORDS = r'(?:"[^"]*"|(?!--|==|\.-)[^\n"|])+?'
+_WORDS = r'(?:"[^"\n]*"|(?!--|==|\.-)[^\n])+?'
 _TOKEN = re.compile(
     rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*|:::[\w-]+|[\w-]+@(?=[-=~<]))
     |(?P<stop>[\n;])

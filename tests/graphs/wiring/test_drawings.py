@@ -200,6 +200,7 @@ def edges(flow: str) -> list[tuple[str, str, str, tuple[str, ...], int]]:
         ('a@{ shape: rect, label: "Hi, there" } e1@--> b\ne1@{ animate: true }', [("a", "b", "", (), 2)]),
         ('a -. "x y" .-> b\n\na == z ==> c', [("a", "b", "x y", (), 2), ("a", "c", "z", (), 4)]),
         ("a -->|a #124; b &amp; #quot;c#quot;| b ~~~ c", [("a", "b", 'a | b & "c"', (), 2)]),
+        ('a -. &nbsp;x|"y"&nbsp; .-> b\na -- so "be it --> b', [("a", "b", 'x|"y"', (), 2), ("a", "b", 'so "be it', (), 3)]),
         ("style --> class --> direction", [("style", "class", "", (), 2), ("class", "direction", "", (), 2)]),
         ("click a callback\naccTitle: x\naccDescr { y\n z }\na --> b", [("a", "b", "", (), 6)]),
     ],

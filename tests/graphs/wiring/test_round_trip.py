@@ -278,6 +278,19 @@ def test_an_agent_of_langchain_is_read_from_its_own_drawing() -> None:
         assert [m.text for m in again.invoke({"messages": "Where is order 7?"})["messages"][-2:]] == ["sent", "It is sent."]
 
 
+def test_the_arrow_that_langgraph_adds_to_a_graph_without_an_end_is_left_out() -> None:
+    builder = StateGraph(Trail)
+    builder.add_node("a", node("a"))
+    builder.add_node("b", node("b"))
+    builder.add_edge(START, "a")
+    builder.add_edge("a", "b")
+    builder.add_conditional_edges("b", lambda state: ["a"] if len(state["seen"]) < 4 else [], {"a": "a"})
+    graph = builder.compile()
+    assert "b -.-> __end__" in graph.get_graph().draw_mermaid()
+    for text in (graph.get_graph().draw_mermaid(), to_mermaid(graph)):
+        assert order(rewire(graph, text)) == [["a"], ["b"], ["a"], ["b"]]
+
+
 def test_a_drawing_of_the_inside_is_refused_in_words() -> None:
     inner = wire(StateGraph(Trail), "flowchart LR\n START --> a --> END", {"a": node("a")}).compile()
     outer = wire(StateGraph(Trail), "flowchart LR\n START --> inner --> END", {"inner": inner}).compile()
