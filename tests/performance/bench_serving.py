@@ -1,14 +1,17 @@
 """A benchmark of `learngraph serve` under load: many streams at once, with and without training.
 
-    python tests/performance/bench_serving.py [--streams 200] [--seconds 20] [--trainer process] [--model pocket]
+    python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--trainer process] [--model pocket]
     python tests/performance/bench_serving.py --url http://127.0.0.1:8000 --key KEY      # a server that runs already
 
-Starts a server in a process of its own and asks it as clients do, over HTTP. Rounds, one after the other:
+Starts two servers in processes of their own and asks them as clients do, over HTTP: one that learns, and one without a learner. Both
+get the same traffic in turns, --rounds times, and every reply gets feedback:
 
-    calm, idle        4 streams at once, no learning (no feedback is given)
-    load, idle        --streams at once, no learning
-    load, training    the same while every reply gets feedback, and versions replace each other
-    calm, training    4 streams while the learner still has work
+    calm, idle        4 streams at once; the server without a learner
+    calm, training    the same; the server that learns, and versions replace each other
+    load, idle        --streams at once
+    load, training    the same, and learning
+
+With --url there is one server, and its idle rounds are those without feedback.
 
 Shown for each: requests, those that failed, those that hung (no end within 60 s), time to the first token, time of a whole reply,
 tokens a second, the time that POST /v1/feedback takes (target: 50 ms), gradient steps, and how many versions answered. Two targets are
@@ -56,6 +59,16 @@ class Seen:
     versions: set[str] = field(default_factory=set)
     seconds: float = 0.0
     steps: int = 0
+
+    def add(self, other: Seen) -> None:
+        """Join another round to this one."""
+        self.first += other.first
+        self.whole += other.whole
+        self.told += other.told
+        self.failed += other.failed
+        self.tokens, self.hung, self.steps = self.tokens + other.tokens, self.hung + other.hung, self.steps + other.steps
+        self.versions |= other.versions
+        self.seconds += other.seconds
 
 
 @contextmanager
@@ -202,16 +215,22 @@ async def model_of(url: str, key: str) -> str:
         return str((await answer.json())["data"][0]["id"])
 
 
-async def rounds(url: str, key: str, options: argparse.Namespace) -> dict[str, Seen]:
-    model, found = await model_of(url, key), {}
-    for name, streams, feedback in (
-        ("calm, idle", options.calm, False),
-        ("load, idle", options.streams, False),
-        ("load, training", options.streams, True),
-        ("calm, training", options.calm, True),
-    ):
-        found[name] = await round_of(url, key, model, streams, options.seconds, options.tokens, feedback)
-        show(name, found[name])
+async def rounds(idle: tuple[str, str], training: tuple[str, str], options: argparse.Namespace) -> dict[str, Seen]:
+    """All rounds, by name.
+
+    Args:
+        idle: URL and key of the server that does not learn.
+        training: of the one that learns; the same if there is only one.
+    """
+    found: dict[str, Seen] = {}
+    for _ in range(options.rounds):
+        for kind, streams in (("calm", options.calm), ("load", options.streams)):
+            for name, (url, key) in (("idle", idle), ("training", training)):
+                has_feedback = name == "training" or idle != training
+                model = await model_of(url, key)
+                seen = await round_of(url, key, model, streams, options.seconds, options.tokens, has_feedback)
+                show(f"{kind}, {name}", seen)
+                found.setdefault(f"{kind}, {name}", Seen()).add(seen)
     return found
 
 
@@ -219,7 +238,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--calm", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--trainer", default="process")
@@ -228,22 +248,22 @@ def main() -> None:
     options, more = parser.parse_known_args()
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     if options.url:
-        found = asyncio.run(rounds(options.url, options.key, options))
+        found = asyncio.run(rounds((options.url, options.key), (options.url, options.key), options))
     else:
         with (
-            tempfile.TemporaryDirectory() as folder,
-            server(options.model, options.trainer, Path(folder) / "out", more) as (url, key, _),
+            tempfile.TemporaryDirectory() as first,
+            tempfile.TemporaryDirectory() as second,
+            server(options.model, "off", Path(first) / "out", more) as (idle, key, _),
+            server(options.model, options.trainer, Path(second) / "out", more) as (url, _, _),
         ):
-            found = asyncio.run(rounds(url, key, options))
+            found = asyncio.run(rounds((idle, key), (url, key), options))
     changed = [seen for seen in found.values() if len(seen.versions) > 1]
     for kind in ("calm", "load"):
         idle, training = found[f"{kind}, idle"].whole, found[f"{kind}, training"].whole
         if idle and training:
-            print(
-                f"row 20, {kind}: whole reply p50, training / idle: {statistics.median(training) / statistics.median(idle):.2f}"
-            )
+            print(f"{kind}: whole reply p50, training / idle: {statistics.median(training) / statistics.median(idle):.2f}")
     replies = sum(len(seen.whole) for seen in changed)
-    print(f"row 19: {sum(len(s.failed) + s.hung for s in changed)} of {replies} requests failed while versions changed")
+    print(f"{sum(len(s.failed) + s.hung for s in changed)} of {replies} requests failed while versions changed")
 
 
 if __name__ == "__main__":
