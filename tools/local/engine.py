@@ -64,7 +64,7 @@ PIECE_SECONDS = 0.02
 of a small model; nobody reads faster than this."""
 SHARED_ROWS = 4
 """Running replies of one tenant that get a token in a pass while other tenants have replies running, too; more if all of them have
-more. A pass of 64 replies takes ten times as long as one of a single reply, and a tenant's only reply would wait for it."""
+more. A pass of 64 replies takes five times as long as one of a single reply, and a tenant's only reply would wait for it."""
 SHARED_PREFILL = 32
 """Tokens of one tenant's prompts that a pass reads, on average, while other tenants have replies running."""
 AWAY = "the model does not answer just now; try again"
