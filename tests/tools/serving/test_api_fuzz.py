@@ -52,7 +52,10 @@ STEADY = settings(
 
 
 def fuzzed(case: Any) -> None:
-    case.call_and_validate(headers=HEADERS, checks=CHECKED)
+    # A parameter that is an empty list or object is not sent: what the fuzzer takes for a wrong request may be a right one.
+    unsent = any(value in ([], {}) for value in dict(case.query or {}).values())
+    checks = [CHECKS.get_one("not_a_server_error")] if unsent else CHECKED
+    case.call_and_validate(headers=HEADERS, checks=checks)
 
 
 @pytest.mark.slow
