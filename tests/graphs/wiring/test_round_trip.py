@@ -15,8 +15,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.cli.draw import blueprint
+from learngraph.graphs.adamem import MODES
+from learngraph.graphs.cli.draw import SERVED_GRAPHS, blueprint, load_graph
 from learngraph.graphs.methods import METHODS
+from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import FlowError, Router, check, parse_flow, rewire, to_mermaid, wire
 
 
@@ -158,6 +160,13 @@ def test_every_method_is_read_from_its_drawings(name: str, chain: bool) -> None:
         assert set(parse_flow(to_mermaid(again))) == set(parse_flow(to_mermaid(graph)))
         assert type(again) is type(graph)
         assert again.config == graph.config
+
+
+@pytest.mark.parametrize("name", [*SERVED_GRAPHS, "run", *(f"adamem:{mode}" for mode in MODES)])
+def test_the_other_graphs_are_read_from_both_drawings(name: str) -> None:
+    graph = run.build(blueprint("jitrl")) if name == "run" else load_graph(name)
+    for text in (to_mermaid(graph), graph.get_graph().draw_mermaid()):
+        assert set(parse_flow(to_mermaid(rewire(graph, text)))) == set(parse_flow(to_mermaid(graph)))
 
 
 def node(name: str) -> Any:
