@@ -35,7 +35,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from importlib import import_module
@@ -163,6 +163,26 @@ class TauBench:
         """The tools, with the benchmark's descriptions. In telecom `done` is among them; elsewhere a message ends the episode."""
         return tuple(tool for tool in self._benchmark.tools.values() if self.is_solo or tool.name != "done")
 
+    def only_reads(self, action: str) -> bool:
+        """True if the call changes nothing: the benchmark says of each tool whether it reads or writes."""
+        return action.partition("(")[0] in self._benchmark.reading
+
+    def distances(self, task: Task, actions: Sequence[str]) -> list[int]:
+        """The number of values that differ from those which the benchmark's solution leaves, at the start and after each action.
+
+        The values are those of the provider's data and the phone. It is a hint at the solution: use it to learn on the train split.
+        """
+        solved, (game, _) = self._start(task)[0], self._start(task)
+        for action in self.gold(task)[:-1]:
+            solved.step(action)
+        goal, found = solved.values(), list[int]()
+        for action in ("", *actions):
+            if action and not action.startswith("done("):  # the end changes nothing, and evaluating it takes long
+                game.step(action)
+            now = game.values()
+            found.append(sum(goal.get(place) != now.get(place) for place in goal.keys() | now.keys()))
+        return found
+
     def system_prompt(self, task: Task) -> str:
         """The benchmark's system message for its own agents, with the policy."""
         return self._benchmark.system_prompt(self._official_request(task.seed))
@@ -218,6 +238,8 @@ class _Benchmark:
         self._databases = {"db": pickle.dumps(first.tools.db), **users}
         self.policy = str(first.policy)
         tools = [*first.get_tools(), *(first.get_user_tools() if is_solo else ())]
+        kits = [first.tools, *([first.user_tools] if is_solo else [])]
+        self.reading = {name for kit in kits for name in kit.tools if kit.tool_type(name).value == "read"}
         described = [_describe(tool.openai_schema["function"]) for tool in tools]
         self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _done(is_solo))}
 
@@ -293,6 +315,12 @@ class _Service:
 
     def close(self) -> None:
         pass
+
+    def values(self) -> dict[tuple[str, ...], str]:
+        """The provider's data and the phone as they are now: place -> value."""
+        service = self._service
+        kits = {"provider": service.tools, **({"phone": service.user_tools} if self._benchmark.is_solo else {})}
+        return dict(_leaves({name: kit.db.model_dump(mode="json") for name, kit in kits.items()}))
 
     def show(self, answer: str, reward: float = 0.0, over: bool = False) -> Observation:
         """The observation with this answer."""
@@ -370,6 +398,16 @@ def _done(is_solo: bool) -> ToolDescription:
     message = {"message": {"type": "string", "description": "Your message to the user."}}
     schema = {"type": "object", "properties": {} if is_solo else message, "required": [] if is_solo else ["message"]}
     return ToolDescription("done", "Call this function when you are done with the task.", schema)
+
+
+def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The values within a value, each with its place."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if inner is None:
+        yield place, str(value)
+    else:
+        for key, part in inner:
+            yield from _leaves(part, (*place, str(key)))
 
 
 def _constant(source: ast.Module, name: str) -> str:

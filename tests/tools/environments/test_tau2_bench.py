@@ -189,6 +189,31 @@ def test_the_share_of_the_solution_is_paid_at_once_and_settled_at_the_end() -> N
 
 
 @needs_tau2
+def test_the_distance_to_the_solution_falls_with_its_calls_and_rises_with_others(telecom: TauBench) -> None:
+    task = next(
+        task
+        for task in all_tasks(telecom, "train")
+        if telecom.gold(task)[:2] == ("toggle_airplane_mode()", "reset_apn_settings()")
+    )
+    found = telecom.distances(task, ["check_status_bar()", "toggle_data()", "toggle_data()", *telecom.gold(task)])
+    start = found[0]
+    assert found[1] == found[3] == start < found[2]
+    assert found[4] < start
+    assert found[-2:] == [0, 0]
+    assert telecom.distances(task, []) == [start]
+
+
+@needs_tau2
+def test_which_calls_only_read_is_what_the_benchmark_says(telecom: TauBench, airline: TauBench) -> None:
+    listed = telecom.observe(telecom.task(0), [LOOK_UP]).actions
+    reading = {call.partition("(")[0] for call in listed if telecom.only_reads(call)}
+    assert {"can_send_mms", "check_sim_status", "get_data_usage", "run_speed_test"} <= reading
+    assert not reading & {"done", "toggle_data", "transfer_to_human_agents", "refuel_data", "reboot_device"}
+    assert airline.only_reads("get_user_details(user_id='x')")
+    assert not airline.only_reads("cancel_reservation(reservation_id='x')")
+
+
+@needs_tau2
 def test_a_refuel_shows_the_same_bill_each_time(telecom: TauBench) -> None:
     """The package draws the new bill's id at random, and its evaluation would then fail to repeat the calls."""
     task = telecom.task(0)
