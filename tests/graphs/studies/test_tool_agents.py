@@ -87,10 +87,10 @@ def test_a_memory_of_steps_and_its_control() -> None:
 
 def test_the_table_pairs_arms_by_ticket() -> None:
     scores = {arm: [1.0, 0.0] if arm == "jitrl" else [0.0, 0.0] for arm in ARMS}
-    text = table([Played("uniform", seed, arm, scores[arm]) for seed in (0, 1) for arm in ARMS])
+    text = table([Played("uniform", seed, arm, scores[arm]) for seed in (0, 1) for arm in ARMS], repairs=[1])
     rows = {cells[2]: cells for line in text.splitlines()[2:] if (cells := [cell.strip() for cell in line.split("|")])}
-    assert rows["jitrl"][3:7] == ["2", "0.5 [0.5, 0.5]", "0.5 [0.5, 0.5]", "0 [0, 0]"]
-    assert rows["static"][3:7] == ["2", "0 [0, 0]", "0 [0, 0]", "0.5 [0.5, 0.5]"]
+    assert rows["jitrl"][3:8] == ["2", "0.5 [0.5, 0.5]", "0 [0, 0]", "0.5 [0.5, 0.5]", "0 [0, 0]"]
+    assert rows["static"][3:8] == ["2", "0 [0, 0]", "0 [0, 0]", "0 [0, 0]", "0.5 [0.5, 0.5]"]
 
 
 @needs_tau2
