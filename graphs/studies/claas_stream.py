@@ -2,9 +2,9 @@
 
 The evaluation of the paper (arXiv:2606.05559), on scenarios of our own (tools/environments/hierarchy.py): 100 of them in 5 splits
 of 20, each played once, up to 3 turns against an attacker that adapts. A verifier judges every turn: r in {0, 1}, and a text where
-a rule broke. After every scenario the learner takes gradient steps from its replay buffer. Before the first split and after each one
-it is copied. Every copy plays all splits again, against other users, with the same draws for all copies and arms: P[k][j]
-(graphs/studies/continual.py).
+a rule broke. After every scenario the learner takes a gradient step from its replay buffer, with the settings and the gate of
+`learngraph serve`. Before the first split and after each one it is copied. Every copy plays all splits again, against other users,
+with the same draws for all copies and arms: P[k][j] (graphs/studies/continual.py).
 
     none              the model as it is
     icl               its newest exchanges with their rewards stand in the prompt; no weights change
@@ -13,10 +13,11 @@ it is copied. Every copy plays all splits again, against other users, with the s
     sdpo              learns towards a teacher that reads which rule broke
     …+text, …-text    the same with the verifier's text, or for sdpo with no more than right and wrong: loss or text?
     age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): the use of replay, and its
-                      harm. A short memory seldom has B_min exchanges, and so takes fewer steps, as in the paper
-    fresh             REINFORCE++ with A_max = 1 and B_min = 2: as many steps as the others, without replay
-    service:ARM       the same arm as users meet it: chats and feedback go through the service of `learngraph serve`, with its gate and
-                      its settings, and nothing waits for the learner (graphs/studies/claas_served.py)
+                      harm. As in the paper, only age ends an exchange's use, and there is no gate; rate and rank are smaller than
+                      those of the service. A short memory seldom has B_min exchanges, and so takes fewer steps, as in the paper
+    fresh             the same with A_max = 1 and B_min = 2: as many steps as the others, without replay
+    service:ARM       the same arm as users meet it: chats and feedback go through the service of `learngraph serve`, with its watch
+                      over rewards, and nothing waits for the learner (graphs/studies/claas_served.py)
 
 A trial is one order of the stream and one seed, played by one process; finished trials are not played again.
 """
@@ -38,7 +39,6 @@ from ...nodes.learn.gate import GateSettings, ReleaseSettings
 from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_flags
 from .claas_curves import draw_curves
-from .claas_old_settings import current_settings
 from .claas_trial import SERVICE, TrialJob, play_trial
 from .continual import Trial, draw_heat_maps, matrix_table, table
 from .sweep import write_json
@@ -60,9 +60,6 @@ ARMS: dict[str, CLaaS | None] = {
     "sdpo-text": CLaaS(loss=Objective(kind="sdpo", teacher=TeacherSettings(reads_text=False))),
 }
 """Name -> settings of the learner; None: the arm does not learn."""
-FRESH = replace(CLaaS.reinforce(), replay=ReplaySettings(max_age=1, min_exchanges=2))
-WARMUP_STEPS = 10
-"""Of all arms; the service has none."""
 CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
 
 
@@ -85,19 +82,10 @@ class ClaasStudyOptions:
     scenarios_per_split: int = 20
     """Scenarios of each split that are played, up to 20."""
     steps_per_scenario: int = 1
-    """Gradient steps after every scenario. Paper: about 140 for 100 scenarios."""
-    batch_size: int = 8
-    """M, exchanges behind a step."""
-    learning_rate: float = 5e-4
-    """Learning rate of `reinforce` and `ppo`; both learning rates were chosen on an order and seed (101) that are not counted."""
-    sdpo_learning_rate: float = 1e-3
-    """Learning rate of `mixed` and `sdpo`."""
-    rank: int = 8
-    """r of LoRA."""
+    """Gradient steps after every scenario. More than 1 are taken in the arms `fresh` and `age=A,C` only: the others wait for feedback on
+    the newest version. Paper: about 140 for 100 scenarios."""
     seconds_per_scenario: float = 1.0
     """Least time from one scenario to the next in arms `service:ARM`, in which the learner works on. Paper: 30 to 60 s, a step 5 to 10."""
-    max_age: int = 50
-    """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
     """The output: a folder for trials, tables and pictures. The same command continues the study in it."""
     workers: int = os.cpu_count() or 1
@@ -149,7 +137,7 @@ def _jobs(study: ClaasStudyOptions) -> list[TrialJob]:
                         study.model,
                         study.scenarios_per_split,
                         study.steps_per_scenario,
-                        settings and _study_settings(arm, settings, study, seed),
+                        settings and _trial_settings(arm, settings, seed),
                         study.seconds_per_scenario if arm.startswith(SERVICE) else 0.0,
                     )
                 )
@@ -167,7 +155,7 @@ def _arm_settings(name: str) -> CLaaS | None:
     if name.startswith(SERVICE) and (served := ARMS.get(name.removeprefix(SERVICE))) is not None:
         return served
     if name == "fresh":
-        return FRESH
+        return _aged(ReplaySettings(max_age=1, min_exchanges=2), StalenessCorrection())
     age, _, correction = name.removeprefix("age=").partition(",")
     if not name.startswith("age=") or not age.isdigit() or correction not in CORRECTIONS:
         more = (
@@ -178,33 +166,25 @@ def _arm_settings(name: str) -> CLaaS | None:
         known = ", ".join((*ARMS, *more))
         raise CommandError(f"learngraph claas study: there is no arm {name}; there are {known}")
     kind: Any = correction
+    return _aged(ReplaySettings(max_age=int(age)), StalenessCorrection(kind=kind))
+
+
+def _aged(replay: ReplaySettings, correction: StalenessCorrection) -> CLaaS:
+    """REINFORCE++ for the study of replay: only age ends an exchange's use, nothing is held out, and no gate hides a collapse. The rate
+    was chosen on an order and seed (101) that are not counted."""
     return CLaaS(
-        replay=ReplaySettings(max_age=int(age)),
-        loss=Objective(kind="reinforce", correction=StalenessCorrection(kind=kind)),
-    )
-
-
-def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: int) -> CLaaS:
-    """Settings of an arm with the study's own; nothing is held out and there is no gate, as in the paper. Through the service they are
-    those that are served, but all versions are kept, for their exams."""
-    if arm.startswith(SERVICE):
-        return replace(settings, rollout=replace(settings.rollout, keep_versions=100_000), seed=seed)
-    rate = study.sdpo_learning_rate if settings.loss.uses_words else study.learning_rate
-    return replace(
-        settings,
-        replay=replace(
-            settings.replay,
-            batch_size=study.batch_size,
-            max_samplings=1_000_000,  # only age ends an exchange's use, as in the paper
-            max_age=study.max_age if arm in ARMS else settings.replay.max_age,
-            held_out_share=0.0,
-        ),
-        loss=replace(settings.loss, learning_rate=rate, warmup_steps=WARMUP_STEPS),
-        lora=LoRA(rank=study.rank),
+        replay=replace(replay, max_samplings=1_000_000, held_out_share=0.0),
+        loss=Objective(kind="reinforce", learning_rate=5e-4, warmup_steps=10, correction=correction),
+        lora=LoRA(rank=8),
         gate=GateSettings(enabled=False),
         rollout=ReleaseSettings(watch_rewards=0, max_lead=None, keep_versions=2),
-        seed=seed,
     )
+
+
+def _trial_settings(arm: str, settings: CLaaS, seed: int) -> CLaaS:
+    """Settings of an arm with a trial's seed. Through the service all versions are kept, for their exams."""
+    rollout = replace(settings.rollout, keep_versions=100_000) if arm.startswith(SERVICE) else settings.rollout
+    return replace(settings, rollout=rollout, seed=seed)
 
 
 def _parse_numbers(text: str, name: str) -> list[int]:
@@ -250,7 +230,6 @@ def _load_trial(folder: Path, job: TrialJob) -> Trial | None:
     if not path.exists():
         return None
     kept = json.loads(path.read_text(encoding="utf-8"))
-    kept["job"] = {"seconds": 0.0, **kept["job"], "settings": current_settings(kept["job"]["settings"])}
     if kept["job"] != json.loads(json.dumps(asdict(job))):
         raise UserError(f"{path} was played with other settings; give another --out, or remove it")
     return Trial(**kept["trial"])

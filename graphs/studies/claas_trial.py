@@ -71,7 +71,7 @@ class _Stream:
         self.model: Any = open_model(job.model, threads=1)
         self.past: list[Any] = []
         self.untrained: list[float] = []
-        self.updates = self.skipped = 0
+        self.updates = self.skipped = self.dropped = 0
         self.first: int | None = None
 
     async def run(self) -> Trial:
@@ -90,7 +90,10 @@ class _Stream:
             retained = self._retention(learns.network()) if learns is not None else None
             drift = mean_ess_and_age(learns.replay) if learns is not None else (None, None)
             curves = step_curves(learns.replay, *SCOPE) | {"buffer": tuple(buffer)} if learns is not None else {}
-        return self._trial(rows, online, started, retained, drift, {name: curves[name] for name in curves if name != "time"})
+        curves.pop("time", None)
+        trial = self._trial(rows, online, started, retained, drift, curves)
+        has_gate = job.settings is not None and job.settings.gate.enabled
+        return replace(trial, dropped=self.dropped if has_gate else None)
 
     async def run_served(self) -> Trial:
         """The same through a service. Versions that were live at the ends of splits have their exams when the stream is over."""
@@ -136,6 +139,7 @@ class _Stream:
                 outcome = await learns.step()
                 self.updates += outcome == "live"
                 self.skipped += outcome == "skipped"
+                self.dropped += outcome == "dropped"
             if self.updates and self.first is None:
                 self.first = number
         return float(played.is_won)

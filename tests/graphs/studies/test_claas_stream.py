@@ -3,85 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from claas_settings import changed
 
+from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.studies import claas_stream as claas_study
 from learngraph.graphs.studies.claas_curves import draw_curves, running_mean
 from learngraph.graphs.studies.claas_stream import claas
 from learngraph.graphs.studies.continual import Trial
 from learngraph.memory.errors import UserError
 
-SMALL = "study --scenarios-per-split 2 --steps-per-scenario 1 --shuffles 1 --seeds 1 --workers 1 --batch-size 4"
-
-
-OLD_SETTINGS = {
-    "loss": "ppo",
-    "correction": "decoupled",
-    "batch": 8,
-    "least": 8,
-    "max_age": 50,
-    "records": 10000,
-    "reuse": 1000000,
-    "positive": 0.5,
-    "max_kl": None,
-    "held_out": 0.0,
-    "rank": 8,
-    "targets": "all-linear",
-    "rate": 0.0005,
-    "warmup_steps": 10,
-    "decay": 0.0,
-    "passes": 1,
-    "max_norm": 1.0,
-    "alpha": 0.5,
-    "top_k": 100,
-    "teacher": "ema",
-    "ema": 0.01,
-    "sync_every": 20,
-    "trust": 0.5,
-    "feedback": True,
-    "hint": 1.0,
-    "level": "token",
-    "truncate": 2.0,
-    "mis_low": 0.5,
-    "mis_high": 2.0,
-    "veto": 0.0001,
-    "clip_low": 0.2,
-    "clip_high": 0.28,
-    "dual": 3.0,
-    "ess_target": 0.5,
-    "kl": 0.0,
-    "entropy": 0.0,
-    "baseline": "batch",
-    "floor": 0.1,
-    "gamma": 1.0,
-    "lam": 0.95,
-    "traces": "gae",
-    "value_rate": 0.001,
-    "gate": False,
-    "gate_every": 1,
-    "margin": 0.1,
-    "read": 64,
-    "least_rewards": 8,
-    "weight_cap": 2.0,
-    "tolerance": 0.2,
-    "entropy_share": 0.6,
-    "kl_cap": 1.0,
-    "texts": 8,
-    "canary": 0.0,
-    "watch": 0,
-    "recent": 64,
-    "fall_margin": 0.0,
-    "keep": 2,
-    "seed": 0,
-}
-"""Settings of the arm `ppo+text`, as files of trials had them first."""
-THEN: dict[str, dict[str, Any]] = {"gate": {"max_kl": 1.0}}
-"""Defaults of that time."""
+SMALL = "study --scenarios-per-split 2 --steps-per-scenario 1 --shuffles 1 --seeds 1 --workers 1"
 
 
 def run(flags: str, out: Path) -> int:
@@ -108,7 +43,7 @@ def test_arms_are_played_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in ("matrices.png", "matrices.svg", "report.md"):
         assert (tmp_path / name).stat().st_size > 100
     with pytest.raises(UserError, match="other settings"):
-        run("--arms sdpo --sdpo-learning-rate 0.1", tmp_path)
+        run("--arms sdpo --scenarios-per-split 3", tmp_path)
 
 
 @pytest.mark.long
@@ -124,7 +59,7 @@ def test_the_same_stream_through_the_service(tmp_path: Path, capsys: pytest.Capt
     assert served["matrix"][0] == quick["matrix"][0]  # type: ignore[index]  # the same untrained model in the same exam
     assert served["updates"] > 0  # type: ignore[operator]
     assert served["first"] <= 10  # type: ignore[operator]
-    assert quick["dropped"] is None
+    assert quick["dropped"] is not None
     curves: Any = served["curves"]
     assert {name: len(values) for name, values in curves.items()} == (
         dict.fromkeys(("loss", "norm", "entropy", "seconds", "time"), served["updates"])
@@ -171,12 +106,16 @@ def test_every_learning_arm_is_a_setting_of_the_method() -> None:
         claas([])
 
 
-def test_the_service_has_the_settings_that_are_served() -> None:
-    study = claas_study.ClaasStudyOptions(arms=("service:ppo",), shuffles="1", seeds="7,", batch_size=3, rank=2)
-    (job,) = claas_study._jobs(study)
-    served = claas_study.CLaaS.ppo()
-    assert job.settings == replace(served, rollout=replace(served.rollout, keep_versions=100_000), seed=7)
-    assert (job.name, job.seconds) == ("service-ppo-h0-s7", 1.0)
+def test_arms_have_the_settings_that_are_served() -> None:
+    study = claas_study.ClaasStudyOptions(arms=("mixed", "service:ppo", "fresh"), shuffles="1", seeds="7,")
+    mixed, service, fresh = claas_study._jobs(study)
+    assert mixed.settings == replace(CLaaS(), seed=7)
+    served = CLaaS.ppo()
+    assert service.settings == replace(served, rollout=replace(served.rollout, keep_versions=100_000), seed=7)
+    assert (service.name, service.seconds) == ("service-ppo-h0-s7", 1.0)
+    assert fresh.settings is not None
+    assert not fresh.settings.gate.enabled
+    assert (fresh.settings.replay.max_age, fresh.settings.replay.held_out_share) == (1, 0.0)
 
 
 def test_curves_are_means_over_trials(tmp_path: Path) -> None:
@@ -192,27 +131,3 @@ def test_curves_are_means_over_trials(tmp_path: Path) -> None:
     assert drawn.count("<svg") == 1
     draw_curves({"none": arms["none"]}, [tmp_path / "alone.svg"])
     assert len((tmp_path / "alone.svg").read_text()) < len(drawn)
-
-
-def test_a_trial_of_older_settings_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file has CLaaS's hyper-parameters as one flat list."""
-    study = claas_study.ClaasStudyOptions(arms=("ppo+text",), shuffles="1", seeds="1", out=tmp_path)
-    (job,) = claas_study._jobs(study)
-    assert job.settings is not None
-    job = replace(job, settings=changed(job.settings, **THEN))
-    old = json.loads(json.dumps(asdict(job)))
-    old["settings"] = OLD_SETTINGS
-    (tmp_path / "trials").mkdir()
-    trial = Trial("ppo+text", 0, 0, ((0.5,), (0.5,)), (1.0,), None, 3, 0, 1.0)
-    path = tmp_path / "trials" / f"{job.name}.json"
-    path.write_text(json.dumps({"job": old, "trial": asdict(trial)}))
-    monkeypatch.setattr(claas_study, "run_workers", lambda *args: pytest.fail("it is played again"))
-    (found,) = claas_study._play_all([job], study)
-    assert found.updates == 3
-    recent = json.loads(json.dumps(asdict(job)))
-    del recent["settings"]["loss"]["policy"]["reward_kl_weight"]  # came later than the groups
-    path.write_text(json.dumps({"job": recent, "trial": asdict(trial)}))
-    assert claas_study._play_all([job], study) == [found]
-    path.write_text(json.dumps({"job": {**old, "settings": {**OLD_SETTINGS, "trust": 0.4}}, "trial": asdict(trial)}))
-    with pytest.raises(UserError, match="other settings"):
-        claas_study._play_all([job], study)
