@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+BROUGHT = {"ipython", "openai"}
+"""Packages that ipykernel and langchain-openai bring."""
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WORLDS = {
     "twx:": "twx",
@@ -63,7 +65,7 @@ def test_a_notebook_installs_what_it_imports_and_opens(notebook: Path) -> None:
     (extras,) = re.findall(r"pip install -e '\.\[([a-z,]+)\]'", prose)
     there, owners = installed(extras), packages_distributions()
     for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE)) - {"learngraph"}:
-        needed = {package(name) for name in owners.get(module, [])} - {"ipython", "openai"}  # which ipykernel and langchain-openai bring
+        needed = {package(name) for name in owners.get(module, [])} - BROUGHT
         assert module in sys.stdlib_module_names or not needed or needed & there, module
     for opened in re.findall(r'open_environment\("([^"]+)"', code):
         extra = next((extra for name, extra in WORLDS.items() if opened.startswith(name)), "")
