@@ -155,7 +155,8 @@ def _digest(text: str) -> str:
 def _reply_fields(reply: AIMessage | None) -> dict[str, Any] | None:
     if reply is None:
         return None
-    kept = {"content": reply.content} | {name: value for name in REPLY_FIELDS if (value := getattr(reply, name))}
+    names = [name for name in REPLY_FIELDS if name != "id"]  # ids are new in each run, and of no use in a replay
+    kept = {"content": reply.content} | {name: value for name in names if (value := getattr(reply, name))}
     plain: dict[str, Any] = json.loads(json.dumps(kept, default=str))
     return plain
 

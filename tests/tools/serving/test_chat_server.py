@@ -702,7 +702,7 @@ def test_a_hundred_streams_at_once() -> None:
     for i, answer in enumerate(answers):
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in events(answer.text)[:-1])
         assert text == f"you said hi there ({i})"
-    assert backend.most > 50
+    assert backend.most > 10  # more than the four of a tenant that begin at the same time
 
 
 def test_feedback_is_answered_within_50_ms_while_streams_go_on() -> None:
