@@ -58,7 +58,7 @@ def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) 
         assert main([*command, "--out", "four"]) == 0  # finished, whatever the concurrency
         assert len(api.requests) == calls == 2 * 4 * 3
     assert rows(here / "one") == rows(here / "four")
-    assert len(rows(here / "one")) == 2 * 4
+    assert len(rows(here / "one")) == 3 * 4  # steps, episodes and replies of four runs
 
 
 def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
