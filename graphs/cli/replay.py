@@ -164,6 +164,7 @@ def _empty_shelf() -> Any:
 def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
     from ...memory.errors import UserError
+    from ..studies.run_rows import steps_to
     from .play import loads_model
 
     name = job.folder.name
@@ -179,7 +180,7 @@ def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     done = count = 0
     try:
         for was, (row, made) in zip(episodes, _play_again(setup, job, shelf, replies, len(episodes)), strict=False):
-            path = _path(steps, str(was["head"]))
+            path = steps_to(steps, str(was["head"]))
             if path is None:
                 return Replayed(name, done, count, problem=f"its steps.jsonl lacks steps of episode {was['episode']}")
             found = _first_difference(int(was["episode"]), path, made) or _row_difference(int(was["episode"]), None, was, row)
@@ -234,17 +235,6 @@ def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
         return {str(row["id"]): row for row in read_rows(path)}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} has a line that is no row with an id ({error})") from error
-
-
-def _path(steps: Mapping[str, Mapping[str, Any]], head: str) -> list[Mapping[str, Any]] | None:
-    """The steps that lead to a head, oldest first; None if one is missing."""
-    found: list[Mapping[str, Any]] = []
-    while "/" not in head:
-        if head not in steps:
-            return None
-        found.append(steps[head])
-        head = str(steps[head]["parent"])
-    return found[::-1]
 
 
 def _first_difference(episode: int, was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Divergence | None:

@@ -16,7 +16,7 @@ from ...memory.display import Table, make_table
 from ...memory.errors import UserError
 from .sweep import read_rows
 
-__all__ = ["RunRows", "read_run"]
+__all__ = ["RunRows", "read_run", "steps_to"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,9 @@ class RunRows:
         if row is None:
             there = f"it has 0 to {len(self.episodes) - 1}" if self.episodes else "none is finished yet"
             raise UserError(f"{self.folder} has no finished episode {episode}; {there}")
-        path, head = list[Mapping[str, Any]](), str(row["head"])
-        while "/" not in head:
-            if head not in self.steps:
-                raise UserError(f"{self.folder}/steps.jsonl lacks steps of episode {episode}: was it cut?")
-            path.insert(0, self.steps[head])
-            head = str(self.steps[head]["parent"])
+        path = steps_to(self.steps, str(row["head"]))
+        if path is None:
+            raise UserError(f"{self.folder}/steps.jsonl lacks steps of episode {episode}: was it cut?")
         rows = ((one["step"], one["state"], one["action"], one["reward"], one.get("observation")) for one in path)
         return make_table(
             f"{self.folder.name}, episode {episode}", ("step", "state", "action", "reward", "read"), rows, len(path)
@@ -84,3 +81,19 @@ def read_run(folder: Path | str) -> RunRows:
             raise UserError(f"{folder / name} is damaged ({error}); the rows before cannot be told from the rest") from error
     episodes = tuple(sorted(found[0], key=lambda row: int(row.get("episode", 0))))
     return RunRows(folder, episodes, {row["id"]: row for row in found[1]})
+
+
+def steps_to(steps: Mapping[str, Mapping[str, Any]], head: str) -> list[Mapping[str, Any]] | None:
+    """The rows of the steps that lead to a head, oldest first; None if one is missing.
+
+    Args:
+        steps: id -> row of a step.
+        head: the id of the last step, or of the start of an episode, which holds a `/`.
+    """
+    found: list[Mapping[str, Any]] = []
+    while "/" not in head:
+        if head not in steps:
+            return None
+        found.append(steps[head])
+        head = str(steps[head]["parent"])
+    return found[::-1]

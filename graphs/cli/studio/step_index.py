@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +29,6 @@ class IndexedStep(NamedTuple):
     offset: int
 
 
-@dataclass
-class _Episode:
-    last: str
-    """Id of its newest row."""
-
-
 class StepIndex:
     """The steps of a run. Not safe for threads."""
 
@@ -44,7 +37,7 @@ class StepIndex:
         self.damaged = 0
         """Lines that could not be read."""
         self._steps: dict[str, IndexedStep] = {}
-        self._episodes: dict[int, _Episode] = {}
+        self._last: dict[int, str] = {}  # episode -> id of its newest row
         self._paths: dict[tuple[int, str], list[IndexedStep]] = {}
         self._read = 0
 
@@ -80,7 +73,7 @@ class StepIndex:
         )
         self._steps[step.id] = step
         # The last row of an episode ends the way that was kept: one that went back in a power cut wrote its steps again.
-        self._episodes[step.episode] = _Episode(step.id)
+        self._last[step.episode] = step.id
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -88,13 +81,13 @@ class StepIndex:
     @property
     def episodes(self) -> list[int]:
         """The numbers of the episodes, in order."""
-        return sorted(self._episodes)
+        return sorted(self._last)
 
     def episode(self, number: int) -> list[IndexedStep]:
         """The steps of an episode, in order; empty if there is none of this number."""
-        if number not in self._episodes:
+        if number not in self._last:
             return []
-        last = self._episodes[number].last
+        last = self._last[number]
         if (number, last) not in self._paths:
             found, id = list[IndexedStep](), last
             while id in self._steps and len(found) <= len(self._steps):
