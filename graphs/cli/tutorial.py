@@ -99,12 +99,12 @@ def play(console: Console, interactive: bool) -> int:
         if not cell.is_code:
             console.print(Markdown(cell.text), "")
             continue
-        console.print(Syntax(cell.text, "python", background_color="default"))
+        console.print(Syntax(cell.text, "python", background_color="default", word_wrap=True))
         if interactive and console.input("[dim]Enter runs it, q leaves: [/dim]").strip().lower() == "q":
             return 130
         shown = run_cell(cell.text, names)
         if shown is not None:
-            console.print(str(shown), markup=False, highlight=False)
+            console.print(str(shown), markup=False, highlight=False, soft_wrap=True)
         console.print()
     return 0
 

@@ -75,6 +75,9 @@ class Picture:
             return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
         return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
 
+    def __str__(self) -> str:
+        return self.mermaid()
+
     def mermaid(self) -> str:
         """The drawing as Mermaid text, which `flow.wire` can read."""
         return to_mermaid(self.graph, self.direction)

@@ -25,6 +25,7 @@ def test_the_terminal_plays_it_from_top_to_bottom() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "Your first walk" in ran.stdout
+    assert "object at 0x" not in ran.stdout  # pictures are shown as their drawings
     for shown in (
         "node 'choose' is not in the flow",
         "first run | second run",
