@@ -156,7 +156,7 @@ class JitRL:
 
         Args:
             shelf: the store that keeps it for good; None keeps it in this process.
-            similarity: another comparison of states than by words, for `guarded` and `shrunk`.
+            similarity: another comparison of states than the estimator's own, such as the environment's (`open_memory`).
             credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
                 `guarded` takes the reward as the return, where Eq. 3 would count the same steps again.
         """
@@ -167,9 +167,11 @@ class JitRL:
             case "shrunk":
                 return Experiences(shelf, gamma=self.gamma, similarity=similarity)
             case "paper":  # Eq. 24 is about sets of tokens
-                return Experiences(shelf, gamma=self.gamma, tokens=words)
+                return Experiences(shelf, gamma=self.gamma, tokens=words, similarity=similarity)
             case "reference":  # state similarity over multisets of 4-grams
-                return Experiences(shelf, gamma=self.gamma, tokens=_reference_tokens, credit=reference_returns)
+                return Experiences(
+                    shelf, gamma=self.gamma, tokens=_reference_tokens, similarity=similarity, credit=reference_returns
+                )
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "reference": 0.8}
     """The temperature at which the paper samples its model."""
@@ -232,6 +234,15 @@ def _reference_tokens(state: str) -> list[Hashable]:
     return [*bag(ngrams(reference_words(state), 4))]
 
 
+def open_memory(settings: JitRL, parts: MethodInputs) -> Experiences:
+    """The memory of a run: on its shelf, with the returns that its judge means, states compared as its environment says."""
+    return settings.memory(
+        parts.shelf,
+        credits_future=getattr(parts.judge, "credits_future", False),
+        similarity=getattr(parts.environment, "state_similarity", None),
+    )
+
+
 def build(
     parts: MethodInputs,
     settings: JitRL | None = None,
@@ -245,7 +256,7 @@ def build(
     Args:
         parts: environment, policy, journal, judge, and the shelf that keeps what is remembered.
         settings: hyper-parameters.
-        experiences: a memory of your own, such as one that several graphs share; `settings.memory(parts.shelf)` if not given.
+        experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, parts)` if not given.
         chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
@@ -254,14 +265,11 @@ def build(
         UserError: the memory discounts returns by another gamma than the settings say.
     """
     settings = settings or JitRL()
-    if experiences is None:
-        memory = settings.memory(parts.shelf, credits_future=getattr(parts.judge, "credits_future", False))
-    else:
-        memory = experiences
+    memory = open_memory(settings, parts) if experiences is None else experiences
     if memory.gamma != settings.gamma:
         raise UserError(
             f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
-            "make it with settings.memory(shelf)"
+            "make it with open_memory(settings, parts)"
         )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),

@@ -18,6 +18,7 @@ from .branches import ABSENT, History, branching
 from .display import Table, make_table
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
+from .search.sections import SectionRows
 from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
 
 __all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
@@ -132,7 +133,7 @@ class _Scope:
         row = self.rows.get(experience.state)
         if row is None:
             # Texts that no query can tell apart share a row.
-            row = self.index.find(reading) if isinstance(self.index, TokenRows) else None
+            row = self.index.find(reading) if isinstance(self.index, TokenRows | SectionRows) else None
             if row is None:
                 row = len(self.visits)
                 self.index.add(reading)

@@ -39,7 +39,7 @@ from ...nodes.state import (
     RecallChannels,
     RewardChannels,
 )
-from ..jitrl import VARIANT_NODES, JitRL
+from ..jitrl import VARIANT_NODES, JitRL, open_memory
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs
 
@@ -130,7 +130,7 @@ def build(
     jitrl = settings.as_jitrl()
     memory = experiences
     if memory is None:
-        memory = jitrl.memory(parts.shelf, credits_future=getattr(parts.judge, "credits_future", False))
+        memory = open_memory(jitrl, parts)
     same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, parts.environment, parts.journal)
     view = AdvantagesPrompt(
         max_steps=parts.history_steps,

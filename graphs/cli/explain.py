@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from ...memory.errors import UserError
 from ..wiring.flags import CommandError, parse_flags
 from .play import credits_future
 from .run_folder import run_memory
@@ -20,6 +21,7 @@ from .run_folder import run_memory
 if TYPE_CHECKING:
     from ...memory.experiences import Experiences
     from ...memory.records import Observation, Task, Trajectory
+    from ...memory.search.similarity import Similarity
     from ..jitrl import JitRL
     from ..studies.decisions import Explanation
 
@@ -162,7 +164,9 @@ def read_decision(
     run = before[0]["parent"].removesuffix(f"/{row['episode']}/{task.id}")
     head = _replay(journal, before)
     trajectories = _trajectories(*run_memory(folder, options.get("memory"), memory_name), f"{run}/{row['episode']}")
-    memory = settings.memory(credits_future=credits_future(options.get("judge", "environment")))
+    memory = settings.memory(
+        credits_future=credits_future(options.get("judge", "environment")), similarity=_state_similarity(options["env"])
+    )
     for trajectory in trajectories:
         memory.add(trajectory)
     world = _RecordedWorld(_domain(trajectories, task.id) or options["env"])
@@ -190,6 +194,19 @@ def read_decision(
     )
     state |= {"candidates": after, "prior": row["prior"], "estimates": estimates, "action": row["action"]}
     return RecordedDecision(state, settings, memory, world.name, changes)
+
+
+def _state_similarity(spec: str) -> Similarity | None:
+    """The comparison of states that the environment of a run asks for; None where it has none, or cannot be opened here."""
+    from ...tools.environments.catalogue import open_environment
+
+    try:
+        environment = open_environment(spec)
+    except UserError:
+        return None
+    similarity: Similarity | None = getattr(environment, "state_similarity", None)
+    getattr(environment, "close", lambda: None)()
+    return similarity
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,16 @@ class JaccardIndex:
             similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
             return similarities
 
+    def similarities(self, tokens: Iterable[Hashable]) -> NDArray[np.float64]:
+        """The Jaccard similarity of the query to each row, (rows,)."""
+        query = set(tokens)
+        with self._lock:
+            known = [number for token in query if (number := self._ids.get(token)) is not None]
+            overlaps = self._overlaps(known, np.dtype(np.int64))
+            unions = len(query) + np.array(self._sizes, np.int64) - overlaps
+            similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
+            return similarities
+
     def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
         """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, with unknown tokens."""
         n = len(self._sizes)

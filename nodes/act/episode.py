@@ -21,6 +21,9 @@ class Environment(Protocol):
 
     A world that answers within a fraction of a millisecond has `instant = True` and is called in the event loop. Others are
     called in a thread, so that a slow world delays no other rollout.
+
+    A world whose state keys are not best compared by all of their words has a `state_similarity`, a `Similarity`
+    (memory/search/similarity.py) such as `SectionSimilarity` (memory/search/sections.py); JitRL's memory then compares by it.
     """
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import variance
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -22,6 +22,7 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition, Usage
+from learngraph.memory.search.sections import Section, SectionSimilarity, join_sections
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.evaluate.judge import model_judge
@@ -105,6 +106,36 @@ def test_same_run_same_numbers_whether_chained_async_or_not() -> None:
     assert asyncio.run(run.build(episode()).ainvoke(plan))["scores"] == plain
     other = {**plan, "run": "another"}
     assert run.build(episode()).invoke(other)["scores"] != plain
+
+
+class Rooms(KeywordKeep):
+    """The toy world, with keys in two sections, of which the room must be equal and the rest hardly counts."""
+
+    state_similarity: ClassVar[SectionSimilarity] = SectionSimilarity(
+        {"room": Section(minimum=1.0), "rest": Section(weight=0.01)}
+    )
+
+    def abstract(self, observation: Observation) -> str:
+        room, _, rest = super().abstract(observation).partition("\n")
+        return join_sections({"room": room, "rest": rest})
+
+
+@pytest.mark.parametrize(
+    "settings", [jitrl.JitRL(), jitrl.JitRL(advantage_estimator="shrunk"), jitrl.JitRL.paper(), jitrl.JitRL.reference()]
+)
+def test_every_estimator_compares_states_as_the_world_says(settings: jitrl.JitRL) -> None:
+    world, journal = Rooms(), Journal()
+    parts = MethodInputs(world, journal)
+    memory = jitrl.open_memory(settings, parts)
+    assert memory.similarity is world.state_similarity
+    assert jitrl.open_memory(settings, MethodInputs(TOY, journal)).similarity is not world.state_similarity
+    states = [join_sections({"room": room, "rest": "a lamp"}) for room in ("hall", "cave")]
+    memory.add(Trajectory("r/0", TOY.task(0), tuple(Transition(one, "go", 1.0) for one in states), run="r", domain=world.name))
+    query = join_sections({"room": "cave", "rest": "no lamp at all"})
+    (found,) = memory.neighbours(query, 10, settings.min_similarity, task=TOY.task(0).id, domain=world.name)
+    assert found.count == 1
+    result = jitrl.build(parts, settings, chain=True).invoke({"task": world.task(0), "run": "r0", "episode": 0})
+    assert result["step"] > 0
 
 
 def config(thread: str = "1", **more: Any) -> RunnableConfig:
