@@ -93,7 +93,7 @@ class ScopedLearner(Generic[Index]):
     """Conversations by scope, their feedback, and a method's memory of each scope.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store; or a folder (Chroma), a Chroma server's `http://host:port`, `postgresql://host/database`.
         name: of the agent: the beginning of its namespace. Agents of one name share what they learn.
         mode: `guide`, `observe` or `off`.
         scope: names of values in the config's `configurable` that keep conversations apart, such as `("tenant", "user_id")`. What
@@ -124,9 +124,9 @@ class ScopedLearner(Generic[Index]):
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
         if isinstance(store, str | Path):
-            from ...memory.storage.chroma_store import ChromaStore
+            from ...memory.storage.open_store import open_store
 
-            store = ChromaStore.open(store)
+            store = open_store(store)
         self.store, self.agent_name, self.mode = store, name, mode
         self.scope_names, self.state_key, self.refresh_seconds = tuple(scope), state_key, refresh_seconds
         self._task = task

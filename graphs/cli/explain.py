@@ -280,12 +280,12 @@ def _replay(journal: Any, rows: Sequence[Mapping[str, Any]]) -> str:
 def _trajectories(place: str, namespace: tuple[str, ...], episode: str) -> list[Trajectory]:
     """The contents of a memory when this episode (`<run>/<number>`) was played, oldest first."""
     from ...memory.records import Trajectory
-    from ...memory.storage.chroma_store import ChromaStore
+    from ...memory.storage.open_store import open_store
     from ...memory.storage.shelf import RecordStore
 
     if "://" not in place and not (Path(place) / "chroma.sqlite3").is_file():
         return []  # the first episode is not over
-    with ChromaStore.open(place) as store:
+    with open_store(place) as store:
         found = RecordStore(store, namespace, Trajectory).all()
     ids = [trajectory.id for trajectory in found]
     return found[: ids.index(episode)] if episode in ids else found

@@ -22,7 +22,8 @@ USAGE = """\
 usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N
 
 PATH is a memory, or (but for import) a folder or server with several. A run with `--memory DIR` keeps them in
-DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder."""
+DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder.
+With `--memory postgresql://host/database` they are in postgresql://host/database/<method>-s<seed>."""
 
 
 def memory(args: Sequence[str]) -> int:
@@ -87,7 +88,7 @@ class MemoryImportOptions:
     """Options of `learngraph memory import`: the memory and the file of episodes."""
 
     path: Positional[str]
-    """The memory: a directory, or `http://host:port/NAME`."""
+    """The memory: a directory, `http://host:port/NAME`, or `postgresql://host/database/NAME`."""
     file: Positional[str]
     """The file to read, as `learngraph memory export` writes it."""
 
@@ -95,7 +96,7 @@ class MemoryImportOptions:
 def import_trajectories(args: Sequence[str]) -> int:
     """Add the episodes of a file to a memory."""
     from ...memory.records import Trajectory
-    from ...memory.storage.chroma_store import ChromaStore
+    from ...memory.storage.open_store import open_store
     from ...memory.storage.shelf import RecordStore
 
     options = parse_flags(MemoryImportOptions, args, "learngraph memory import", "Add the episodes of a file to a memory.")
@@ -105,7 +106,7 @@ def import_trajectories(args: Sequence[str]) -> int:
         raise CommandError(f"{path} keeps many memories: say which, such as {path.rstrip('/')}/jitrl-s0")
     if "://" not in path and (inside := _memories(path)) and str(Path(path)) not in inside:
         raise CommandError(f"{path} has memories within: say which, such as {inside[0]}")
-    with ChromaStore.open(place) as store:
+    with open_store(place) as store:
         count = RecordStore(store, namespace, Trajectory).import_jsonl(options.file)
     say(plural(count, "episode"))
     return 0
@@ -144,7 +145,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
         CommandError: there is no memory.
     """
     from ...memory.records import Trajectory
-    from ...memory.storage.chroma_store import ChromaStore
+    from ...memory.storage.open_store import open_store
     from ...memory.storage.shelf import RecordStore
 
     place, prefix = memory_location(where)
@@ -152,7 +153,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
     if not found:
         raise CommandError(f"there is no memory in {where}; give a run folder or one of its memory directories")
     with ExitStack() as stack:
-        stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
+        stores = [stack.enter_context(open_store(path)) for path in found]
         yield [
             RecordStore(store, namespace, Trajectory)
             for store in stores

@@ -50,8 +50,8 @@ class RunOptions(SharedOptions):
     """End a run of icrl, reflexion or best-of-n once an episode has earned the highest possible score, as far as it is known and the
     method sees the world's own rewards. With --compare all methods play the same number of episodes all the same."""
     memory: str | None = None
-    """Place of the memories: a directory (one memory per method and seed under it), or a Chroma server's
-    `http://host:port`; the run folder if not given."""
+    """Place of the memories: a directory (one memory per method and seed under it), a Chroma server's
+    `http://host:port`, or `postgresql://user@host/database`; the run folder if not given."""
     checkpoints: str | None = None
     """Place of the checkpoints: `postgresql://…`, or a directory; the run folder if not given."""
 

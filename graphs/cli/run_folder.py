@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...memory.storage.open_store import is_postgres
 from ..studies.folder_settings import first_digest, settings_digest
 from ..studies.old_names import run_stem
 from ..studies.sweep import Job
@@ -47,11 +49,18 @@ def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
         options["paper_temperatures"] = asked
     if setup.options.model.startswith("openai:"):
         options["base_url"] = _server(setup.options)
+    for name in ("memory", "checkpoints"):
+        options[name] = _without_password(options[name])
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(seeds),
         "methods": {name: asdict(settings) | _bank_digest(settings) for name, settings in setup.methods.items()},
     }
+
+
+def _without_password(where: str | None) -> str | None:
+    """A URL without the password in it, which belongs into no folder."""
+    return re.sub(r"^(\w+://[^/@:]*):[^@]*@", r"\1@", where) if where else where
 
 
 def _server(options: RunOptions) -> str | None:
@@ -79,8 +88,6 @@ def _file_digest(path: str, written: int, size: int) -> str:
 
 def run_folder_name(setup: SweepSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run folder where the user gives none: other settings have another one."""
-    import re
-
     thinks = any(needs_model(name, setup.options) for name in setup.methods)
     words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{settings_digest(settings)}"
@@ -131,13 +138,21 @@ def _stops_at_full_score(setup: SweepSetup, method: str) -> bool:
 
 
 def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
-    """Place of a memory, and the namespace of its records. `name` is a folder in a directory, a path on a server."""
+    """Place of a memory, and the namespace of its records. `name` is a folder in a directory, a path on a server.
+
+    In the URL of a Postgres database the first part of the path is the database.
+    """
     if "://" not in memory:
         return str(Path(memory) / name), ("trajectories",)
     from urllib.parse import urlsplit
 
     url = urlsplit(memory)
-    return f"{url.scheme}://{url.netloc}", ("trajectories", *filter(None, [*url.path.split("/"), name]))
+    path = [*filter(None, [*url.path.split("/"), name])]
+    if not is_postgres(memory):
+        return f"{url.scheme}://{url.netloc}", ("trajectories", *path)
+    database, *labels = path or [""]
+    query = f"?{url.query}" if url.query else ""
+    return f"{url.scheme}://{url.netloc}/{database}{query}", ("trajectories", *labels)
 
 
 def shares_memory(setup: SweepSetup, method: str) -> bool:

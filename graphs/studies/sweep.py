@@ -161,10 +161,10 @@ def open_run(job: Job) -> Iterator[RunFiles]:
             stack.callback(file.close)
         shelf = None
         if job.memory:
-            from ...memory.storage.chroma_store import ChromaStore
+            from ...memory.storage.open_store import open_store
             from ...memory.storage.shelf import RecordStore
 
-            shelf = RecordStore(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
+            shelf = RecordStore(stack.enter_context(open_store(job.memory)), job.namespace, Trajectory)
         yield RunFiles(journal, log, times, replies, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
 
 

@@ -20,6 +20,7 @@ from langgraph.store.base import (
 from langgraph.store.memory import InMemoryStore
 
 from ..branches import ABSENT, BranchError, Change, History, current_branch, moment_of_time
+from .open_store import all_items
 
 __all__ = ["BranchingStore"]
 
@@ -226,21 +227,17 @@ def _history_row(change: Change, address: Address, before: Item | None) -> PutOp
 
 def _read_history(store: BaseStore) -> History[Item]:
     changes = []
-    for offset in range(0, 1 << 62, 1000):
-        page = store.search((HIDDEN,), limit=1000, offset=offset)
-        for item in page:
-            row = item.value
-            namespace, before = tuple(row["namespace"]), ABSENT
-            if row["before"] is not None:
-                value, made, changed = row["before"]
-                before = Item(
-                    value=value,
-                    key=row["key"],
-                    namespace=namespace,
-                    created_at=datetime.fromisoformat(made),
-                    updated_at=datetime.fromisoformat(changed),
-                )
-            changes.append(Change(item.key, (namespace, row["key"]), before, row["thread"], row["checkpoint"]))
-        if len(page) < 1000:
-            return History.of(changes)
-    raise AssertionError
+    for item in all_items(store, (HIDDEN,)):
+        row = item.value
+        namespace, before = tuple(row["namespace"]), ABSENT
+        if row["before"] is not None:
+            value, made, changed = row["before"]
+            before = Item(
+                value=value,
+                key=row["key"],
+                namespace=namespace,
+                created_at=datetime.fromisoformat(made),
+                updated_at=datetime.fromisoformat(changed),
+            )
+        changes.append(Change(item.key, (namespace, row["key"]), before, row["thread"], row["checkpoint"]))
+    return History.of(changes)

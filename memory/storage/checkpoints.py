@@ -20,6 +20,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from ..errors import UserError
 from ..records import RECORDS
+from .open_store import is_postgres
+from .postgres_store import LOCK_SETUP, UNLOCK_SETUP
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 
@@ -62,7 +64,9 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
         opened = _postgres("langgraph.checkpoint.postgres").PostgresSaver.from_conn_string(where)
         with _errors(where), opened as saver:
             saver.serde = serializer()
+            saver.conn.execute(LOCK_SETUP)
             saver.setup()
+            saver.conn.execute(UNLOCK_SETUP)
             yield saver
         return
     from langgraph.checkpoint.sqlite import SqliteSaver
@@ -86,7 +90,9 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
         with _errors(where):
             async with opened as saver:
                 saver.serde = serializer()
+                await saver.conn.execute(LOCK_SETUP)
                 await saver.setup()
+                await saver.conn.execute(UNLOCK_SETUP)
                 yield saver
         return
     import aiosqlite
@@ -113,13 +119,11 @@ def _postgres(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"checkpoints in Postgres need a package ({error}): pip install 'langgraph-checkpoint-postgres' 'psycopg[binary]'"
-        ) from error
+        raise UserError(f"checkpoints in Postgres need a package ({error}): pip install 'learngraph[postgres]'") from error
 
 
 def _is_postgres(where: str) -> bool:
-    if where.startswith(("postgres://", "postgresql://")):
+    if is_postgres(where):
         return True
     if "://" in where:
         raise UserError(f"checkpoints at {where}: give a path, ':memory:' or postgresql://user@host/database")

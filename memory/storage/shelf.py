@@ -20,12 +20,11 @@ from langgraph.store.memory import InMemoryStore
 
 from ..branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from ..errors import UserError
+from .open_store import all_items
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
-PAGE = 10_000
-"""Items per search. Stores that hold their items in memory look at all of them for each page."""
 
 
 class BadRecord(UserError, ValueError):
@@ -104,7 +103,7 @@ class RecordStore(Generic[R]):
 
     def with_moments(self) -> list[tuple[str, R]]:
         """All stored records as `all` gives them, each with the moment (memory/branches.py) of its first writing."""
-        items = [item for item in self._items() if item.namespace == self.namespace]
+        items = self._items()
         items.sort(key=lambda item: (item.created_at, item.key))
         return [(moment_of_time(item.created_at), record) for item in items for record in self._records([item])]
 
@@ -134,14 +133,10 @@ class RecordStore(Generic[R]):
 
     def count(self) -> int:
         """The number of stored records, without reading them."""
-        return sum(item.namespace == self.namespace for item in self._items())
+        return len(self._items())
 
-    def _items(self) -> Iterator[Any]:
-        for offset in range(0, 1 << 62, PAGE):
-            page = self.store.search(self.namespace, limit=PAGE, offset=offset)
-            yield from page
-            if len(page) < PAGE:
-                return
+    def _items(self) -> list[Any]:
+        return [item for item in all_items(self.store, self.namespace) if item.namespace == self.namespace]
 
     def delete(self, ids: Iterable[str], /) -> None:
         """Delete the records with these ids; an unknown id is no error."""
@@ -170,12 +165,7 @@ def copy_items(store: BaseStore, namespace: tuple[str, ...], history: History[An
         history: what was written in this process, by key.
         moment: the moment; empty: now.
     """
-    found: dict[str, Any] = {}
-    for offset in range(0, 1 << 62, PAGE):
-        page = store.search(namespace, limit=PAGE, offset=offset)
-        found |= {item.key: item for item in page if item.namespace == namespace}
-        if len(page) < PAGE:
-            break
+    found: dict[str, Any] = {item.key: item for item in all_items(store, namespace) if item.namespace == namespace}
     made = InMemoryStore()
     for key, item in history.undo(found, moment).items():
         if moment and moment_of_time(item.created_at) >= moment:  # another process wrote it later

@@ -10,11 +10,9 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from ..branches import ABSENT, History, branching, moment_of_time
+from .open_store import all_items
 
 __all__ = ["StoredRows"]
-
-PAGE = 1000
-"""Items per search."""
 
 
 @branching("append", "rewrite", but=("refresh", "sync", "close"))
@@ -43,12 +41,7 @@ class StoredRows:
 
     def refresh(self) -> None:
         """Read the store again."""
-        items = list[Any]()
-        for offset in range(0, 1 << 62, PAGE):
-            page = self.store.search(self.namespace, limit=PAGE, offset=offset)
-            items += [item for item in page if item.namespace == self.namespace]
-            if len(page) < PAGE:
-                break
+        items = [item for item in all_items(self.store, self.namespace) if item.namespace == self.namespace]
         items.sort(key=lambda item: (item.value["number"], item.key))
         with self._lock:
             self._rows = {item.key: item.value["row"] for item in items}

@@ -574,8 +574,8 @@ def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
 
     directory = ChromaStore.open
 
-    def server(where: str) -> Any:
-        return directory(here / "server" if where == "http://127.0.0.1:8000" else where)
+    def server(where: str, index: Any = None) -> Any:
+        return directory(here / "server" if where == "http://127.0.0.1:8000" else where, index=index)
 
     monkeypatch.setattr(ChromaStore, "open", server)
 

@@ -204,28 +204,10 @@ def test_what_goes_wrong_inside_is_not_hidden(tmp_path: Path) -> None:
         saver.conn.execute("SELECT * FROM things")  # type: ignore[attr-defined]
 
 
-POSTGRES = os.environ.get("LEARNGRAPH_TEST_POSTGRES")
-"""URL of an empty Postgres database, where a machine has one."""
-
-
-@pytest.mark.skipif(not POSTGRES, reason="no $LEARNGRAPH_TEST_POSTGRES")
-async def test_records_in_a_state_survive_postgres() -> None:
-    assert POSTGRES
-    with open_checkpoints(POSTGRES) as saver:
-        graph(saver).invoke({}, THREAD)
-    with open_checkpoints(POSTGRES) as saver:
-        check(graph(saver).get_state(THREAD).values["records"])
-    async with open_checkpoints_async(POSTGRES) as saver:
-        await graph(saver).ainvoke({}, THREAD)
-        check((await graph(saver).aget_state(THREAD)).values["records"])
-    with pytest.raises(UserError, match="checkpoints in Postgres: connection"), open_checkpoints("postgresql://127.0.0.1:1/x"):
-        pass
-
-
 def test_postgres_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langgraph.checkpoint.postgres", None)
     with (
-        pytest.raises(UserError, match="pip install 'langgraph-checkpoint-postgres'"),
+        pytest.raises(UserError, match=r"pip install 'learngraph\[postgres\]'"),
         open_checkpoints("postgresql://localhost/x"),
     ):
         pass

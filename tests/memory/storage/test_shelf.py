@@ -90,7 +90,7 @@ def test_shelves_do_not_see_each_other(shelf: RecordStore[Trajectory]) -> None:
 
 
 def test_all_goes_through_every_page(shelf: RecordStore[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learngraph.memory.storage.shelf.PAGE", 4)
+    monkeypatch.setattr("learngraph.memory.storage.open_store._ALL", 4)
     for n in (0, 3, 4, 9):
         shelf.put([attempt(i) for i in range(n)])
         assert len(shelf.all()) == n

@@ -1,0 +1,56 @@
+"""Opening a store by where it is, as `--memory` and the middlewares do, and reading all of a namespace."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from langgraph.store.base import BaseStore, IndexConfig, SearchItem
+
+if TYPE_CHECKING:
+    from .chroma_store import ChromaStore
+    from .postgres_store import PostgresMemory
+
+__all__ = ["all_items", "is_postgres", "open_store"]
+
+_ALL = 1 << 30
+"""More items than any store holds."""
+
+
+def is_postgres(where: str) -> bool:
+    """True for the URL of a Postgres database."""
+    return where.startswith(("postgresql://", "postgres://"))
+
+
+def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = None) -> ChromaStore | PostgresMemory:
+    """The store at a place, which is to be closed (or used in a `with`).
+
+    Args:
+        where: a directory (Chroma), a Chroma server's `http://host:port`, or `postgresql://user:password@host/database`.
+        index: LangGraph's configuration of a vector index.
+
+    Raises:
+        UserError: it cannot be opened; the message says why.
+    """
+    if is_postgres(os.fspath(where)):
+        from .postgres_store import PostgresMemory
+
+        return PostgresMemory(os.fspath(where), index=index)
+    from .chroma_store import ChromaStore
+
+    return ChromaStore.open(where, index=index)
+
+
+def all_items(store: BaseStore, prefix: tuple[str, ...]) -> list[SearchItem]:
+    """All items whose namespace begins with these labels, in the store's order.
+
+    They are asked for at once: stores that sort by time, as Postgres does, give items of one time in any order, and pages of such
+    an order lose some and repeat others. Stores that cap their answers are asked again.
+    """
+    found: dict[tuple[tuple[str, ...], str], SearchItem] = {}
+    while page := store.search(prefix, limit=_ALL, offset=len(found)):
+        before = len(found)
+        found |= {(item.namespace, item.key): item for item in page}
+        if len(found) == before:
+            break
+    return list(found.values())

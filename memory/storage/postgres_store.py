@@ -1,0 +1,166 @@
+"""LangGraph's store in Postgres, opened by its URL: for memories that several machines share.
+
+Needs the extra `[postgres]`: `pip install 'learngraph[postgres]'`. What is added to LangGraph's class: a batch that meets a
+connection that broke is tried again while the server restarts (its writes are upserts, so twice is as good as once); errors are
+sentences without the password; and texts that Postgres cannot hold in JSON (the character NUL, halves of characters, both of
+which models write) are escaped in the database and come back as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from langgraph.store.base import BaseStore, IndexConfig, Item, Op, PutOp, Result
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from langgraph.store.postgres import PostgresStore
+
+__all__ = ["PostgresMemory"]
+
+RESTART_SECONDS = 60.0
+"""Seconds in which a server may restart while a batch waits for it."""
+CONNECTIONS = 4
+"""Connections of a store at most. Threads beyond wait for one."""
+LOCK_SETUP, UNLOCK_SETUP = "SELECT pg_advisory_lock(7167223)", "SELECT pg_advisory_unlock(7167223)"
+"""Queries around the making of tables, which fails if two processes do it at once. The number is ours alone; the end of a
+connection unlocks, too."""
+_ESCAPE = "\ue000"
+"""The sign before the code of an escaped character; of the range that is free for private use, and escaped itself."""
+_UNWELCOME = re.compile(f"[\x00\ud800-\udfff{_ESCAPE}]")
+_ESCAPED = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+
+
+class PostgresMemory(BaseStore):
+    """A store in Postgres. Several processes and machines may have it open; each sees the others' writes at once.
+
+    Args:
+        url: `postgresql://user:password@host/database`.
+        index: LangGraph's configuration of a vector index; it needs the server's extension pgvector.
+
+    Raises:
+        UserError: a package is missing, the server does not answer, or it refuses.
+    """
+
+    supports_ttl = False
+
+    def __init__(self, url: str, *, index: IndexConfig | None = None) -> None:
+        try:
+            import psycopg
+            from langgraph.store.postgres import PostgresStore
+            from psycopg.rows import dict_row
+            from psycopg_pool import ConnectionPool
+        except ImportError as error:
+            raise UserError(f"a memory in Postgres needs a package ({error}): pip install 'learngraph[postgres]'") from error
+        self._pool: Any = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=CONNECTIONS,
+            timeout=10,
+            check=ConnectionPool.check_connection,
+            kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row, "connect_timeout": 10},
+            open=False,
+        )
+        try:
+            with psycopg.connect(
+                url, autocommit=True, connect_timeout=10
+            ) as connection:  # says why it fails, which the pool does not
+                connection.execute(LOCK_SETUP)
+                self._pool.open()
+                self._store: PostgresStore = PostgresStore(self._pool, index=index)  # type: ignore[arg-type]
+                self._store.setup()
+        except Exception as error:
+            self._pool.close()
+            raise _as_user_error(error, url) or error from error
+        self._url = url
+
+    def __repr__(self) -> str:
+        return "PostgresMemory()"
+
+    def close(self) -> None:
+        """Close its connections. A second close does nothing."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """The results of the operations, in their order; reads see what was there before the batch.
+
+        Raises:
+            UserError: the server did not come back, or refuses.
+        """
+        asked = [_with_escapes(op) for op in ops]
+        until = time.monotonic() + RESTART_SECONDS
+        while True:
+            try:
+                return [_without_escapes(result) for result in self._store.batch(asked)] if asked else []
+            except Exception as error:
+                said = _as_user_error(error, self._url)
+                if said is None or not _is_outage(error):
+                    raise said or error from error
+                if time.monotonic() > until:
+                    raise said from error
+                time.sleep(0.2)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """As `batch`, in a thread."""
+        return await asyncio.to_thread(self.batch, list(ops))
+
+
+def _is_outage(error: BaseException) -> bool:
+    """True for a connection that broke or could not be had: another try may do."""
+    from psycopg import InterfaceError, OperationalError
+
+    return isinstance(error, OperationalError | InterfaceError)  # the pool's timeouts are OperationalErrors
+
+
+def _as_user_error(error: BaseException, url: str) -> UserError | None:
+    """A database's error as a sentence, without the URL, which may hold a password; None for other errors."""
+    from psycopg import Error
+
+    if not isinstance(error, Error):
+        return None
+    words = " ".join(str(error).split()) or type(error).__name__
+    password = re.search(r"://[^:/@]*:([^@]*)@", url)
+    if password and password[1]:
+        words = words.replace(password[1], "…")
+    return UserError(f"memory in Postgres: {words}")
+
+
+def _with_escapes(op: Op) -> Op:
+    if isinstance(op, PutOp) and op.value is not None:
+        return op._replace(value=_mapped(op.value, lambda text: _UNWELCOME.sub(_code, text), _UNWELCOME))
+    return op
+
+
+def _code(found: re.Match[str]) -> str:
+    return f"{_ESCAPE}{ord(found[0]):04x}"
+
+
+def _without_escapes(result: Result) -> Result:
+    if isinstance(result, list):
+        return [_without_escapes(one) if isinstance(one, Item) else one for one in result]  # type: ignore[return-value]
+    if isinstance(result, Item):
+        result.value = _mapped(result.value, lambda text: _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text), _ESCAPED)
+    return result
+
+
+def _mapped(value: Any, change: Any, wanted: re.Pattern[str]) -> Any:
+    """A JSON value with the texts changed that the pattern is found in, names of fields included."""
+    if isinstance(value, str):
+        return change(value) if wanted.search(value) else value
+    if isinstance(value, dict):
+        return {_mapped(name, change, wanted): _mapped(one, change, wanted) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(one, change, wanted) for one in value]
+    return value
