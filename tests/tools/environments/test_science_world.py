@@ -406,3 +406,38 @@ def test_lists_of_actions_are_the_same_in_another_machine(task: str) -> None:
         actions.append(draw.choice([a for a in shown.actions if "focus" not in a]))
     one.close()
     other.close()
+
+
+# All thirty tasks in one world.
+
+
+def test_all_tasks_have_no_common_official_limit() -> None:
+    assert open_environment("scienceworld:all?limit=15").horizon == 15
+    with pytest.raises(UserError, match="limits of their own"):
+        open_environment("scienceworld:all?limit=official")
+    with pytest.raises(UserError, match="there are all, boil"):
+        ScienceWorld("boiling")
+    with pytest.raises(UserError, match="impossible"):  # in those of the tasks that are about electricity
+        ScienceWorld("all", {"simplifications": "noElectricalAction"})
+
+
+@needs_game
+@pytest.mark.slow
+def test_the_world_of_all_tasks_plays_each_as_its_own_world_does() -> None:
+    every, names = ScienceWorld("all", horizon=4, live=1), list(OFFICIAL_STEP_LIMITS)
+    try:
+        for seed in (29, 36, 8):  # use-thermometer; the second variation of find-living-thing; find-plant
+            task = every.task(seed)
+            one = ScienceWorld(names[seed % 30], horizon=4, live=1)
+            assert task == one.task(seed // 30)
+            path = one.gold(task)
+            assert path == every.gold(task)
+            assert [one.observe(task, path[:n]) for n in range(5)] == [every.observe(task, path[:n]) for n in range(5)]
+            assert one.optimum(task) == every.optimum(task)
+            one.close()
+        with pytest.raises(UserError, match=r"tasks 0 to \d+, got 400 of boil \(seed 12000\)"):
+            every.task(12_000)
+        with pytest.raises(UserError, match="make tasks with task"):
+            every.observe(Task("cook-0", "", 0), ())
+    finally:
+        every.close()
