@@ -1,7 +1,8 @@
 """Best-of-N: independent attempts, each judged. The run ends with the one that has the highest reward; no attempt sees another.
 
 N is the number of rounds. The choice goes by the reward that the method is given (graphs/wiring/run.py, `commit`), never by the
-true score: that would be pass@N, which tables show beside it as the running maximum.
+true score. The comparison in the paper on ICRL (arXiv:2506.06303) does choose by the true score: that is pass@N, which tables show
+beside the choice as `best attempt` and over the rounds as the running maximum.
 """
 
 from __future__ import annotations

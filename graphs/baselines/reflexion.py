@@ -1,6 +1,8 @@
 """Reflexion (arXiv:2303.11366): after every attempt the model writes down what to do differently; the next one reads that.
 
-The prompt holds the last plans, never the attempts or their rewards; the reflection sees both.
+The prompt holds the last plans, never the earlier attempts or their rewards; the reflection sees both. The comparison in the paper
+on ICRL (arXiv:2506.06303) shows all plans, as `all_plans` does. Of the running attempt, prompts show as much as those of the
+method that Reflexion is compared with: JitRL's last steps, or all of them (`MethodInputs.history_steps`).
 
     compose   choose the plans that prompts show: the last three, or all that fit
     judge     r_t of every step
@@ -96,7 +98,9 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": compose,
-        "propose": parts.make_policy(ReflectionsPrompt(buffer=buffer, **parts.prompt_arguments(layout, brief))),
+        "propose": parts.make_policy(
+            ReflectionsPrompt(buffer=buffer, max_steps=parts.history_steps, **parts.prompt_arguments(layout, brief))
+        ),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),

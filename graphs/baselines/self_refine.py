@@ -1,19 +1,24 @@
 """Self-Refine (arXiv:2303.17651): the model criticises its own attempt, and makes another with the criticism in view.
 
-All pairs of attempt and feedback stay in the prompt, as far as they fit. No reward is shown, neither for the attempt nor for the
-feedback. So the method has nothing to choose by, and its answer is the last attempt.
+All pairs of attempt and feedback stay in the prompt, as far as they fit. The answer is the last attempt: Self-Refine has no rule that
+chooses one by a reward.
 
     compose    which pairs are shown
-    feedback   the attempt without rewards + pairs so far -> what to keep and what to change
+    judge      the steps' rewards, or none
+    feedback   the attempt + pairs so far -> what to keep and what to change
     push       the attempt with its feedback
 
 Nobody would read feedback on the last attempt of a run, and none is written.
+
+The method has no rewards, and neither has it in the comparison of the paper on ICRL (arXiv:2506.06303), whose code leaves them out
+in ScienceWorld, too. With `rewarded` the attempts and the request for feedback show them, so that it is told as much as ICRL. That
+code asks for feedback and the next attempt in one call where the answer is written at once; here, and there in ScienceWorld, these are two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -34,17 +39,17 @@ from ...nodes.state import (
     PromptChannels,
     RewardChannels,
 )
-from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
+from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.parts import SHARED, MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act
   act -->|next step| propose
-  act -->|over| unjudged
-  unjudged -->|another attempt| feedback --> push --> END
-  unjudged -->|last attempt| push
+  act -->|over| judge
+  judge -->|another attempt| feedback --> push --> END
+  judge -->|last attempt| push
 """
 
 
@@ -58,12 +63,22 @@ class SelfRefineState(
 class SelfRefine:
     """Hyper-parameters."""
 
+    rewards: Literal["none", "dense", "sparse"] = "none"
+    """The rewards that prompts show: `none`, as in the paper; `dense`, each step's and their sum; `sparse`, the sum alone."""
     max_memory_tokens: int | None = None
     """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "self-refine")
+
+    @classmethod
+    def rewarded(cls) -> SelfRefine:
+        """Every step with its reward, as ICRL is shown it."""
+        return cls(rewards="dense")
 
 
 def build(
@@ -72,8 +87,11 @@ def build(
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
     buffer = Buffer(parts.shelf)
-    layout = parts.layout("none", settings.max_state_chars, notes=True)
+    layout = parts.layout(settings.rewards, settings.max_state_chars, notes=True)
     brief = Prompt.load("self_refine/brief", parts.prompts).text()
+    request: AttemptPrompt = "self_refine/criticism" if parts.chats else "self_refine/feedback"
+    if settings.rewards != "none":
+        request = "self_refine/rewarded_criticism" if parts.chats else "self_refine/rewarded_feedback"
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
@@ -89,9 +107,9 @@ def build(
         ),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "unjudged": NoJudge(),
+        "judge": NoJudge() if settings.rewards == "none" else parts.judge_node(),
         "feedback": write_about_attempt(
-            "self_refine/criticism" if parts.chats else "self_refine/feedback",
+            request,
             model=parts.require_chat_model("self-refine"),
             buffer=buffer,
             journal=parts.journal,
@@ -104,6 +122,6 @@ def build(
     }
     builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end, "unjudged": route_next_attempt}, chain=chain),
+        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}, chain=chain),
         **{"name": "self-refine", **compile},
     )

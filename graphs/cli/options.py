@@ -42,7 +42,8 @@ class RunOptions(SharedOptions):
     `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""
     policy_history_steps: int | None = None
     """Number of earlier steps of the episode that jitrl and the baselines which it is compared with (static, prompt-update, memory, awm,
-    evotest) show the model; the policy's own number if not given."""
+    evotest, reflexion) show the model. If not given, the policy's own number where one of the first three plays, else all steps, as
+    icrl and the others show them."""
     max_run_tokens: int = 0
     """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
     bank before the first attempt does not count; a line below the table says how much it is."""

@@ -119,6 +119,8 @@ def run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, model: 
     options, method = setup.options, find_method(job.method)
     judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
+    if options.policy_history_steps is None and not any(find_method(name).needs_logits for name in setup.methods):
+        inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
     inputs = replace(inputs, shelf=files.shelf, run=job.run)
     episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
     if job.attempts_at_once > 1:

@@ -116,6 +116,7 @@ lack it. Training-Free GRPO's record names the last three only where they are no
 NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},
     "jitrl": {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25)},
+    "self-refine": {"rewards": (None, "none")},
     "tabular": {"initial_value": (None, 0.0)},
 }
 """Method -> setting -> (its default in versions that lack one of these settings, or None; today's). A run of such a version goes on

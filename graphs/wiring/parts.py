@@ -135,7 +135,7 @@ class MethodInputs:
     judge: Node | None = None
     """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
     history_steps: int | None = None
-    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm and evotest show to the policy; None: all."""
+    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm, evotest and reflexion show to the policy; None: all."""
     model: Runnable[Any, Any] | None = field(default=None, repr=False)
     """A chat model, for methods that have text written beside actions."""
     make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)

@@ -27,7 +27,13 @@ __all__ = ["AttemptPrompt", "JudgedAttempt", "attempt_text", "route_next_attempt
 
 Count = Callable[[str], int]
 AttemptPrompt = Literal[
-    "reflexion/reflect", "reflexion/plan", "reflexion/conversation", "self_refine/feedback", "self_refine/criticism"
+    "reflexion/reflect",
+    "reflexion/plan",
+    "reflexion/conversation",
+    "self_refine/feedback",
+    "self_refine/criticism",
+    "self_refine/rewarded_feedback",
+    "self_refine/rewarded_criticism",
 ]
 """Name of a prompt about a finished attempt.
 
@@ -35,9 +41,14 @@ AttemptPrompt = Literal[
   `reflexion/reflect` asks for it on one line, of a model that continues a text, such as `pocket`; `reflexion/conversation` for a
   note on a conversation with a user that is of use in other ones.
 - `self_refine/criticism`: Self-Refine (arXiv:2303.17651), the model's own criticism of the attempt, without a reward.
-  `self_refine/feedback` asks for it on one line.
+  `self_refine/feedback` asks for it on one line. The prompts with `rewarded` in their names do so of an attempt with its rewards.
 """
-_MARKS = {"reflexion/plan": "Plan", "reflexion/conversation": "Plan", "self_refine/criticism": "Feedback"}
+_MARKS = {
+    "reflexion/plan": "Plan",
+    "reflexion/conversation": "Plan",
+    "self_refine/criticism": "Feedback",
+    "self_refine/rewarded_criticism": "Feedback",
+}
 """Prompt -> the word after which the note stands; the note is the whole reply to the others."""
 
 

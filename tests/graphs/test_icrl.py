@@ -324,6 +324,23 @@ def test_self_refine_shows_feedback_and_no_reward() -> None:
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
+@pytest.mark.parametrize("rewards", ["dense", "sparse"])
+def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_asked_for(rewards: Any) -> None:
+    chat, shelf = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), Shelf()
+    out = play(self_refine.build(answering(chat, shelf=shelf), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
+    assert len(chat.asked) == 5, "no feedback on the last attempt"
+    end = "Result: no success after 2 steps. Total reward: 0 (a full success is 1).\n"
+    for request in (1, 2, 3, 4):  # feedback, attempt, feedback, attempt
+        assert end in chat.prompt(request)
+        assert ("Action: 4\nReward: 0\n" in chat.prompt(request)) == (rewards == "dense")
+    assert f"{end}Feedback on it: nine is not ten\n</attempt>" in chat.prompt(2)
+    assert "Nobody tells you" not in str(chat.asked[1][0].text)
+    assert "what its steps earned" in str(chat.asked[1][0].text)
+    assert [t.value for t in shelf] == [0.0] * 3
+    assert (out["scores"], out["answer"]) == ([0.0] * 3, 2), "the last attempt is the answer, whatever it earned"
+    assert self_refine.SelfRefine.rewarded().rewards == "dense"
+
+
 @pytest.mark.parametrize("method", ["react", "cot", "long-cot"])
 def test_what_carries_nothing_over_asks_the_same_again(method: str) -> None:
     chat = ScriptedChat(replies=["4\n6"])

@@ -7,23 +7,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from scripted_chat import ScriptedChat
 
 from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.cli.options import RunOptions, SweepSetup
+from learngraph.graphs.cli.play import run_graph
 from learngraph.graphs.jitrl import JitRL
-from learngraph.graphs.methods import find_method
+from learngraph.graphs.methods import METHODS, Method, find_method
+from learngraph.graphs.studies.sweep import Job
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Observation, Task
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import PromptView
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
-BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest")
+BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion")
 CASES = [(name, kind) for name in BASELINES for kind in ("chats", "scores") if (name, kind) != ("evotest", "scores")]
 """A model that only scores cannot write the configurations of EvoTest."""
 WRITTEN = 'Workflow:\n1. go on\n{"guide": "go on", "examples": 2, "routine": "def summarize(steps, observation): return 1"}'
@@ -123,3 +129,34 @@ def test_beside_that_it_is_shown_what_it_learned(name: str, kind: str) -> None:
         assert all(before in headers and not request for (episode, _), (before, request) in more.items() if episode == 0)
     later = [texts for (episode, _), texts in more.items() if episode == EPISODES - 1]
     assert any(before not in headers or request for before, request in later) == (name not in ("static", "awm"))
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "shown"),
+    [
+        (("jitrl", "reflexion"), None, 0),
+        (("reflexion", "static"), None, 0),
+        (("icrl", "reflexion"), None, None),
+        (("reflexion",), None, None),
+        (("icrl", "reflexion"), 4, 4),
+        (("jitrl", "reflexion"), 4, 4),
+    ],
+)
+def test_a_table_without_jitrl_shows_the_whole_attempt_as_icrl_does(
+    methods: tuple[str, ...], given: int | None, shown: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JitRL shows a model in this process no steps; beside ICRL, which shows all, that would be no fair comparison."""
+    seen, reflexion = list[int | None](), METHODS["reflexion"]
+
+    def build(parts: MethodInputs, *rest: Any, **more: Any) -> Any:
+        seen.append(parts.history_steps)
+        return reflexion.build(parts, *rest, **more)
+
+    monkeypatch.setitem(cast(dict[str, Method], METHODS), "reflexion", replace(reflexion, build=build))
+    setup = SweepSetup(
+        RunOptions(env="toy", model="pocket", policy_history_steps=given), {name: method_settings(name) for name in methods}
+    )
+    job = Job("reflexion", 0, 1, Path(), "r", "t", "", (), "")
+    files: Any = SimpleNamespace(journal=Journal(), shelf=None, log=Rows(), saver=None)
+    run_graph(setup, job, TOY, files, WordCounter(ScriptedChat(replies=[WRITTEN])))
+    assert seen == [shown]
