@@ -180,7 +180,7 @@ METHODS: Mapping[str, Method] = {
         has_independent_attempts=True,
     ),
     "self-refine": Method(
-        summary="criticises its own attempt, and makes another; sees no reward (self-refine:rewarded does)",
+        summary="criticises its own attempt, and makes another; sees no reward (self-refine:with-rewards does)",
         settings=self_refine.SelfRefine,
         build=self_refine.build,
         model_use="text",

@@ -11,7 +11,7 @@ chooses one by a reward.
 Nobody would read feedback on the last attempt of a run, and none is written.
 
 The method has no rewards, and neither has it in the comparison of the paper on ICRL (arXiv:2506.06303), whose code leaves them out
-in ScienceWorld, too. With `rewarded` the attempts and the request for feedback show them, so that it is told as much as ICRL. That
+in ScienceWorld, too. With `with_rewards` the attempts and the request for feedback show them, so that it is told as much as ICRL. That
 code asks for feedback and the next attempt in one call where the answer is written at once; here, and there in ScienceWorld, these are two.
 """
 
@@ -76,7 +76,7 @@ class SelfRefine:
         check_literals(self, "self-refine")
 
     @classmethod
-    def rewarded(cls) -> SelfRefine:
+    def with_rewards(cls) -> SelfRefine:
         """Every step with its reward, as ICRL is shown it."""
         return cls(rewards="dense")
 

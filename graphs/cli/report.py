@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..studies import benchmark, comparison, episode_curves, sweep, table_notes
+    from ..studies import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -95,12 +95,16 @@ def report(
     ]
     objects = _objects(rows, leads := comparison.leads(results))
     sweep.write_json(folder / "results.json", objects)
-    pictures = [folder / "curves.png", folder / "curves.svg"]
+    at_cost = [row.as_dict() for cost in cost_curves.COSTS for row in cost_curves.equal_cost(results, cost)]
+    sweep.write_json(folder / "curves.json", {"methods": cost_curves.curve_records(results), "equal_cost": at_cost})
+    pictures = [folder / f"{name}.{suffix}" for name in ("curves", "costs") for suffix in ("png", "svg")]
     if failures is not None or not all(picture.exists() for picture in pictures):
-        prior = options.model if options.prior == "model" else "uniform prior"
-        episode_curves.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
+        title = f"{options.env}, {options.model if options.prior == 'model' else 'uniform prior'}"
+        episode_curves.draw_learning_curves(results, title, pictures[:2])
+        cost_curves.draw_cost_curves(results, title, pictures[2:])
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
     tasks = [sweep.played_task(job) for job in finished[0]]
+    every = {job.seed: sweep.played_task(job)[0] for batch in finished for job in batch}
     remarks = [
         *table_notes.early_end_notes(rows, options.episodes),
         *table_notes.walkthrough_notes(rows),
@@ -120,8 +124,13 @@ def report(
         print(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
         for line in table_notes.unusable_run_warnings(rows):
             print(f"{line}\n")
-        print("\n\n".join(_tables(rows, leads)))
-        places = [f"\nlearning curves  {pictures[0]}  {pictures[1].name}", f"graphs           {'  '.join(map(str, drawn))}"]
+        print(
+            "\n\n".join(
+                [*_tables(rows, leads), *_cost_tables(results), *_aggregate_tables(folder, options.env, results, every)]
+            )
+        )
+        drawn_curves = "  ".join([str(pictures[0]), *(picture.name for picture in pictures[1:])])
+        places = [f"\nlearning curves  {drawn_curves}", f"graphs           {'  '.join(map(str, drawn))}"]
         print("\n".join([*places, f"all of it        {folder}", *remarks]))
     return 2 if failed else 0
 
@@ -186,6 +195,38 @@ def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
         return [benchmark.table(rows)]
     note = "paired by seed, because all methods played the same:"
     return [benchmark.table(rows), note, comparison.differences_table(leads, rows[0].episodes)]
+
+
+def _cost_tables(results: Sequence[Sequence[SeedResult]]) -> list[str]:
+    """The running maxima of several methods, and their scores at the same number of tokens if several spend any."""
+    from ..studies import cost_curves
+
+    if len(results) < 2 or max(len(a.scores) for seeds in results for a in seeds) < 2:
+        return []
+    tables = [cost_curves.rounds_table(results)]
+    if len(found := cost_curves.equal_cost(results)) > 1:
+        tables += ["at the same cost: what was finished within it", cost_curves.equal_cost_table(found)]
+    return tables
+
+
+def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
+    """The tables of a world of several tasks, each counting the same; none of other worlds. They are kept as JSON, too.
+
+    Args:
+        folder: the run folder.
+        env: the world.
+        results: for each method its results, one per seed.
+        played: seed -> id of the task that it played.
+    """
+    from ...tools.environments.science_world import is_all_tasks, task_name
+    from ..studies import sweep, task_groups
+
+    if not is_all_tasks(env):
+        return []
+    found = task_groups.aggregate(results, {seed: task_name(id) for seed, id in played.items()})
+    sweep.write_json(folder / "tasks.json", [one.as_dict() for one in found])
+    note = "over tasks, scores below 0 as 0; [95 % interval over tasks, by Student's t]"
+    return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
 
 
 def _seeds_note(rows: Sequence[MethodSummary]) -> str:

@@ -46,6 +46,10 @@ class SeedResult:
     """Tokens that these calls wrote."""
     episode_tokens: int = 0
     """Input and output tokens of the finished episodes alone."""
+    tokens_by_episode: tuple[int, ...] = ()
+    """Input and output tokens of each finished episode."""
+    calls_by_episode: tuple[int, ...] = ()
+    """Calls of the model in each finished episode."""
     seconds: tuple[float | None, ...] = ()
     """Wall time of each episode; None where it was not measured."""
     answer: int | None = None

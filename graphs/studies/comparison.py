@@ -14,7 +14,7 @@ from typing import Any
 from .benchmark import SeedResult, final_count, last_episodes, markdown_table, mean
 from .evaluation import Difference, Outcome, difference
 
-__all__ = ["Lead", "differences_table", "leads"]
+__all__ = ["Lead", "differences_table", "leads", "paired_difference", "signed_difference"]
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,18 @@ def leads(methods: Sequence[Sequence[SeedResult]]) -> list[Lead]:
         if shared:
             pair = [[a for a in seeds if a.seed in shared] for seeds in (ours, theirs)]
             found.append(
-                Lead(ours[0].method, theirs[0].method, len(shared), _paired(pair, _mean_score), _paired(pair, _final_score))
+                Lead(
+                    ours[0].method,
+                    theirs[0].method,
+                    len(shared),
+                    paired_difference(pair, _mean_score),
+                    paired_difference(pair, _final_score),
+                )
             )
     return found
 
 
-def _paired(pair: Sequence[Sequence[SeedResult]], measure: Callable[[SeedResult], float]) -> Difference:
+def paired_difference(pair: Sequence[Sequence[SeedResult]], measure: Callable[[SeedResult], float]) -> Difference:
     """The difference of two methods in a number per seed; each seed counts as one problem."""
     one, other = ([Outcome(a.method, a.seed, {str(a.seed): (measure(a),)}, (0,)) for a in seeds] for seeds in pair)
     return difference(one, other)
@@ -94,11 +100,11 @@ def differences_table(found: Sequence[Lead], episodes: int) -> str:
     lines = [[head, "mean score", last_episodes(episodes), "seeds won / lost / tied", "95 % interval says"]]
     for lead in found:
         counts = f"{lead.avg.wins} / {lead.avg.losses} / {lead.avg.ties}"
-        lines.append([lead.over, _signed(lead.avg), _signed(lead.final), counts, lead.verdict or "–"])
+        lines.append([lead.over, signed_difference(lead.avg), signed_difference(lead.final), counts, lead.verdict or "–"])
     return markdown_table(lines)
 
 
-def _signed(found: Difference) -> str:
+def signed_difference(found: Difference) -> str:
     """A difference with its interval over seeds, all with their signs."""
     band = found.over_seeds
     return f"{found.mean:+.3g}" if band is None else f"{found.mean:+.3g} [{band[0]:+.3g}, {band[1]:+.3g}]"

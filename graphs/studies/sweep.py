@@ -337,6 +337,8 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         episode_tokens=sum(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
+        tokens_by_episode=tuple(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
+        calls_by_episode=tuple(row.get("calls", 0) for row in rows),
         # The time of an episode that began with reading a bank is mostly the reading.
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],

@@ -338,7 +338,7 @@ def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_a
     assert "what its steps earned" in str(chat.asked[1][0].text)
     assert [t.value for t in shelf] == [0.0] * 3
     assert (out["scores"], out["answer"]) == ([0.0] * 3, 2), "the last attempt is the answer, whatever it earned"
-    assert self_refine.SelfRefine.rewarded().rewards == "dense"
+    assert self_refine.SelfRefine.with_rewards().rewards == "dense"
 
 
 @pytest.mark.parametrize("method", ["react", "cot", "long-cot"])

@@ -39,7 +39,16 @@ from .support.arguments import check_settings, pick_task
 from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
-__all__ = ["ALL", "OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
+__all__ = [
+    "ALL",
+    "OFFICIAL_STEP_LIMITS",
+    "SIMPLIFICATIONS",
+    "DocumentEmbedder",
+    "Grounding",
+    "ScienceWorld",
+    "is_all_tasks",
+    "task_name",
+]
 
 ALL = "all"
 """In the place of a task: all thirty of them."""
@@ -285,6 +294,11 @@ class ScienceWorld:
         episode = _Episode(self._machines.server(), self.actions, self._classes, self._grounding, self.horizon)
         episode.server.ask("load", game, variation, self._simple, False)
         return episode, episode.begin()
+
+
+def is_all_tasks(spec: str) -> bool:
+    """True if a spec such as `scienceworld:all?limit=15` names the world of all tasks."""
+    return spec.partition("?")[0] == f"scienceworld:{ALL}"
 
 
 def task_name(id: str) -> str:

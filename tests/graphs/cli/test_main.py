@@ -146,7 +146,10 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
         assert lead["wins"] + lead["losses"] + lead["ties"] == 2
     assert json.loads((here / "run" / "results.json").read_text()) == rows
     left = {path.name for path in (here / "run").iterdir()}
-    assert left >= {"settings.json", "results.json", "curves.png", "curves.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
+    assert left >= {"settings.json", "results.json", "curves.png", "costs.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
+    curves = json.loads((here / "run" / "curves.json").read_text())
+    assert [len(one["rounds"]) for one in curves["methods"]] == [5, 5, 5]
+    assert {row["cost"] for row in curves["equal_cost"]} == {"seconds"}  # no model was asked
     assert "owner.pid" not in left
     run = {path.name for path in (here / "run" / "jitrl-s0").iterdir()}
     assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
