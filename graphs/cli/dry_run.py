@@ -22,7 +22,7 @@ from .options import RunOptions, SweepSetup
 from .play import asks_model, loads_model, shared_environment
 from .run_folder import make_job, parse_seeds
 
-__all__ = ["dry_run"]
+__all__ = ["CostEstimate", "cost_estimates", "dry_run"]
 
 TYPICAL_TOKENS = (1_200, 250)
 """Tokens read and written by a call, where none were measured."""
@@ -56,8 +56,7 @@ class CostEstimate:
 
 def dry_run(setup: SweepSetup, folder: Path) -> int:
     """Print the estimated costs of a run, method by method. Returns the exit status."""
-    options = setup.options
-    estimates = [_estimate(setup, folder, name) for name in setup.methods]
+    options, estimates = setup.options, cost_estimates(setup, folder)
     if options.json:
         for one in estimates:
             print(json.dumps(asdict(one)))
@@ -72,6 +71,11 @@ def dry_run(setup: SweepSetup, folder: Path) -> int:
     if options.dollar_budget and dollars > options.dollar_budget:
         print(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
     return 0
+
+
+def cost_estimates(setup: SweepSetup, folder: Path) -> list[CostEstimate]:
+    """The estimated costs of each method, from its first episode to its last."""
+    return [_estimate(setup, folder, name) for name in setup.methods]
 
 
 def _table(estimates: Sequence[CostEstimate], with_dollars: bool) -> str:

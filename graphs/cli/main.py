@@ -38,6 +38,11 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "run": Command("play a method on an environment, or compare several; the same command resumes a killed run", ".run", "run"),
+    "bench": Command(
+        "play a benchmark file: methods x environments x models x seeds, with tables, curves and tests: learngraph bench FILE.toml",
+        ".bench.command",
+        "bench",
+    ),
     "serve": Command(
         "a chat API (OpenAI's) whose model learns from feedback while it answers: learngraph serve --api-key KEY",
         ".serve",

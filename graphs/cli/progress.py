@@ -1,109 +1,126 @@
-"""The progress of a run while it is played: episodes, mean score, cost so far, and what a worker is waiting for."""
+"""The progress of runs while they are played: episodes, mean score, cost so far, and what a worker is waiting for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...memory.records import Usage
 from ..studies.costs import ledger_usage
 from ..studies.waits import wait_text
-from .options import SweepSetup
 from .report import ScoreFollower, say
 
-__all__ = ["show_progress"]
+__all__ = ["ProgressRow", "show_progress"]
 
 
-class MethodProgress(NamedTuple):
-    """The progress of one method."""
+class ProgressRow(NamedTuple):
+    """Runs whose progress is shown together."""
+
+    name: str
+    episodes: int
+    """Number of episodes of all these runs."""
+    runs: Sequence[ScoreFollower]
+    prices: tuple[float, float] = (0.0, 0.0)
+    """Dollars per million tokens read, and written; 0 and 0: no dollars are shown."""
+    counts_runs: bool = False
+    """True: the number of finished runs is shown, and not the mean score, which says nothing about runs of several methods."""
+
+
+class ProgressState(NamedTuple):
+    """The progress of a row."""
 
     done: int
     """Finished episodes."""
-    score: str
-    """Their mean score."""
+    note: str
+    """Their mean score, or the finished runs."""
     cost: str
-    """Tokens and dollars so far; empty without any."""
+    """Calls, tokens and dollars so far; empty without any."""
 
 
 @contextmanager
-def show_progress(
-    setup: SweepSetup, folder: Path, followers: Mapping[str, Sequence[ScoreFollower]]
-) -> Iterator[Callable[[], None]]:
-    """Show how far each method is, its mean score and its cost so far: bars on a terminal, else a line at most every 10 s.
+def show_progress(rows: Sequence[ProgressRow], totals: Sequence[ProgressRow] = ()) -> Iterator[Callable[[], None]]:
+    """Show how far each row is, its mean score and its cost so far: bars on a terminal, else a line at most every 10 s.
 
     Args:
-        setup: the options, with the episodes of each run and the prices.
-        folder: the run folder.
-        followers: method -> a `ScoreFollower` for each of its runs.
+        rows: the runs.
+        totals: rows that take the place of the others where there is no terminal, and stand above them where there is.
 
     Yields:
         A function that shows the present state.
     """
     from rich.console import Console
 
-    def state(method: str) -> MethodProgress:
-        scores = [score for follower in followers[method] for score in follower.read_scores()]
-        mean = f"{sum(scores) / len(scores):.3g}" if scores else "–"
-        return MethodProgress(len(scores), mean, _cost(setup, folder, followers[method]))
+    folders = {run.path.parent.parent for row in rows for run in row.runs}
 
-    totals = {method: setup.options.episodes * len(runs) for method, runs in followers.items()}
-    console, waiting = Console(stderr=True), lambda: wait_text(folder)
-    bars = _progress_bars(console, totals, state, waiting) if console.is_terminal else _progress_lines(totals, state, waiting)
-    with bars as tick:
+    def waiting() -> str:
+        return "; ".join(dict.fromkeys(filter(None, map(wait_text, sorted(folders)))))
+
+    console = Console(stderr=True)
+    shown = [*totals, *rows] if console.is_terminal else totals or rows
+    with _progress_bars(console, shown, waiting) if console.is_terminal else _progress_lines(shown, waiting) as tick:
         yield tick
 
 
-def _cost(setup: SweepSetup, folder: Path, runs: Sequence[ScoreFollower]) -> str:
-    """The tokens and dollars of these runs so far, in words."""
+def _state(row: ProgressRow) -> ProgressState:
+    scores = [run.read_scores() for run in row.runs]
+    done = sum(map(len, scores))
+    if row.counts_runs:
+        each = row.episodes // max(1, len(row.runs))
+        note = f"{sum(len(some) >= each for some in scores)}/{len(scores)} runs"
+    else:
+        note = f"mean {sum(map(sum, scores)) / done:.3g}" if done else "mean –"
+    return ProgressState(done, note, _cost(row))
+
+
+def _cost(row: ProgressRow) -> str:
+    """The calls, tokens and dollars of these runs so far, in words."""
     from ...nodes.cached_model import Prices
 
-    counted = ledger_usage(folder)
-    usage = sum((max(run.usage, counted.get(run.name, Usage()), key=lambda one: one.calls) for run in runs), Usage())
+    ledgers = {folder: ledger_usage(folder) for folder in {run.path.parent.parent for run in row.runs}}
+    usage = Usage()
+    for run in row.runs:
+        counted = ledgers[run.path.parent.parent].get(run.name, Usage())
+        usage += max(run.usage, counted, key=lambda one: one.calls)
     if not (tokens := usage.input_tokens + usage.output_tokens):
         return ""
-    options = setup.options
-    dollars = f", ${Prices(options.price_in, options.price_out).cost(usage):.4g}" if options.has_prices else ""
+    dollars = f", ${Prices(*row.prices).cost(usage):.4g}" if any(row.prices) else ""
     return f"{usage.calls:,} calls, {tokens:,} tokens{dollars}"
 
 
 @contextmanager
-def _progress_bars(
-    console: Any, totals: Mapping[str, int], state: Callable[[str], MethodProgress], waiting: Callable[[], str]
-) -> Iterator[Callable[[], None]]:
+def _progress_bars(console: Any, rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> Iterator[Callable[[], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes")
-    score, cost = TextColumn("mean score {task.fields[score]}"), TextColumn("{task.fields[cost]}")
-    with Progress(*columns, score, cost, TimeElapsedColumn(), console=console) as bars:
-        tasks = {name: bars.add_task(name, total=total, score="–", cost="") for name, total in totals.items()}
+    note, cost = TextColumn("{task.fields[note]}"), TextColumn("{task.fields[cost]}")
+    with Progress(*columns, note, cost, TimeElapsedColumn(), console=console) as bars:
+        tasks = [bars.add_task(row.name, total=row.episodes, note="", cost="") for row in rows]
 
         def tick() -> None:
             wait = waiting()
-            for name, task in tasks.items():
-                now = state(name)
-                bars.update(task, completed=now.done, score=now.score, cost="; ".join(filter(None, (now.cost, wait))))
+            for row, task in zip(rows, tasks, strict=True):
+                now = _state(row)
+                bars.update(task, completed=now.done, note=now.note, cost="; ".join(filter(None, (now.cost, wait))))
 
         yield tick
 
 
 @contextmanager
-def _progress_lines(
-    totals: Mapping[str, int], state: Callable[[str], MethodProgress], waiting: Callable[[], str]
-) -> Iterator[Callable[[], None]]:
+def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> Iterator[Callable[[], None]]:
     last_time, last_text = time.monotonic(), ""
 
     def tick(is_last: bool = False) -> None:
         nonlocal last_time, last_text
-        states = {name: (state(name), total) for name, total in totals.items()}
+        if not is_last and time.monotonic() - last_time <= 10:
+            return
+        states = [(row, _state(row)) for row in rows]
         parts = [
-            f"{name} {now.done}/{total} mean {now.score}{f' ({now.cost})' if now.cost else ''}"
-            for name, (now, total) in states.items()
+            f"{row.name} {now.done}/{row.episodes} {now.note}{f' ({now.cost})' if now.cost else ''}" for row, now in states
         ]
         text = "; ".join(filter(None, (", ".join(parts), waiting())))
-        if text != last_text and (is_last or time.monotonic() - last_time > 10):
+        if text != last_text:
             say(text)
             last_time, last_text = time.monotonic(), text
 

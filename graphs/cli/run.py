@@ -5,11 +5,11 @@ The flags become `RunOptions` and the settings of each method; worker processes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...memory.errors import UserError
 from ..studies import sweep, workers
@@ -18,7 +18,7 @@ from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
 from .play import judge_node, loads_model, play
-from .progress import show_progress
+from .progress import ProgressRow, show_progress
 from .report import ScoreFollower, bank_overlap_warnings, report, say
 from .run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
 from .training_free import learn_and_test
@@ -26,7 +26,10 @@ from .training_free import learn_and_test
 if TYPE_CHECKING:
     from ..studies.sweep import Job, RunFailure
 
-__all__ = ["play_sweep", "run"]
+__all__ = ["check_sweep", "play_missing", "play_sweep", "run", "runs_at_once"]
+
+Failed = TypeVar("Failed")
+"""A run that failed."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -78,13 +81,13 @@ def play_sweep(setup: SweepSetup) -> int:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
-    _concurrency(setup)
+    runs_at_once(setup)
     settings = settings_record(setup, seeds)
     folder = options.out or Path("runs") / run_folder_name(setup, settings)
     if options.dry_run:
         from .dry_run import dry_run
 
-        _check(options, [], needs_model=False)
+        check_sweep(options, [], needs_model=False)
         return dry_run(setup, folder)
     batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
     failures: list[RunFailure] | None = None
@@ -93,7 +96,7 @@ def play_sweep(setup: SweepSetup) -> int:
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         else:
             bank_seeds = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
-            played = _check(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
+            played = check_sweep(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
             for line in bank_overlap_warnings(setup, played):
                 say(line)
             with _resume_hint(folder), workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
@@ -101,7 +104,7 @@ def play_sweep(setup: SweepSetup) -> int:
         return report(setup, folder, batches, failures)
 
 
-def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[tuple[str, int | None]]:
+def check_sweep(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[tuple[str, int | None]]:
     """Find mistakes before workers start. Returns the id and `Task.seed` of these seeds' tasks."""
     from ...tools.environments.catalogue import open_environment
     from ...tools.models.models import MODELS, open_model
@@ -118,32 +121,68 @@ def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list
 
 
 def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFailure]:
-    """Play what is not finished. Returns the runs that failed."""
-    followers = {batch[0].method: [ScoreFollower(job) for job in batch] for batch in batches}
-    work: list[tuple[SweepSetup, Sequence[Job]]] = []
-    for batch in batches:
-        left = tuple(job for job in batch if not sweep.is_finished(job))
-        in_turn = shares_memory(setup, batch[0].method)
-        work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
-    concurrency = _concurrency(setup)
-    is_limited = bool(setup.options.token_budget or setup.options.dollar_budget)  # attempts that it cuts would be paid again
-    at_once = 1 if is_limited else max(1, concurrency * min(setup.options.workers, len(work)) // max(1, len(work)))
-    work = [(setup, [replace(job, attempts_at_once=_attempts_at_once(job, at_once)) for job in jobs]) for setup, jobs in work]
-    with show_progress(setup, batches[0][0].folder.parent, followers) as tick:
-        failed = workers.run_workers(work, play, setup.options.workers, tick, concurrency)
+    """Play what is not finished, and show the progress. Returns the runs that failed."""
+    options = setup.options
+    rows = [
+        ProgressRow(
+            batch[0].method, options.episodes * len(batch), [*map(ScoreFollower, batch)], (options.price_in, options.price_out)
+        )
+        for batch in batches
+    ]
+    with show_progress(rows) as tick:
+        failures = play_missing([(setup, batches)], play, options.workers, tick)
         tick()
+    return failures
+
+
+def play_missing(
+    sweeps: Sequence[tuple[SweepSetup, Sequence[Sequence[Job]]]],
+    play: Callable[[tuple[SweepSetup, Sequence[Job]]], list[Failed] | None],
+    processes: int,
+    tick: Callable[[], None],
+    **more: Any,
+) -> list[Failed]:
+    """Play the runs of sweeps that are not finished, in one set of worker processes.
+
+    Args:
+        sweeps: each with the runs of each of its methods.
+        play: plays some runs in turn, and returns those that failed.
+        processes: number of worker processes.
+        tick: called a few times a second.
+        more: further arguments of `workers.run_workers`.
+
+    Returns:
+        The runs that failed.
+    """
+    by_concurrency: dict[int, list[tuple[SweepSetup, Sequence[Job]]]] = {}
+    for setup, batches in sweeps:
+        work = by_concurrency.setdefault(runs_at_once(setup), [])
+        for batch in batches:
+            left = tuple(job for job in batch if not sweep.is_finished(job))
+            in_turn = left and shares_memory(setup, batch[0].method)
+            work += [(setup, left)] if in_turn else [(setup, (job,)) for job in left]
+    failed: list[list[Failed]] = []
+    for concurrency, work in by_concurrency.items():
+        if work:
+            share = max(1, concurrency * min(processes, len(work)) // len(work))
+            parallel = [
+                (setup, [replace(job, attempts_at_once=_attempts_at_once(setup, job, share)) for job in jobs])
+                for setup, jobs in work
+            ]
+            failed += workers.run_workers(parallel, play, processes, tick, concurrency, **more)
     return [failure for some in failed for failure in some]
 
 
-def _attempts_at_once(job: Job, most: int) -> int:
+def _attempts_at_once(setup: SweepSetup, job: Job, most: int) -> int:
     """Number of a run's episodes that are played at the same time: one where a run may end before its last episode."""
     from .. import methods
 
     may_end_early = job.stops_at_full_score or job.max_run_tokens
-    return most if methods.find_method(job.method).has_independent_attempts and not may_end_early else 1
+    is_limited = setup.options.token_budget or setup.options.dollar_budget  # attempts that it cuts would be paid again
+    return most if methods.find_method(job.method).has_independent_attempts and not (may_end_early or is_limited) else 1
 
 
-def _concurrency(setup: SweepSetup) -> int:
+def runs_at_once(setup: SweepSetup) -> int:
     """Number of runs that a process plays at the same time."""
     options = setup.options
     remote = options.model.startswith("openai:") and any(loads_model(name, options) for name in setup.methods)

@@ -22,18 +22,21 @@ __all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "run
 
 
 def parse_seeds(text: str) -> list[int]:
-    """The seeds that `--seeds` names: `3` is 0, 1, 2; `0,7` is 0 and 7.
+    """The seeds that `--seeds` names: `3` is 0, 1, 2; `0,7` is 0 and 7; `20-22` is 20, 21, 22.
 
     Raises:
         CommandError: it names none.
     """
+    found = set[int]()
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
+        for part in filter(None, map(str.strip, text.split(","))):
+            low, dash, high = part.partition("-")
+            found |= set(range(int(low), int(high) + 1)) if dash else {int(low)}
     except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0 or (numbers == [0] and "," not in text):
-        raise CommandError(f"--seeds is a number like 5, or a list like 0,3,7; got {text!r}")
-    return sorted(set(numbers)) if "," in text else list(range(numbers[0]))
+        found = set()
+    if not found or (found == {0} and "," not in text and "-" not in text):
+        raise CommandError(f"--seeds is a number like 5, a list like 0,3,7, or a range like 20-39; got {text!r}")
+    return sorted(found) if "," in text or "-" in text else list(range(*found))
 
 
 def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:

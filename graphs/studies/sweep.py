@@ -292,7 +292,11 @@ def is_finished(job: Job) -> bool:
 
 
 def _result(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+    path = job.folder / "result.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it, and the same command writes it again") from error
     return found
 
 
@@ -358,6 +362,19 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a JSONL file that another process may be writing to."""
-    # A last line without a line end was cut short by a crash; its writer will write it again.
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    """The complete rows of a JSONL file that another process may be writing to.
+
+    Raises:
+        UserError: a row is no JSON.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):  # cut short by a crash, and its writer will write it again; or being written just now
+            break
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number}, is damaged ({error}); remove {path.parent} to play that run from its start"
+            ) from error
+    return rows

@@ -39,6 +39,7 @@ def run_workers(
     workers: int,
     tick: Callable[[], None] = lambda: None,
     concurrency: int = 1,
+    lost: Callable[[Any], Any] | None = None,
 ) -> list[Any]:
     """Call `play` on every batch, in worker processes that are started by spawn.
 
@@ -51,22 +52,45 @@ def run_workers(
         tick: called a few times a second.
         concurrency: batches that each process plays at the same time, in threads. With more than 1, the batches are divided
             among the processes beforehand.
+        lost: batch -> what to return for it, if the process that plays it is killed; the other batches are played on. None: that
+            is an error.
 
     Returns:
         What `play` returned for the batches, in the order in which they ended, without None.
 
     Raises:
-        UserError: a worker was killed.
+        UserError: a worker was killed, and `lost` is None.
     """
+    count = min(workers, len(batches))
+    parts = [[batch] for batch in batches] if concurrency == 1 else [batches[n::count] for n in range(count)]
+    found, left = _run_pool(parts, play, count, tick, concurrency)
+    while left and lost is not None:
+        # Work is handed out in order: one of the first of these has killed its process. Each is played in one of its own.
+        for part in left[: count + 1]:
+            more, killers = _run_pool([part], play, 1, tick, concurrency)
+            found += more or ([lost(batch) for batch in part] if killers else [])
+        more, left = _run_pool(left[count + 1 :], play, count, tick, concurrency)
+        found += more
+    if left:
+        raise UserError("a worker process was killed (out of memory?)")
+    return found
+
+
+def _run_pool(
+    parts: Sequence[Sequence[Any]], play: Callable[[Any], Any], count: int, tick: Callable[[], None], concurrency: int
+) -> tuple[list[Any], list[Sequence[Any]]]:
+    """The results of `play` without None, and the parts that were left when a process was killed, in their order."""
+    if not parts:
+        return [], []
     # Workers end when this pipe is closed: by this process, or by its death.
     listen, hold = get_context("spawn").Pipe(duplex=False)
-    count = min(workers, len(batches))
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(listen,))
     found: list[Any] = []
+    left: list[int] = []
     try:
         with _exit_on_sigterm():
-            parts = [[batch] for batch in batches] if concurrency == 1 else [batches[n::count] for n in range(count)]
-            pending = {pool.submit(play_in_threads, part, play, concurrency) for part in parts}
+            numbers = {pool.submit(play_in_threads, part, play, concurrency): n for n, part in enumerate(parts)}
+            pending = set(numbers)
             while pending:
                 done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
                 tick()
@@ -74,14 +98,14 @@ def run_workers(
                     try:
                         found += future.result()
                     except BrokenProcessPool:
-                        raise UserError("a worker process was killed (out of memory?)") from None
+                        left.append(numbers[future])
     except BaseException:
         hold.close()  # before the shutdown, which waits for running work
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         hold.close()
-    return found
+    return found, [parts[n] for n in sorted(left)]
 
 
 def play_in_threads(batches: Sequence[Any], play: Callable[[Any], Any], concurrency: int) -> list[Any]:

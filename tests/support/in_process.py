@@ -14,7 +14,12 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Let sweeps play their batches one after the other in this process, in `folder`, with environments of their own."""
 
     def work(
-        batches: Sequence[Any], play: Callable[[Any], Any], workers: int, tick: Callable[[], None], concurrency: int
+        batches: Sequence[Any],
+        play: Callable[[Any], Any],
+        workers: int,
+        tick: Callable[[], None],
+        concurrency: int,
+        lost: Callable[[Any], Any] | None = None,
     ) -> list[Any]:
         found = []
         for batch in batches:

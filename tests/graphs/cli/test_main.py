@@ -50,7 +50,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     [
         (
             "jump",
-            "there are run, serve, calibrate, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
+            "there are run, bench, serve, calibrate, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
         ),
         (
             "run",

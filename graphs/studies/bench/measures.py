@@ -1,0 +1,245 @@
+"""The numbers of a benchmark: a number per run, then mean, intervals and paired tests over seeds, all by scipy. Pure functions.
+
+    Avg            mean score over all episodes of a run, then over runs           (JitRL, arXiv:2601.18510)
+    Final          score of the last episode, mean over runs                       (the same)
+    last           mean score over the last tenth of the episodes, at least three
+    running max    mean over episodes of the best score so far
+    regret         sum over episodes of optimum - score, never below 0; all methods on a seed have the same optimum
+
+Runs are paired by seed: a seed is the same task for every method. The tests are over the differences seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from ..benchmark import Interval, SeedResult, final_count, interval, last_episodes, mean
+
+__all__ = ["METRICS", "ArmEstimate", "Metric", "PairedTest", "RunPrices", "estimate", "measure", "paired_test"]
+
+DRAWS = 10_000
+"""Resamples of a bootstrap and of a permutation test; with up to 13 seeds the test counts all sign changes."""
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class RunPrices:
+    """The prices of a model in dollars per million tokens; 0 and 0: unknown."""
+
+    read: float = 0.0
+    written: float = 0.0
+
+    def dollars(self, result: SeedResult) -> float | None:
+        """The dollars that a run's calls cost; None without a price."""
+        if not (self.read or self.written):
+            return None
+        return (self.read * result.input_tokens + self.written * result.output_tokens) / 1e6
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number per run."""
+
+    head: str
+    """The head of its column."""
+    of: Callable[[SeedResult, RunPrices], float | None] = field(repr=False)
+    """The number of a run; None if it has none."""
+    higher_is_better: bool | None = None
+    """None: neither is better."""
+    form: str = ".3g"
+    """Its format in tables."""
+
+
+def _success(run: SeedResult, _: RunPrices) -> float | None:
+    return None if run.solved is None else mean([float(score >= run.solved) for score in run.scores])
+
+
+def _steps_to_success(run: SeedResult, _: RunPrices) -> float | None:
+    """Steps of all episodes up to the first that solved the task; None if none did."""
+    if run.solved is None:
+        return None
+    first = next((n for n, score in enumerate(run.scores) if score >= run.solved), None)
+    return None if first is None else float(sum(run.steps[: first + 1]))
+
+
+def _judged(run: SeedResult, _: RunPrices) -> float | None:
+    known = [value for value in run.judged if value is not None]
+    return mean(known) if known else None
+
+
+def _seconds(run: SeedResult, _: RunPrices) -> float | None:
+    known = [value for value in run.seconds if value is not None]
+    return math.fsum(known) if known else None
+
+
+def _regret(run: SeedResult, _: RunPrices) -> float:
+    return math.fsum(max(run.optimum - score, 0.0) for score in run.scores)
+
+
+METRICS: Mapping[str, Metric] = {
+    "avg": Metric("Avg", lambda run, _: mean(run.scores), True),
+    "final": Metric("Final", lambda run, _: run.scores[-1], True),
+    "last": Metric("last", lambda run, _: mean(run.scores[-final_count(len(run.scores)) :]), True),
+    "running-max": Metric("running max", lambda run, _: mean([*accumulate(run.scores, max)]), True),
+    "best": Metric("best", lambda run, _: max(run.scores), True),
+    "success": Metric("success", _success, True, ".2f"),
+    "regret": Metric("regret", _regret, False),
+    "judged": Metric("judged return", _judged, True),
+    "steps": Metric("steps/episode", lambda run, _: mean(run.steps), False, ".1f"),
+    "steps-to-success": Metric("steps to success", _steps_to_success, False, ",.0f"),
+    "calls": Metric("calls/run", lambda run, _: run.calls or None, None, ",.0f"),
+    "tokens": Metric("tokens/run", lambda run, _: run.tokens or None, None, ",.0f"),
+    "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g"),
+    "seconds": Metric("s/run", _seconds, None, ".3g"),
+}
+"""Name in a benchmark file -> metric."""
+USUAL_METRICS = (
+    "avg",
+    "final",
+    "last",
+    "running-max",
+    "success",
+    "regret",
+    "judged",
+    "steps",
+    "steps-to-success",
+    "tokens",
+    "dollars",
+    "seconds",
+)
+"""The columns of a table where the file names none. A column without a number is left out."""
+
+
+def metric_head(name: str, episodes: int) -> str:
+    """The head of a metric's column: `last 3 episodes` for `last`."""
+    return last_episodes(episodes) if name == "last" else METRICS[name].head
+
+
+@dataclass(frozen=True)
+class ArmEstimate:
+    """A metric of a method over its runs."""
+
+    values: Mapping[int, float | None]
+    """Seed -> the run's number; None if it has none."""
+    mean: float | None
+    """Mean over the runs that have a number; None without any."""
+    by_t: Interval | None
+    """95 % interval of the mean by Student's t; None for fewer than two runs."""
+    by_bootstrap: Interval | None
+    """The same by the bootstrap (scipy's BCa, or its percentiles where that is undefined)."""
+
+    @property
+    def missing(self) -> int:
+        """Number of runs without a number."""
+        return sum(value is None for value in self.values.values())
+
+
+def measure(name: str, runs: Sequence[SeedResult], prices: RunPrices) -> dict[int, float | None]:
+    """Seed -> a metric's number, for each run of a method."""
+    return {run.seed: METRICS[name].of(run, prices) for run in runs}
+
+
+def estimate(values: Mapping[int, float | None]) -> ArmEstimate:
+    """Mean and 95 % intervals of a metric over runs, given by seed."""
+    known = [value for value in values.values() if value is not None]
+    if not known:
+        return ArmEstimate(values, None, None, None)
+    return ArmEstimate(values, mean(known), interval(known), bootstrap_interval(known))
+
+
+def bootstrap_interval(values: Sequence[float]) -> Interval | None:
+    """The 95 % bootstrap interval of the mean; None for fewer than two values. The same values give the same interval."""
+    import numpy as np
+    from scipy.stats import bootstrap  # type: ignore[import-untyped]
+
+    if len(values) < 2:
+        return None
+    if max(values) - min(values) <= _SAME:  # BCa divides by their variation
+        return values[0], values[0]
+    data = (np.asarray(values, dtype=float),)
+    for method in ("BCa", "percentile"):
+        with np.errstate(all="ignore"):
+            found = bootstrap(data, np.mean, n_resamples=DRAWS, method=method, rng=np.random.default_rng(0), vectorized=True)
+        low, high = map(float, found.confidence_interval)
+        if math.isfinite(low) and math.isfinite(high):
+            return low, high
+    return None
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The difference of two methods in one metric, paired by seed: first minus second."""
+
+    differences: Mapping[int, float]
+    """Seed -> difference."""
+    mean: float
+    by_t: Interval | None
+    """95 % interval of the mean difference by Student's t; None with a single seed."""
+    by_bootstrap: Interval | None
+    """The same by the bootstrap."""
+    permutation_p: float | None
+    """Two-sided p value of a paired permutation test (sign changes); None with a single seed."""
+    wilcoxon_p: float | None
+    """Two-sided p value of Wilcoxon's signed-rank test; None with a single seed."""
+    wins: int
+    """Number of seeds with a positive difference."""
+    losses: int
+    """Number of seeds with a negative one."""
+
+    @property
+    def ties(self) -> int:
+        """Number of seeds with the same number."""
+        return len(self.differences) - self.wins - self.losses
+
+    def verdict(self, higher_is_better: bool | None = True) -> str:
+        """`ahead`, `behind`, or `not told apart` by the 95 % interval by t; empty with a single seed."""
+        if self.by_t is None:
+            return ""
+        low, high = self.by_t if higher_is_better is not False else (-self.by_t[1], -self.by_t[0])
+        return "ahead" if low > 0 else "behind" if high < 0 else "not told apart"
+
+
+def paired_test(first: Mapping[int, float | None], second: Mapping[int, float | None]) -> PairedTest | None:
+    """Compare two methods on the seeds for which both have a number; None without such seeds.
+
+    p values are of this one comparison: they are not corrected for the number of comparisons in a table.
+    """
+    pairs = {seed: (first[seed], second[seed]) for seed in first if seed in second}
+    found = {seed: one - other for seed, (one, other) in pairs.items() if one is not None and other is not None}
+    if not found:
+        return None
+    deltas = [0.0 if abs(delta) <= _SAME else delta for delta in found.values()]
+    permutation, wilcoxon = _p_values(deltas)
+    return PairedTest(
+        found,
+        mean(deltas),
+        interval(deltas),
+        bootstrap_interval(deltas),
+        permutation,
+        wilcoxon,
+        wins=sum(delta > 0 for delta in deltas),
+        losses=sum(delta < 0 for delta in deltas),
+    )
+
+
+def _p_values(deltas: Sequence[float]) -> tuple[float | None, float | None]:
+    """The p values of the permutation test and of Wilcoxon's."""
+    if len(deltas) < 2:
+        return None, None
+    if not any(deltas):
+        return 1.0, 1.0
+    import numpy as np
+    from scipy.stats import permutation_test, wilcoxon
+
+    def middle(sample: Any, axis: int) -> Any:
+        return np.mean(sample, axis=axis)
+
+    data = np.asarray(deltas, dtype=float)
+    test = permutation_test(
+        (data,), middle, permutation_type="samples", n_resamples=DRAWS, vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(test.pvalue), float(wilcoxon(data, zero_method="zsplit").pvalue)

@@ -1,0 +1,213 @@
+"""The tables of a benchmark, in Markdown and in LaTeX. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ....memory.errors import plural
+from ..benchmark import Interval, SeedResult, format_number, markdown_table, mean, optimum_name, with_interval
+from .measures import METRICS, USUAL_METRICS, ArmEstimate, PairedTest, RunPrices, estimate, measure, metric_head, paired_test
+
+__all__ = ["BenchTable", "latex_table", "markdown_page", "overview", "paired_table", "score_table"]
+
+PAIRED_METRICS = ("avg", "last")
+"""The metrics in which methods are compared."""
+OF_SCORE = ("avg", "final", "last", "running-max", "best")
+"""The metrics in units of scores, which the optimum's row has, too."""
+
+Rows = list[list[str]]
+"""The cells of a table, its header first."""
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """The finished runs on one environment with one model, and with methods that ask no model beside them."""
+
+    environment: str
+    model: str
+    runs: Mapping[str, Sequence[SeedResult]]
+    """Label of a method -> its finished runs, which have one optimum on each seed."""
+    against: str
+    """The label of the method that the others are compared with."""
+    episodes: int
+    prices: RunPrices
+    metrics: Sequence[str] = USUAL_METRICS
+    """The columns."""
+
+    @cached_property
+    def estimates(self) -> Mapping[str, Mapping[str, ArmEstimate]]:
+        """Metric -> method -> estimate, without the metrics that no method has a number for."""
+        names = dict.fromkeys((*self.metrics, *PAIRED_METRICS))
+        found = {name: {arm: estimate(measure(name, runs, self.prices)) for arm, runs in self.runs.items()} for name in names}
+        return {name: arms for name, arms in found.items() if any(one.mean is not None for one in arms.values())}
+
+    @cached_property
+    def tests(self) -> Mapping[str, Mapping[str, PairedTest]]:
+        """Metric -> other method -> the test of `against` minus that method."""
+        return {name: self.paired_tests(name) for name in PAIRED_METRICS}
+
+    def paired_tests(self, metric: str) -> dict[str, PairedTest]:
+        """Other method -> the test of `against` minus that method in a metric."""
+        if self.against not in self.runs or metric not in self.estimates:
+            return {}
+        ours, others = self.estimates[metric][self.against].values, self.estimates[metric].items()
+        tests = {arm: paired_test(ours, one.values) for arm, one in others if arm != self.against}
+        return {arm: test for arm, test in tests.items() if test is not None}
+
+    @property
+    def columns(self) -> list[str]:
+        """The metrics that are shown."""
+        return [name for name in self.metrics if name in self.estimates]
+
+    @property
+    def all_runs(self) -> list[SeedResult]:
+        """The runs of all methods."""
+        return [run for runs in self.runs.values() for run in runs]
+
+    @property
+    def optimum(self) -> float:
+        """The highest score that is possible, or known to be; mean over seeds."""
+        return mean([*{run.seed: run.optimum for run in self.all_runs}.values()])
+
+
+def cell(name: str, one: ArmEstimate) -> str:
+    """A metric of a method as text: the mean with its interval by t; how many runs have a number, where some have none."""
+    if one.mean is None:
+        return f"never ({len(one.values)} runs)" if name == "steps-to-success" else "–"
+    form = METRICS[name].form
+    text = with_interval(one.mean, one.by_t) if name in (*OF_SCORE, "judged") else format_number(one.mean, form)
+    return f"{text} ({len(one.values) - one.missing} of {len(one.values)})" if one.missing else text
+
+
+def score_table(table: BenchTable) -> Rows:
+    """A row for each method, and one for the optimum, or for the walkthrough where no optimum is known."""
+    head = ["method", "runs", *(metric_head(name, table.episodes) for name in table.columns)]
+    rows = [
+        [arm, str(len(runs)), *(cell(name, table.estimates[name][arm]) for name in table.columns)]
+        for arm, runs in table.runs.items()
+    ]
+    top = f"{table.optimum:.3g}"
+    bests = {**dict.fromkeys(OF_SCORE, top), "success": "1.00", "regret": "0"}
+    return [head, *rows, [optimum_name(table.all_runs), "–", *(bests.get(name, "–") for name in table.columns)]]
+
+
+def paired_table(table: BenchTable) -> Rows:
+    """A row for each method that is compared with `against`: differences over seeds, intervals, p values."""
+    last = metric_head("last", table.episodes)
+    head = [
+        *(f"{table.against} minus", "seeds", "Avg, by t", "by bootstrap", "p (permutation)", "p (Wilcoxon)"),
+        *(f"{last}, by t", "p (permutation)", "won / lost / tied", "says"),
+    ]
+    rows = []
+    for arm, avg in table.tests["avg"].items():
+        final = table.tests["last"][arm]
+        rows.append(
+            [
+                *(arm, str(len(avg.differences)), _signed(avg.mean, avg.by_t), _band(avg.by_bootstrap)),
+                *(_p(avg.permutation_p), _p(avg.wilcoxon_p), _signed(final.mean, final.by_t), _p(final.permutation_p)),
+                *(f"{avg.wins} / {avg.losses} / {avg.ties}", avg.verdict() or "–"),
+            ]
+        )
+    return [head, *rows]
+
+
+def overview(tables: Sequence[BenchTable]) -> Rows:
+    """A row for each method, a column for each table: Avg / last, and how far `against` is ahead in Avg; `=`: not told apart."""
+    arms = list(dict.fromkeys(arm for table in tables for arm in table.runs))
+    rows = [["method", *(f"{table.environment}, {table.model}" for table in tables)]]
+    for arm in arms:
+        rows.append([arm, *(_overview_cell(table, arm) for table in tables)])
+    return rows
+
+
+def _overview_cell(table: BenchTable, arm: str) -> str:
+    if not table.runs.get(arm):
+        return "–"
+    avg, last = (table.estimates[name][arm].mean for name in PAIRED_METRICS)
+    scores = f"{format_number(avg, '.3g')} / {format_number(last, '.3g')}"
+    test = table.tests["avg"].get(arm)
+    if test is None:
+        return scores
+    mark = {"behind": " (behind)", "not told apart": " ="}.get(test.verdict(), "")
+    return f"{scores}; {_signed(test.mean, test.by_t)}{mark}"
+
+
+def _signed(middle: float, band: Interval | None) -> str:
+    middle = 0.0 if abs(middle) < 1e-9 else middle  # a rounding error
+    return f"{middle:+.3g}" + (f" {_band(band)}" if band else "")
+
+
+def _band(band: Interval | None) -> str:
+    return "–" if band is None else f"[{band[0]:+.3g}, {band[1]:+.3g}]"
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}" if value >= 0.001 else "<.001"
+
+
+def latex_table(rows: Rows, caption: str) -> str:
+    """A table for LaTeX with the package booktabs."""
+    from tabulate import tabulate  # type: ignore[import-untyped]
+
+    body = tabulate(rows[1:], headers=rows[0], tablefmt="latex_booktabs", disable_numparse=True)
+    return f"\\begin{{table}}\n\\centering\n\\caption{{{_escape(caption)}}}\n{body}\n\\end{{table}}\n"
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{sign}" if sign in "&%$#_{}" else sign for sign in text)
+
+
+def markdown_page(title: str, text: str, command: str, tables: Sequence[BenchTable], notes: Sequence[str]) -> str:
+    """The results as Markdown: the command, an overview of several tables, each table with its paired comparison, and notes."""
+    parts = [f"**{title}**" if title else "", text, f"```sh\n{command}\n```"]
+    if len(tables) > 1:
+        against = dict.fromkeys(table.against for table in tables)
+        parts += [
+            f"Avg / last episodes; then how far {' and '.join(against)} is ahead in Avg, paired by seed, with the 95 % interval by t "
+            "(`=`: it holds zero).",
+            markdown_table(overview(tables)),
+        ]
+    for table in tables:
+        if not table.runs:
+            continue
+        parts += [f"*{table.environment}, {table.model}*: {_description(table)}", markdown_table(score_table(table))]
+        if table.tests["avg"]:
+            parts.append(markdown_table(paired_table(table)))
+    parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
+    return "\n\n".join(filter(None, parts))
+
+
+def _description(table: BenchTable) -> str:
+    seeds = sorted({run.seed for run in table.all_runs})
+    return f"{plural(table.episodes, 'episode')}, {plural(len(seeds), 'seed')}; [95 % interval over seeds, by Student's t]"
+
+
+def as_objects(table: BenchTable) -> list[dict[str, Any]]:
+    """One object per method for JSON, with every run's number of every metric."""
+    found = []
+    for arm, runs in table.runs.items():
+        numbers = {name: _estimate_object(arms[arm]) for name, arms in table.estimates.items()}
+        tests = {name: _test_object(of[arm]) for name, of in table.tests.items() if arm in of}
+        found.append(
+            {
+                **{"environment": table.environment, "model": table.model, "method": arm, "against": table.against},
+                **{"episodes": table.episodes, "seeds": [run.seed for run in runs], "optimum": table.optimum},
+                **{"metrics": numbers, "lead_of_against": tests},
+            }
+        )
+    return found
+
+
+def _estimate_object(one: ArmEstimate) -> dict[str, Any]:
+    return {"mean": one.mean, "by_t": one.by_t, "by_bootstrap": one.by_bootstrap, "values": dict(one.values)}
+
+
+def _test_object(test: PairedTest) -> dict[str, Any]:
+    return {
+        **{"mean": test.mean, "by_t": test.by_t, "by_bootstrap": test.by_bootstrap, "permutation_p": test.permutation_p},
+        **{"wilcoxon_p": test.wilcoxon_p, "wins": test.wins, "losses": test.losses, "ties": test.ties},
+        **{"verdict": test.verdict(), "differences": dict(test.differences)},
+    }

@@ -1,0 +1,278 @@
+"""`learngraph bench`: its file, what is played once and what again, runs that fail, folders that grow, and pages that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from in_process import play_in_process
+
+from learngraph.graphs.cli import play
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.studies.sweep import Job
+
+TINY = """
+environments = [{ name = "toy", horizon = 6 }]
+models = ["uniform"]
+methods = ["tabular", "random"]
+seeds = 2
+episodes = 3
+"""
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    return play_in_process(monkeypatch, tmp_path)
+
+
+def write(text: str, name: str = "tiny") -> str:
+    Path(f"{name}.toml").write_text(text, encoding="utf-8")
+    return f"{name}.toml"
+
+
+def bench(*words: str) -> int:
+    return main(["bench", *words, "--jobs", "1"])
+
+
+def results(folder: str | Path = "runs/bench-tiny") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((Path(folder) / "results.json").read_text())
+    return found
+
+
+def rows(folder: Path) -> dict[str, list[str]]:
+    """The rows of all runs in a folder, by file. Seconds and ids of storage are left out."""
+    return {
+        str(path.relative_to(folder)): sorted(path.read_text().splitlines())
+        for name in ("episodes.jsonl", "steps.jsonl")
+        for path in folder.rglob(name)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("environments = [", "is no TOML"),
+        ("seeds = 3", 'environments is missing; list at least one, as in environments = ["toy"]'),
+        ('environments = ["toy"]', "methods is missing"),
+        (TINY + 'metod = "x"', "the file has no key 'metod'; there are against, environments, episodes, judge, methods, "),
+        (
+            TINY.replace("seeds = 2", 'seeds = "a"'),
+            "seeds is a number like 5, a list like [0, 3, 7] or a range like \"20-39\", got 'a'",
+        ),
+        (TINY.replace("seeds = 2", "seeds = 2.5"), "seeds is a valid integer or a valid string or a valid array, got 2.5"),
+        (TINY.replace("episodes = 3", 'episodes = "3"'), "episodes is a valid integer, got '3'"),
+        (TINY.replace("episodes = 3", "episodes = 0"), "episodes is at least 1, got 0"),
+        (TINY + 'split = "holdout"', "split is 'train', 'dev' or 'test', got 'holdout'"),
+        (TINY + 'metrics = ["avg", "f1"]', "metrics: there is no 'f1'; there are avg, final, last, "),
+        (TINY + 'against = "jitrl"', "got 'jitrl', there are tabular, random"),
+        (TINY.replace('"random"', '"randm"'), "no method is called 'randm'"),
+        (TINY.replace('"random"', '"tabular"'), "methods: there is 'tabular' twice; give one of them another label"),
+        (TINY.replace('"random"', '{ name = "random", label = "tabular" }'), "methods: there is 'tabular' twice"),
+        (TINY.replace('"random"', '{ name = "tabular", settings = { epsilon = 0.0 } }'), 'label = "epsilon=0.0"'),
+        (TINY.replace('"random"', '{ name = "tabular", label = "x", settings = { eps = 0.0 } }'), "settings has no key 'eps'"),
+        (
+            TINY.replace('"random"', '{ name = "tabular", label = "x", settings = { epsilon = "much" } }'),
+            "methods[1] (tabular).settings.epsilon is a valid number, got 'much'",
+        ),
+        (TINY.replace('"random"', '{ name = "jitrl", label = "x", settings = { k = 0 } }'), "k is a number from 1 to"),
+        (TINY.replace('"random"', '{ name = "jitrl", label = "paper" }'), "label 'paper' is the name of a preset"),
+        (TINY.replace('"random"', '{ label = "x" }'), "methods[1] is a name, or a table with one"),
+        (TINY.replace('"random"', '"training-free-grpo"'), "it learns on other problems than it plays"),
+        (TINY.replace("horizon = 6", "horizont = 6"), "environments[0] has no key 'horizont'"),
+        (TINY.replace("horizon = 6", 'horizon = "6"'), "environments[0].horizon is a valid integer, got '6'"),
+        (TINY.replace("horizon = 6", 'model = "pocket"'), "environments[0] has no key 'model'"),
+        (TINY.replace('"uniform"', '"no model"'), "'no model' is where methods without a model are shown"),
+        (TINY.replace('"uniform"', '"pocket", { name = "pocket", window = 64 }'), "models: there is 'pocket' twice"),
+        (TINY.replace('"random"', '{ name = "random", label = "a b" }, { name = "random", label = "a/b" }'), "one name"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place(text: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(text)) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("learngraph: tiny.toml")
+    assert says in shown
+    assert not Path("runs").exists()
+
+
+def test_a_command_is_refused_in_words(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("none.toml") == 2
+    assert "none.toml: cannot be read" in capsys.readouterr().err
+    assert bench(write(TINY), "--only", "jitrl") == 2
+    assert "there is no such environment, model or method; there are toy, uniform, tabular, random" in capsys.readouterr().err
+    Path("PAGE.md").write_text("no block")
+    assert bench(write(TINY), "--write", "PAGE.md") == 2
+    assert "needs one line <!-- bench tiny -->" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_tables_pages_and_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("PAGE.md").write_text("before\n<!-- bench tiny -->\nformer\n<!-- /bench -->\nafter\n")
+    assert bench(write('title = "Tiny"\n' + TINY), "--write", "PAGE.md") == 0
+    shown = capsys.readouterr().out
+    page = Path("PAGE.md").read_text()
+    assert page.startswith("before\n<!-- bench tiny -->\n\n**Tiny**\n")
+    assert page.endswith("\n<!-- /bench -->\nafter\n")
+    assert "former" not in page
+    assert "learngraph bench tiny.toml" in page
+    for text in (shown, page):
+        assert "| tabular |    2 |" in text
+        assert "| tabular minus | seeds |" in text
+        assert "| optimum | " in text
+        assert "$/run" not in text
+    assert r"\toprule" in Path("runs/bench-tiny/results.tex").read_text()
+    tabular, other = results()
+    assert (tabular["method"], tabular["seeds"], other["against"]) == ("tabular", [0, 1], "tabular")
+    scores = [json.loads(line)["score"] for line in rows(Path("runs"))["bench-tiny/toy/no-model/tabular-s1/episodes.jsonl"]]
+    assert tabular["metrics"]["avg"]["values"]["1"] == pytest.approx(sum(scores) / 3)
+    assert tabular["metrics"]["final"]["values"]["1"] in scores
+    assert all(value >= 0 for row in (tabular, other) for value in row["metrics"]["regret"]["values"].values())
+    assert bench("tiny.toml", "--write", "PAGE.md") == 0  # shows again what is there
+    assert Path("PAGE.md").read_text() == page
+
+
+def test_more_episodes_and_seeds_give_the_rows_of_all_at_once(here: Path) -> None:
+    file = write(TINY.replace('"random"', '"random", "jitrl", { name = "jitrl", label = "k=1", settings = { k = 1 } }'))
+    assert bench(file, "--out", "grown", "--episodes", "3") == 0
+    assert bench(file, "--out", "grown", "--episodes", "6", "--seeds", "1") == 0
+    assert bench(file, "--out", "grown", "--episodes", "6", "--seeds", "0-2") == 0
+    assert bench(file, "--out", "once", "--episodes", "6", "--seeds", "3") == 0
+    assert rows(Path("grown")) == rows(Path("once"))
+    found = rows(Path("once"))
+    assert len(found["toy/uniform/jitrl-k-1-s2/episodes.jsonl"]) == 6
+
+    def numbers(folder: str) -> list[Any]:
+        return [{name: of["values"] for name, of in row["metrics"].items() if name != "seconds"} for row in results(folder)]
+
+    assert numbers("grown") == numbers("once")
+
+
+def test_fewer_episodes_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY)) == 0
+    assert bench("tiny.toml", "--episodes", "2") == 2
+    assert "episodes is 3 there, 2 was asked for" in capsys.readouterr().err
+
+
+def test_seeds_that_share_a_memory_cannot_be_extended(here: Path) -> None:
+    file = write(TINY.replace('"random"', '{ name = "jitrl", label = "one", settings = { cross_task = true } }'))
+    assert bench(file) == 0
+    assert bench(file, "--episodes", "4") == 2
+    failed = json.loads(Path("runs/bench-tiny/failures.json").read_text())
+    assert {(row["method"], row["seed"]) for row in failed} == {("jitrl:one", 0), ("jitrl:one", 1)}
+    assert "its seeds share one memory" in failed[0]["reason"]
+    assert [row["method"] for row in results()] == ["tabular"]
+
+
+def test_a_method_without_a_model_is_played_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TINY.replace('"uniform"', '"uniform", { name = "uniform", label = "other" }').replace(
+        '"random"', '"static", "reflexion"'
+    )
+    assert bench(write(text)) == 0
+    runs = sorted(str(path.parent.relative_to("runs/bench-tiny")) for path in Path("runs").rglob("result.json"))
+    assert runs == [
+        *("toy/no-model/tabular-s0", "toy/no-model/tabular-s1", "toy/other/static-s0", "toy/other/static-s1"),
+        *("toy/uniform/static-s0", "toy/uniform/static-s1"),
+    ]
+    found = {(row["model"], row["method"]): row["metrics"]["avg"]["values"] for row in results()}
+    assert found.keys() == {(model, method) for model in ("uniform", "other") for method in ("tabular", "static")}
+    assert found["uniform", "tabular"] == found["other", "tabular"]
+    assert "reflexion is not played with uniform" in Path("runs/bench-tiny/results.md").read_text()
+
+
+def test_an_environment_that_is_missing_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = TINY.replace('{ name = "toy", horizon = 6 }', '"jericho:nowhere", { name = "toy", horizon = 6 }')
+    assert bench(write(text)) == 2
+    shown = capsys.readouterr()
+    assert "jericho:nowhere, no model: not played: " in shown.err
+    assert "- jericho:nowhere, no model: tabular, random, seeds 0, 1: failed: " in shown.out
+    assert [row["environment"] for row in results()] == ["toy", "toy"]
+    assert bench("tiny.toml", "--only", "toy") == 0
+
+
+def test_a_failed_seed_ends_alone(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = play._play_job
+
+    def fail(setup: Any, job: Job) -> None:
+        if (job.method, job.seed) == ("random", 1):
+            raise ZeroDivisionError("the world is wrong")
+        whole(setup, job)
+
+    monkeypatch.setattr(play, "_play_job", fail)
+    assert bench(write(TINY)) == 2
+    out = capsys.readouterr().out
+    assert "toy, no model: random, seed 1: failed: ZeroDivisionError: the world is wrong" in out
+    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
+    assert "Traceback" in Path("runs/bench-tiny/toy/no-model/random-s1/error.txt").read_text()
+    monkeypatch.setattr(play, "_play_job", whole)
+    assert bench("tiny.toml") == 0
+    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0, 1]}
+    assert not Path("runs/bench-tiny/failures.json").exists()
+
+
+def test_a_folder_belongs_to_one_file_and_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY), "--out", "mine") == 0
+    assert bench(write(TINY, "other"), "--out", "mine") == 2
+    assert 'bench is "tiny" there, "other" was asked for; give another --out' in capsys.readouterr().err
+    changed = TINY.replace('"random"', '{ name = "tabular", label = "x", settings = { epsilon = 0.5 } }')
+    assert bench(write(changed), "--out", "mine") == 0  # random is left as it is
+    assert bench(write(changed.replace("0.5", "0.6")), "--out", "mine") == 2
+    assert "methods.tabular:x.epsilon is 0.5 there, 0.6 was asked for" in capsys.readouterr().err
+    with FileLock("mine/owner.lock"):
+        assert bench(write(TINY), "--out", "mine") == 2
+    assert "is at work in mine; wait until it ends" in capsys.readouterr().err
+
+
+def test_rows_that_were_cut_are_played_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY)) == 0
+    whole = rows(Path("runs"))
+    path = Path("runs/bench-tiny/toy/no-model/random-s1/episodes.jsonl")
+    path.write_bytes(path.read_bytes()[:-20])
+    assert bench("tiny.toml") == 0
+    assert rows(Path("runs")) == whole
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
+    assert bench("tiny.toml") == 2
+    assert f"random, seed 1: failed: {path}, line 2, is damaged" in capsys.readouterr().out
+    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
+
+
+def test_only_some_are_played(here: Path) -> None:
+    assert bench(write(TINY), "--only", "random", "--seeds", "3") == 0
+    assert sorted(path.parent.name for path in Path("runs").rglob("result.json")) == ["random-s0", "random-s1", "random-s2"]
+    assert "3 runs of the file are not played yet" in Path("runs/bench-tiny/results.md").read_text()
+    assert bench("tiny.toml") == 0
+    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0, 1]}
+
+
+def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY.replace('"random"', '"random", "static"').replace('"uniform"', '"pocket"')), "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "6 runs left" in shown
+    assert not Path("runs").exists()
+    assert bench("tiny.toml", "--dry-run", "--price-in", "2") == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "static" in line)
+    assert line.endswith("|  3,600 |    0.01 |")  # 18 calls of 200 tokens, at $ 2 per million
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    text = TINY.replace("episodes = 3", "episodes = 20").replace('"random"', '"random", "jitrl"')
+    (tmp_path / "tiny.toml").write_text(text)
+    command = [sys.executable, "-m", "learngraph", "bench", "tiny.toml", "--jobs", "2", "--out"]
+    process = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while sum(map(len, rows(tmp_path / "killed").values())) < 100 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed" / "results.json").exists()
+    for name in ("killed", "whole"):
+        subprocess.run([*command, name], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")

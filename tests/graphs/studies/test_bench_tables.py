@@ -1,0 +1,133 @@
+"""The numbers and tables of a benchmark: metrics worked out by hand, intervals and tests by scipy, what is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.studies.bench.measures import METRICS, RunPrices, bootstrap_interval, estimate, measure, paired_test
+from learngraph.graphs.studies.bench.tables import (
+    BenchTable,
+    as_objects,
+    latex_table,
+    markdown_page,
+    overview,
+    paired_table,
+    score_table,
+)
+from learngraph.graphs.studies.benchmark import SeedResult
+
+FREE = RunPrices()
+
+
+def run(scores: list[float], seed: int = 0, method: str = "m", **more: Any) -> SeedResult:
+    values: dict[str, Any] = {"optimum": 4.0, "bests": tuple(scores), "steps": (5,) * len(scores), **more}
+    return SeedResult(method, seed, scores=tuple(scores), **values)
+
+
+def table(runs: dict[str, list[SeedResult]], **more: Any) -> BenchTable:
+    return BenchTable("toy", "pocket", runs, **{"against": next(iter(runs), ""), "episodes": 4, "prices": FREE, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("avg", 2.0),
+        ("final", 1.0),  # the last episode, as the paper has it
+        ("last", 8 / 3),
+        ("running-max", (0 + 3 + 4 + 4) / 4),
+        ("best", 4.0),
+        ("regret", 4 + 1 + 0 + 3),
+        ("success", 2 / 4),
+        ("steps", 5.0),
+        ("steps-to-success", 10.0),
+        ("tokens", 1500),
+        ("dollars", (1000 * 2 + 500 * 8) / 1e6),
+        ("seconds", 3.5),
+        ("judged", 2.5),
+    ],
+)
+def test_metrics_by_hand(name: str, value: float) -> None:
+    one = run(
+        [0.0, 3.0, 4.0, 1.0],
+        solved=3.0,
+        **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
+        seconds=(1.0, None, 2.0, 0.5),
+        judged=(1.0, None, 4.0, None),
+    )
+    assert METRICS[name].of(one, RunPrices(2.0, 8.0)) == pytest.approx(value)
+
+
+def test_a_metric_without_a_number_is_none() -> None:
+    one = run([0.0, 5.0])
+    assert METRICS["regret"].of(one, FREE) == 4  # a score above a walkthrough's takes nothing off
+    for name in ("success", "steps-to-success", "judged", "dollars", "seconds", "tokens"):
+        assert METRICS[name].of(one, FREE) is None, name
+    assert METRICS["steps-to-success"].of(run([0.0], solved=1.0), FREE) is None
+
+
+def test_estimates_leave_out_what_is_missing() -> None:
+    found = estimate(
+        measure("steps-to-success", [run([0.0, 2.0], n, solved=2.0) for n in range(2)] + [run([0.0], 2, solved=2.0)], FREE)
+    )
+    assert (found.values, found.mean, found.missing) == ({0: 10.0, 1: 10.0, 2: None}, 10.0, 1)
+    assert estimate({0: None}).mean is None
+    assert (estimate({0: 2.0}).by_t, estimate({0: 2.0}).by_bootstrap) == (None, None)
+    assert estimate({0: 2.0, 1: 2.0}).by_bootstrap == (2.0, 2.0)
+
+
+def test_bootstrap_interval() -> None:
+    low, high = bootstrap_interval([0.0, 1.0, 2.0, 3.0, 4.0]) or (0, 0)
+    assert 0.4 <= low < 2 < high <= 3.6
+    assert bootstrap_interval([0.0, 1.0, 2.0, 3.0, 4.0]) == (low, high)  # the same draws
+    assert bootstrap_interval([1.0]) is None
+
+
+def test_a_paired_test_by_hand() -> None:
+    test = paired_test({0: 1.0, 1: 2.0, 2: 3.0, 7: 9.0}, {0: 0.0, 1: 0.0, 2: 0.0, 8: 1.0})
+    assert test is not None
+    assert test.differences == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert (test.wins, test.losses, test.ties, test.mean) == (3, 0, 0, 2.0)
+    assert test.by_t == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    assert test.permutation_p == pytest.approx(2 / 8)  # of all sign changes, the two in which all signs are the same
+    assert test.wilcoxon_p == pytest.approx(2 / 8)
+    assert test.verdict() == "not told apart"
+    same = paired_test({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
+    assert same is not None
+    assert (same.permutation_p, same.wilcoxon_p, same.ties, same.verdict()) == (1.0, 1.0, 2, "not told apart")
+    assert paired_test({0: 1.0}, {1: 1.0}) is None
+    one = paired_test({0: 1.0}, {0: 0.0})
+    assert one is not None
+    assert (one.permutation_p, one.by_t, one.verdict()) == (None, None, "")
+
+
+def test_tables() -> None:
+    ours = [run([4.0, 4.0, 4.0, 4.0], n) for n in range(3)]
+    theirs = [run([0.0, 0.0, 0.0, 1.0 + n], n) for n in range(3)]
+    found = table({"a": ours, "b_c": theirs}, prices=RunPrices(1.0, 1.0))
+    head, first, second, optimum = score_table(found)
+    assert head == ["method", "runs", "Avg", "Final", "last 3 episodes", "running max", "regret", "steps/episode", "$/run"]
+    assert first[:3] == ["a", "3", "4 [4, 4]"]
+    assert second[3] == "2 [-0.484, 4.48]"
+    assert optimum == ["optimum", "–", "4", "4", "4", "4", "0", "–", "–"]
+    (_, row) = paired_table(found)
+    assert row[:3] == ["b_c", "3", "+3.5 [+2.88, +4.12]"]
+    assert row[-2:] == ["3 / 0 / 0", "ahead"]
+    assert overview([found])[2] == ["b_c", "0.5 / 0.667; +3.5 [+2.88, +4.12]"]
+    text = latex_table(score_table(found), "100 % & more")
+    assert r"\caption{100 \% \& more}" in text
+    assert r"b\_c" in text
+    assert r"\bottomrule" in text
+    assert as_objects(found)[1]["lead_of_against"]["avg"]["differences"] == {0: 3.75, 1: 3.5, 2: 3.25}
+
+
+def test_a_page_without_runs_says_why() -> None:
+    page = markdown_page("T", "", "learngraph bench x.toml", [table({}, against="a")], ["nothing was played"])
+    assert page == "**T**\n\n```sh\nlearngraph bench x.toml\n```\n\n- nothing was played"
+
+
+def test_who_is_behind_is_marked() -> None:
+    found = table({"a": [run([0.0], n) for n in range(3)], "b": [run([1.0], n) for n in range(3)]})
+    assert overview([found])[2][1].endswith("(behind)")
+    assert paired_table(found)[1][-1] == "behind"
