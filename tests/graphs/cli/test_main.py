@@ -66,7 +66,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run static --beta 3", "--temperature"),
         ("run jitrl --beta much", "--beta: could not convert"),
         ("run jitrl --policy best", "verbalized"),
-        ("run jitrl --preset best", "default, paper, reference"),
+        ("run jitrl --preset best", "default, paper, paper-web, reference"),
         ("run static --preset paper", "it has default"),
         (
             "run icrl --preset zero",

@@ -14,9 +14,11 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 
-@pytest.mark.parametrize("spec", [spec for spec in ENVIRONMENTS if not spec.endswith((":GAME", ":TASK", ":TYPE", ":NAME"))])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in ENVIRONMENTS if not spec.endswith((":GAME", ":TASK", ":TASK_ID", ":TYPE", ":NAME"))]
+)
 def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
-    if spec in ("hotpot", "webshop"):
+    if spec in ("hotpot", "webshop", "browser:shop"):
         pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
     if spec == "math":
         pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
@@ -97,12 +99,13 @@ def test_a_wrong_spec_is_said_in_one_line(spec: str, said: str) -> None:
 
 def test_naming_the_environments_imports_none_of_their_packages(tmp_path: Path) -> None:
     packages = (
-        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml "
+        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml playwright "
         "tau2 bfcl_eval loguru pandas langchain"
     )
     code = (
         "import sys, importlib.util, learngraph.tools.environments.catalogue as c; c.open_environment('twx:coin'); "
         "c.open_environment('tau2:telecom'); c.open_environment('bfcl:base'); "
+        "importlib.util.find_spec('miniwob') and c.open_environment('miniwob:click-test-2'); "
         "c.open_environment('alfworld'); importlib.util.find_spec('math_verify') and c.open_environment('math'); "
         f"print([m for m in '{packages}'.split() if m in sys.modules])"
     )

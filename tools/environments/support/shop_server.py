@@ -35,7 +35,7 @@ from urllib.parse import parse_qs
 
 from ....memory.errors import UserError
 from ....memory.records import Task
-from ..web_shop import PageElement, WebShop
+from ..web_shop import Page, PageElement, WebShop
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -82,8 +82,12 @@ class _Sessions:
             return self._sessions.get(number)
 
 
-def shop_app(environment: WebShop) -> FastAPI:
+def shop_app(environment: WebShop, sessions: _Sessions | None = None) -> FastAPI:
     """The ASGI application that serves the pages of a shop, each episode under a path of its own.
+
+    Args:
+        environment: the shop.
+        sessions: the episodes, if somebody else looks at them too.
 
     Raises:
         UserError: fastapi is not installed.
@@ -95,7 +99,7 @@ def shop_app(environment: WebShop) -> FastAPI:
     except ImportError as cause:
         raise UserError(f"the pages of the web shop need fastapi ({cause}): pip install 'learngraph[serve]'") from cause
 
-    sessions = _Sessions()
+    sessions = sessions or _Sessions()
     app = FastAPI(title="Web shop", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
     def send(page: str, status: int = 200) -> Response:
@@ -191,7 +195,8 @@ class ShopServer:
     """
 
     def __init__(self, environment: WebShop, host: str = "127.0.0.1", port: int = 0) -> None:
-        app = shop_app(environment)
+        self._sessions = _Sessions()
+        app = shop_app(environment, self._sessions)
         try:
             import uvicorn
         except ImportError as cause:
@@ -209,6 +214,21 @@ class ShopServer:
     def serve(self) -> None:
         """Answer requests until `stop`, or until the process is interrupted."""
         self._server.run(sockets=[self._socket])
+
+    def begin(self, task: Task) -> str:
+        """Begin an episode without the form; returns the path of its page."""
+        return self._sessions.begin(task)
+
+    def page(self, path: str) -> Page:
+        """The page that an episode has come to, as the shop itself knows it.
+
+        Raises:
+            UserError: there is no such episode (the oldest are forgotten).
+        """
+        session = self._sessions.find(path.rpartition("/")[2])
+        if session is None:
+            raise UserError(f"shop server: there is no episode {path}")
+        return self.environment.page(session.task, session.actions)
 
     def stop(self) -> None:
         """Make `serve` return, from any thread."""

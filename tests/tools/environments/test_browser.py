@@ -1,0 +1,330 @@
+"""Worlds in a browser: pages with frames and equal labels, pages and browsers that misbehave, our shop in a browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from fault_site import FaultSite
+
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
+from learngraph.memory.search.sections import split_sections
+from learngraph.tools.environments.browser import BrowserShop, BrowserWorld, abstract_page
+from learngraph.tools.environments.support import chromium
+from learngraph.tools.environments.support.chromium import find_chromium, shared_chromium
+from learngraph.tools.environments.support.page_templates import HostMap
+from learngraph.tools.environments.support.web_game import Verdict, WebTask
+from learngraph.tools.environments.support.web_tab import WebTab
+from learngraph.tools.environments.web_shop import WebShop
+
+MISSING = None
+if find_spec("playwright") is None:
+    MISSING = "NOT TESTED: playwright is not installed (pip install playwright)"
+elif find_chromium() is None:
+    MISSING = "NOT TESTED: no Chromium (apt-get install chromium)"
+needs_browser = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+needs_shop = pytest.mark.skipif(
+    find_spec("bm25s") is None or find_spec("fastapi") is None or find_spec("uvicorn") is None,
+    reason="NOT TESTED: the shop's pages need bm25s, fastapi and uvicorn",
+)
+TASK = Task("start", "look around")
+
+
+class Site(BrowserWorld):
+    """A world over the site: a page's title says whether the task is done."""
+
+    def __init__(self, url: str, first: str = "/", verdict: Exception | None = None) -> None:
+        super().__init__("site", 6)
+        self.url, self.first, self.error = url, first, verdict
+
+    def web_task(self, task: Task) -> WebTask:
+        async def open_page(page: Any) -> Verdict:
+            await page.goto(self.url + self.first, wait_until="domcontentloaded")
+
+            async def judge(answer: str | None) -> tuple[float, bool]:
+                if self.error is not None:
+                    raise self.error
+                return float(answer == "42"), False
+
+            return judge
+
+        kinds = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
+        hosts = HostMap({"site": self.url})
+        return WebTask(task.instruction, hosts, open_page, ("some text",), kinds=kinds, shows_title=True, seconds=2)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[FaultSite]:
+    with FaultSite() as running:
+        yield running
+
+
+@pytest.fixture
+def world(site: FaultSite) -> Iterator[Site]:
+    opened = Site(site.url)
+    yield opened
+    opened.close()
+
+
+def line(shown: Observation, name: str) -> str:
+    """The line of an observation with this name; empty if there is none."""
+    return next((text.partition(": ")[2] for text in shown.text.split("\n")[:5] if text.startswith(f"{name}: ")), "")
+
+
+# What needs no browser
+
+
+def test_the_state_key_has_the_kind_of_page_the_task_and_what_was_done() -> None:
+    text = 'page: shop/item/{id}\ntask: buy: a\nbefore: click[link "A"]\ndone: click[button "L"]\nnotice: x\n[1] button "L"'
+    assert split_sections(abstract_page(text)) == {
+        "page": "shop/item/{id}",
+        "task": "buy: a",
+        "context": 'click[link "A"] | click[button "L"]',
+    }
+
+
+def test_states_are_neighbours_on_pages_of_one_kind_with_tasks_that_resemble() -> None:
+    def key(page: str, task: str, done: str) -> Any:
+        return similarity.read_query(abstract_page(f"page: {page}\ntask: {task}\nbefore: \ndone: {done}\n"))
+
+    similarity = Site("http://127.0.0.1:1").state_similarity
+    rows = similarity.rows()
+    for page, task, done in (
+        ("shop/{id}", "buy the red lamp", 'click[button "L"]'),
+        ("shop/{id}", "buy the blue lamp", 'click[button "L"]'),
+        ("shop/{id}", "sell nothing at all", 'click[button "L"]'),
+        ("shop", "buy the red lamp", 'click[button "L"]'),
+    ):
+        rows.add(key(page, task, done))
+    found, near = rows.nearest(key("shop/{id}", "buy the red lamp", 'click[button "L"]'), 9, 0.0, None)
+    assert found.tolist() == [0, 1]
+    assert near.tolist() == pytest.approx([1, 0.7 + 0.3 * 3 / 5])
+    # Fields that were filled the other way round are another state.
+    rows.add(key("login", "enter a and b", 'fill[textbox, "a"] -> fill[textbox #2, "b"]'))
+    _, near = rows.nearest(key("login", "enter a and b", 'fill[textbox, "b"] -> fill[textbox #2, "a"]'), 9, 0.0, None)
+    assert near[0] < 0.8
+
+
+def test_without_a_browser_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("playwright", reason="NOT TESTED: pip install playwright")
+    monkeypatch.setattr(chromium, "_shared", None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    with pytest.raises(UserError, match=r"need a Chromium: apt install chromium, or set \$CHROMIUM.*PATH has none of"):
+        Site("http://127.0.0.1:1").observe(TASK, ())
+    monkeypatch.setenv("CHROMIUM", "/nowhere/chrome")
+    with pytest.raises(UserError, match=r"\$CHROMIUM is '/nowhere/chrome', which is no program"):
+        Site("http://127.0.0.1:1").observe(TASK, ())
+
+
+def test_without_playwright_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "_shared", None)
+    monkeypatch.setitem(__import__("sys").modules, "playwright.async_api", None)
+    with pytest.raises(UserError, match=r"need playwright .*pip install 'learngraph\[web\]'"):
+        Site("http://127.0.0.1:1").observe(TASK, ())
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_a_browser_that_does_not_start_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "_shared", None)
+    monkeypatch.setenv("CHROMIUM", "/bin/false")
+    with pytest.raises(UserError, match=r"the browser /bin/false does not start"):
+        Site("http://127.0.0.1:1").observe(TASK, ())
+
+
+@needs_shop
+def test_the_shops_solutions_are_browser_actions() -> None:
+    shop = BrowserShop({"products": "48"})
+    assert (shop.name, shop.horizon) == ("browser:shop?products=48", 20)
+    path = shop.gold(shop.task(0))
+    assert path[0].startswith('fill[textbox "Search words", ')
+    assert path[1] == 'click[button "Search"]'
+    assert path[-1] == 'click[button "buy now"]'
+
+
+# Pages and browsers that misbehave
+
+
+class TestInABrowser:
+    pytestmark = needs_browser
+
+    def test_equal_labels_frames_and_shadow_roots_are_told_apart(self, site: FaultSite) -> None:
+        world = Site(site.url, "/frame")
+        shown = world.observe(TASK, ())
+        assert line(shown, "page") == 'site/frame "Frame"'
+        assert shown.actions == (
+            'click[button "Deep [x]"]',
+            "click[button \"Go, 'it'\" #2]",
+            "click[button \"Go, 'it'\"]",
+            'fill[textbox "in a frame", "some text"]',
+        )
+        outer, inner, deep = (world.observe(TASK, [shown.actions[n]]) for n in (2, 1, 0))
+        assert [line(one, "page") for one in (outer, inner, deep)] == [
+            f'site/frame "{t}"' for t in ("outer", "inner", "shadow")
+        ]
+        filled = world.observe(TASK, [shown.actions[3]])
+        assert '[3] textbox "in a frame": "some text"' in filled.text
+        assert line(filled, "done") == shown.actions[3]
+        world.close()
+
+    def test_a_step_that_cannot_be_done_says_why_and_changes_nothing(self, world: Site) -> None:
+        actions = ['click[link "Nowhere"]', "look around", "goto[http://other.example/]", "back[]", "press[NoSuchKey]"]
+        shown = [world.observe(TASK, actions[: n + 1]) for n in range(5)]
+        notices = [line(one, "notice") for one in shown]
+        assert notices[0] == 'refused: there is no link "Nowhere" on this page'
+        assert notices[1].startswith("refused: an action such as")
+        assert notices[2] == "refused: 'http://other.example/' is no page of site"
+        assert notices[3] == "refused: there is no page before this one"
+        assert "NoSuchKey" in notices[4]
+        assert all((one.reward, one.over, line(one, "done")) == (0.0, False, "") for one in shown)
+        assert world.observe(TASK, [*actions, 'click[link "Item"]']).over  # refused steps count
+
+    def test_moves_are_remembered_by_page(self, world: Site) -> None:
+        path = ['click[link "Item" #2]', 'click[button "Buy"]', "back[]", "goto[site/items/3]", 'scroll["down"]']
+        shown = [world.observe(TASK, path[: n + 1]) for n in range(5)]
+        assert [line(one, "page") for one in shown] == [
+            'site/items/{id} "Item"',
+            'site/items/{id} "bought"',
+            'site "Start"',
+            'site/items/{id} "Item"',
+            'site/items/{id} "Item"',
+        ]
+        assert "Item /items/8" in shown[0].text
+        assert line(shown[0], "before") == 'click[link "Item" #2]'
+        assert line(shown[3], "before") == 'goto["site/items/3"]'
+        assert line(shown[4], "done") == ""
+
+    def test_an_answer_ends_the_episode(self, world: Site) -> None:
+        right, wrong = (world.observe(TASK, [f'answer["{text}"]']) for text in ("42", "43"))
+        assert (right.reward, right.over, right.actions) == (1.0, True, ())
+        assert (wrong.reward, wrong.over) == (0.0, True)
+
+    def test_a_page_that_never_loads_is_a_sentence_and_a_step(self, world: Site) -> None:
+        start = time.monotonic()
+        shown = world.observe(TASK, ['click[link "Never"]'])
+        assert line(shown, "notice") == "the page did not load within 2 seconds"
+        assert 'click[link "Never"]' in shown.actions
+        half = world.observe(TASK, ['click[link "Never"]', 'click[link "Hang"]'])
+        assert "Before the script" in half.text
+        assert "the page did not load within 2 seconds" in line(half, "notice")
+        assert time.monotonic() - start < 30
+
+    def test_a_page_that_spins_ends_in_a_sentence(self, site: FaultSite) -> None:
+        world = Site(site.url, "/closed")
+        with pytest.raises(UserError, match=r"site: the game of start died twice at step 0 \('click\[button \"Spin\"\]'\)"):
+            world.observe(TASK, ['click[button "Spin"]'])
+        world.close()
+        other = Site(site.url)  # the browser goes on for others
+        assert other.observe(TASK, ()).actions
+        other.close()
+
+    def test_an_element_that_vanishes_or_is_covered_is_a_sentence(self, site: FaultSite) -> None:
+        world = Site(site.url, "/vanish")
+        assert 'click[button "Gone"]' in world.observe(TASK, ()).actions
+        time.sleep(0.6)
+        gone = world.observe(TASK, ['click[button "Gone"]'])
+        assert line(gone, "notice") == "refused: button 'Gone' is no longer on the page"
+        covered = world.observe(TASK, ['click[button "Gone"]', 'click[button "Covered"]'])
+        assert "cannot be reached: it is covered, hidden or moving" in line(covered, "notice")
+        world.close()
+
+    def test_dialogs_are_accepted_and_quoted(self, world: Site) -> None:
+        shown = world.observe(TASK, ['click[link "Dialog"]'])
+        assert line(shown, "notice") == 'a dialog (alert) was accepted: Welcome, "you"'
+        asked = world.observe(TASK, ['click[link "Dialog"]', 'click[button "Ask"]'])
+        assert line(asked, "notice") == "a dialog (confirm) was accepted: Sure?; a dialog (alert) was accepted: yes"
+        assert line(asked, "page") == 'site/dialog "yes"'
+
+    @pytest.mark.parametrize("action", ['click[link "Tab"]', 'click[button "Window"]'])
+    def test_a_new_tab_opens_in_this_one(self, world: Site, action: str) -> None:
+        shown = world.observe(TASK, [action])
+        assert line(shown, "page") == 'site/tab "Tab"'
+        back = world.observe(TASK, [action, "back[]"])
+        assert line(back, "page") == 'site "Start"'
+        assert action in back.actions
+
+    def test_a_tab_that_opens_all_the_same_is_followed_and_closed_by_going_back(self, site: FaultSite) -> None:
+        async def go(browser: Any) -> list[str]:
+            tab = await WebTab.open(browser, HostMap({"site": site.url}), 5)
+            await tab.page.goto(site.url)
+            other = await tab.context.new_page()
+            await other.goto(site.url + "/tab")
+            titles = [await tab.page.title()]
+            await tab.go_back()
+            titles.append(await tab.page.title())
+            await tab.context.close()
+            return [*titles, *tab.notices]
+
+        assert shared_chromium().run(go, 20) == ["Tab", "Start", "a new tab has opened"]
+
+    def test_downloads_are_refused(self, world: Site) -> None:
+        shown = world.observe(TASK, ['click[link "File"]'])
+        assert "the download of file.bin was refused" in line(shown, "notice")
+        assert line(shown, "page") == 'site "Start"'
+
+    def test_other_sites_are_not_reached(self, world: Site) -> None:
+        shown = world.observe(TASK, ['click[link "Off"]'])
+        assert line(shown, "page") == 'site "Start"'
+        assert "is not part of the task, or cannot be reached" in line(shown, "notice")
+
+    def test_a_check_that_fails_is_never_a_success(self, site: FaultSite) -> None:
+        world = Site(site.url, verdict=RuntimeError("the server is down"))
+        with pytest.raises(UserError, match=r"died twice at step 0 .*the server is down"):
+            world.observe(TASK, ['answer["42"]'])
+        world.close()
+
+    def test_a_browser_that_is_killed_is_replaced_by_replay(self, world: Site) -> None:
+        path = ['click[link "Item" #2]', "back[]"]
+        before = world.observe(TASK, path)
+
+        async def find_process(browser: Any) -> int:
+            session = await browser.new_browser_cdp_session()
+            found = await session.send("SystemInfo.getProcessInfo")
+            return next(int(one["id"]) for one in found["processInfo"] if one["type"] == "browser")
+
+        os.kill(shared_chromium().run(find_process, 10), signal.SIGKILL)
+        after = world.observe(TASK, [*path, 'click[link "Item"]'])
+        assert line(after, "page") == 'site/items/{id} "Item"'
+        assert "Item /items/7" in after.text
+        assert world.observe(TASK, path) == before
+
+    def test_episodes_in_parallel_do_not_mix(self, site: FaultSite) -> None:
+        world = Site(site.url)
+        found: dict[int, str] = {}
+
+        def play(n: int) -> None:
+            path = [f"goto[site/items/{n}]", "back[]", f"goto[site/items/{n}]"]
+            for length in range(4):
+                found[n] = world.observe(Task(f"t{n}", "look", n), path[:length]).text
+
+        threads = [threading.Thread(target=play, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(f"Item /items/{n}" in found[n] for n in range(4))
+        world.close()
+
+    @needs_shop
+    def test_the_shop_sells_by_clicks_and_the_server_pays(self) -> None:
+        world, text = BrowserShop({"products": "48"}), WebShop({"products": "48"})
+        task = world.task(1)
+        path = world.gold(task)
+        shown = [world.observe(task, path[: n + 1]) for n in range(len(path))]
+        assert [one.reward for one in shown] == [0.0] * (len(path) - 1) + [1.0]
+        assert shown[-1].over
+        assert line(shown[-1], "page") == 'shop/shop/{id} "Web shop: done"'
+        # The same products as in the text: what can be clicked there can be clicked here.
+        same = text.observe(text.task(1), text.gold(text.task(1))[:1])
+        ids = {
+            action.lower().removeprefix('click[button "').removesuffix('"]') for action in shown[1].actions if "click" in action
+        }
+        assert {action[6:-1] for action in same.actions} <= ids
+        world.close()
