@@ -164,14 +164,15 @@ class JaccardIndex:
 
     Each token has a list of the rows that contain it; a query adds up those lists, rarest token first. Frequent tokens cause
     nearly all of the work and matter least: they are left out as soon as no row that shares only them can be among the
-    k best, and the few rows that still can are compared in full. Memory: about 8 bytes per token of a row.
+    k best, and the few rows that still can are compared in full. Memory: 8 bytes per token of a row, and 200 for each new one.
     The index is safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids: dict[Hashable, int] = {}  # token -> its number
-        self._postings: list[array[int]] = []  # token number -> the rows that contain it, ascending
+        self._first = array("i")  # token number -> the first row that contains it; most have no other
+        self._postings: dict[int, array[int]] = {}  # number of a token that several rows contain -> all of them, ascending
         self._tokens = array("i")  # the token numbers of all rows, one row after the other
         self._starts = array("q")  # row -> start of its token numbers
         self._sizes = array("i")  # row -> number of its distinct tokens
@@ -189,14 +190,15 @@ class JaccardIndex:
         distinct = dict.fromkeys(tokens)
         with self._lock:
             row = len(self._sizes)
-            numbers = [self._ids.get(token, -1) for token in distinct]
-            if -1 in numbers:
-                for place, token in enumerate(distinct):
-                    if numbers[place] < 0:
-                        numbers[place] = self._ids[token] = len(self._postings)
-                        self._postings.append(array("i"))
-            for number in numbers:
-                self._postings[number].append(row)
+            fresh = [token for token in distinct if token not in self._ids]
+            for number in [self._ids[token] for token in distinct if token in self._ids]:
+                if number in self._postings:
+                    self._postings[number].append(row)
+                else:
+                    self._postings[number] = array("i", (self._first[number], row))
+            self._ids.update(zip(fresh, range(len(self._first), len(self._first) + len(fresh)), strict=True))
+            self._first.extend([row] * len(fresh))
+            numbers = [self._ids[token] for token in distinct]
             self._starts.append(len(self._tokens))
             self._tokens.extend(numbers)
             self._sizes.append(len(numbers))
@@ -239,7 +241,7 @@ class JaccardIndex:
             known = [number for token in query if (number := self._ids.get(token)) is not None]
             if not known or not k:
                 return np.zeros(0, np.intp), np.zeros(0)
-            known.sort(key=lambda number: len(self._postings[number]))
+            known.sort(key=self._frequency)
             return self._search(known, len(query), k, threshold, among)
 
     def row_similarities(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -247,7 +249,7 @@ class JaccardIndex:
         with self._lock:
             start, size = self._starts[row], self._sizes[row]
             tokens = self._tokens[start : start + size].tolist()
-            if len(rows) * _COMPARE < sum(len(self._postings[token]) for token in tokens):
+            if len(rows) * _COMPARE < sum(map(self._frequency, tokens)):
                 overlaps = self._compare(rows, tokens)
             else:
                 overlaps = self._overlaps(tokens, np.dtype(np.int64))[rows]
@@ -273,8 +275,8 @@ class JaccardIndex:
         done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before the next check: tripled every time
         while True:
             upto, work = done, 0
-            while upto < len(known) and (upto == done or work + len(self._postings[known[upto]]) <= batch):
-                work += len(self._postings[known[upto]])
+            while upto < len(known) and (upto == done or work + self._frequency(known[upto]) <= batch):
+                work += self._frequency(known[upto])
                 upto += 1
             counts += self._overlaps(known[done:upto], counts.dtype)
             if among is not None:
@@ -289,7 +291,7 @@ class JaccardIndex:
             if left and needed < 1:
                 continue  # a row that shares only the tokens left out might still be among the best
             rows = np.flatnonzero(counts >= max(needed, 1))
-            if left and len(rows) * _COMPARE > len(self._postings[known[done]]):
+            if left and len(rows) * _COMPARE > self._frequency(known[done]):
                 continue
             sizes = self._sizes_of(rows)
             most = np.minimum(counts[rows].astype(np.int64) + left, sizes)
@@ -297,10 +299,16 @@ class JaccardIndex:
             overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
             return self._best(rows, overlaps, size, k, threshold)
 
+    def _frequency(self, token: int) -> int:
+        """The number of rows that contain a token."""
+        return len(self._postings.get(token, "1"))
+
     def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         """row -> number of these tokens that it has, as `dtype`."""
         n = len(self._sizes)
-        rows = np.frombuffer(b"".join([self._postings[token] for token in tokens]), np.int32)
+        rows = np.frombuffer(
+            b"".join([self._postings.get(token) or self._first[token : token + 1] for token in tokens]), np.int32
+        )
         if len(rows) < 1 << 16:
             return np.bincount(rows, minlength=n).astype(dtype)
         # The sparse matrix-vector product is the one public loop that counts in bytes rather than in 64-bit integers:
@@ -326,7 +334,7 @@ class JaccardIndex:
         """The overlap of each of these rows with all of the known tokens, from the rows' own tokens."""
         if not len(rows):
             return np.zeros(0, np.int64)
-        wanted = np.zeros(len(self._postings), np.bool_)
+        wanted = np.zeros(len(self._first), np.bool_)
         wanted[known] = True
         sizes = self._sizes_of(rows)
         starts = np.frombuffer(self._starts, np.int64)[rows]
