@@ -53,6 +53,11 @@ COMMANDS: Mapping[str, Command] = {
         ".calibrate",
         "calibrate",
     ),
+    "win-rates": Command(
+        "let a judge compare the answers of a run's methods in both orders: learngraph win-rates RUN_FOLDER --judge MODEL",
+        ".win_rates",
+        "win_rates",
+    ),
     "explain": Command(
         "say why an action was taken, and what it would have been without memory: learngraph explain RUN_FOLDER --step N",
         ".explain",

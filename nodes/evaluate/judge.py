@@ -49,6 +49,7 @@ from ..state import EpisodeChannels, RewardChannels
 from .step_rewards import read_step_rewards
 
 __all__ = [
+    "COMPARISON",
     "NO_REWARDS_REASON",
     "Ensemble",
     "EnvironmentJudge",
@@ -61,6 +62,7 @@ __all__ = [
     "ZeroJudge",
     "model_judge",
     "pairwise_judge",
+    "read_score",
     "rubric_judge",
     "self_judge",
 ]
@@ -78,7 +80,8 @@ NO_REWARDS_REASON = "this method goes without rewards"
 """The value of `unjudged` that `NoJudge` gives."""
 
 _STEP, _WHOLE, _HINDSIGHT = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
-_COMPARISON = (1.0, 10.0)
+COMPARISON = (1.0, 10.0)
+"""The least and the greatest score of a comparison of two answers; 5 means as good as each other."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ def self_judge(
         return _ask_for_steps(name, model, messages, limits, prompts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        return _last(_score(reply, _WHOLE), state)
+        return _last(read_score(reply, _WHOLE), state)
 
     again = Prompt.load("ask/again", prompts)
     return ModelJudge(
@@ -370,7 +373,7 @@ def pairwise_judge(
             return prompt.messages(instruction=state["task"].instruction, first=first, second=second)
 
         def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-            score = _score(reply, _COMPARISON)
+            score = read_score(reply, COMPARISON)
             return _last(10 - score if swapped else score, state)
 
         return Ask(
@@ -408,7 +411,7 @@ def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
-def _score(reply: AIMessage, limits: tuple[float, float]) -> float:
+def read_score(reply: AIMessage, limits: tuple[float, float]) -> float:
     """The number under `score` in a reply's JSON object."""
     return _check_limits(read_object(answer_text(reply), "score").get("score"), limits, "a score")
 

@@ -1,0 +1,42 @@
+"""A judge that compares two answers to the same task, for win rates between methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
+
+from ..ask import Ask, BadReply, State
+from ..prompt import Prompt
+from ..reply_schemas import NUMBER, reply_schema
+from .judge import COMPARISON, read_score
+
+__all__ = ["preference_judge"]
+
+
+def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> Ask:
+    """Ask how good the first answer is against the second, from 1 to 10, where 5 means as good as each other: the channel `preferred`.
+
+    The state holds `instruction`, `first` and `second`. Judges favour a position, so both orders have to be asked for. If no reply can
+    be read, `preferred` is None.
+
+    Args:
+        model: the judge.
+        prompts: a directory whose files override ours.
+    """
+    prompt = Prompt.load("judge/pairwise", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        return prompt.messages(instruction=state["instruction"], first=state["first"], second=state["second"])
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        return {"preferred": read_score(reply, COMPARISON)}
+
+    def give_up(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return {"preferred": None}
+
+    again, schema = Prompt.load("ask/again", prompts), reply_schema(score=NUMBER)
+    return Ask("judge/pairwise", model, messages, read, again, on_bad_reply=give_up, reply_schema=schema)
