@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What the judge reads."""
+        """The answer as the judge reads it."""
         return "\n".join(self.actions).strip()
 
 

@@ -166,11 +166,10 @@ def _bootstrap(values: Sequence[float], gaps: Sequence[float]) -> Interval | Non
 
     if len(values) < 2:
         return None
-    draws, won, lengths = np.random.default_rng(0), np.asarray(values), np.asarray(gaps)
-    rates = []
+    draws, rates = np.random.default_rng(0), []
     for _ in range(_DRAWS):
-        chosen = draws.integers(len(won), size=len(won))
-        rates.append(length_controlled_rate(won[chosen], lengths[chosen])[0])
+        chosen = draws.integers(len(values), size=len(values))
+        rates.append(length_controlled_rate([values[n] for n in chosen], [gaps[n] for n in chosen])[0])
     low, high = np.quantile(rates, [0.025, 0.975])
     return float(low), float(high)
 
