@@ -22,12 +22,14 @@ from .baselines import (
     best_of_n,
     cot,
     evotest,
+    grpo,
     memory,
     prompt_update,
     react,
     reasoning_bank,
     reflexion,
     self_refine,
+    sft,
     static,
     synapse,
     tabular,
@@ -97,6 +99,9 @@ class Method:
     """True if it runs code that a model wrote: `build` then gets a sandbox for it (`MethodInputs.run_code`)."""
     has_training_phase: bool = False
     """True if it learns on some problems to play others: `build` then makes the graph of learning."""
+    trains_weights: bool = False
+    """True if it trains the weights of the model that plays: `build` then gets a trainer (`MethodInputs.make_trainer`), and the run
+    a model of its own."""
 
     @property
     def needs_model(self) -> bool:
@@ -227,6 +232,22 @@ METHODS: Mapping[str, Method] = {
         settings=prompt_update.PromptUpdate,
         build=prompt_update.build,
         model_use="logits",
+    ),
+    "sft": Method(
+        summary="trains the model's weights on its own best attempts (rejection sampling; TRL's SFTTrainer)",
+        settings=sft.RejectionSampling,
+        build=sft.build,
+        model_use="logits",
+        has_memory=False,
+        trains_weights=True,
+    ),
+    "grpo": Method(
+        summary="trains the model's weights on groups of attempts, by their relative returns (TRL's GRPOTrainer)",
+        settings=grpo.GroupRelativeTraining,
+        build=grpo.build,
+        model_use="logits",
+        has_memory=False,
+        trains_weights=True,
     ),
     "static": Method(
         summary="the policy alone, every episode as if it were the first",

@@ -18,7 +18,14 @@ MAY_IMPORT = {
     "tools/": {"tools", "memory.records", "memory.errors", "memory.thoughts"},
     # A world may say how its states are compared.
     "tools/environments/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.search.sections"},
-    "tools/training/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.claas.settings"},
+    "tools/training/": {
+        "tools",
+        "memory.records",
+        "memory.errors",
+        "memory.thoughts",
+        "memory.weights",
+        "memory.claas.settings",
+    },
     "tools/notebook/": {
         "tools",
         "memory.records",

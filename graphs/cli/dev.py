@@ -5,7 +5,9 @@ thread plays further episodes; what they earned is remembered in a Chroma direct
 files, all under `runs/dev` of the directory that the server was started in. In a chat (LangGraph Studio's, or any client that sends
 `messages`), "task 3, 2 episodes" asks for the same, and the scores come back as a message. `training-free-grpo` needs no input: it
 learns lessons from practice problems, and answers with them. CLaaS is not among them: its two graphs share an engine with a learner in
-another process, which `learngraph serve` starts and stops together; an agent here uses it as its model, by its chat API.
+another process, which `learngraph serve` starts and stops together; an agent here uses it as its model, by its chat API. Methods
+that train weights are not either (`Method.trains_weights`: sft, grpo): the threads of a server share one model in its process, and
+each run of these methods needs weights of its own. `learngraph run` plays them.
 
 `pip install -e '.[dev]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.
 
@@ -203,7 +205,9 @@ def _factory(method: str) -> Callable[[RunnableConfig], Awaitable[Graph]]:
     return make
 
 
-globals().update({name.replace("-", "_"): _factory(name) for name in METHODS})
+SERVABLE = tuple(name for name, method in METHODS.items() if not method.trains_weights)
+"""The methods that are served: those that leave the model's weights alone."""
+globals().update({name.replace("-", "_"): _factory(name) for name in SERVABLE})
 
 
 def _make_graph(method: str, given: Mapping[str, Any]) -> Graph:

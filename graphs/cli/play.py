@@ -89,20 +89,56 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
         environment = shared_environment(setup.options.env, setup.options.horizon)
     task = environment.task(job.seed, setup.options.split)
     with sweep.open_run(job) as files, open_ledger(job.folder.parent) as ledger:
-        model = None
+        model = count_flops = make_trainer = None
         if loads_model(job.method, setup.options):
             with _open_lock:
-                model = _metered(shared_model(setup.options.model, setup.model_options(job.method)), setup.options, job, ledger)
-            model = RecordedChatModel(files.replies, model)
-        graph = run_graph(setup, job, environment, files, model)
+                opened, count_flops, make_trainer = _open_model(setup, job)
+            model = _metered(opened, setup.options, job, ledger)
+            if make_trainer is None:  # the replies of changing weights could not be told apart
+                model = RecordedChatModel(files.replies, model)
+        graph = run_graph(setup, job, environment, files, model, make_trainer)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
         solved = getattr(environment, "solved", None)
         optimum = environment.optimum(task)
         full_score = optimum if known and job.stops_at_full_score else None
-        sweep.play_run(graph, files, job, task, optimum, solved, is_walkthrough=not known, full_score=full_score)
+        sweep.play_run(
+            graph,
+            files,
+            job,
+            task,
+            optimum,
+            solved,
+            is_walkthrough=not known,
+            full_score=full_score,
+            count_flops=count_flops,
+        )
 
 
-def run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, model: Any) -> Any:
+def _open_model(setup: SweepSetup, job: Job) -> tuple[Any, Callable[[], float] | None, Callable[[Any], Any] | None]:
+    """The model of a run, a count of its floating-point operations, and the maker of a trainer for a method that trains weights.
+
+    A model in this process is shared by the runs that leave its weights alone. One that is trained is the run's own.
+    """
+    from ..methods import find_method
+
+    options, trains = setup.model_options(job.method), find_method(job.method).trains_weights
+    name = setup.options.model
+    model = (shared_model.__wrapped__ if trains else shared_model)(name, options)
+    if not hasattr(model, "network"):
+        return model, None, None
+    from ...tools.training.flops import FlopMeter
+
+    meter = FlopMeter(model.network) if trains else _shared_meter(name, options)
+    if not trains:
+        return model, meter.count, None
+    from ...tools.training.trl_trainers import TrlTrainer
+
+    return model, meter.count, lambda settings: TrlTrainer(model, job.folder / "adapters", settings, meter)
+
+
+def run_graph(
+    setup: SweepSetup, job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None
+) -> Any:
     """The graph of a whole run: episodes of the method, one after the other.
 
     Args:
@@ -111,6 +147,7 @@ def run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, model: 
         environment: the world.
         files: where it reads and writes (`RunFiles`).
         model: the model; None where none is asked.
+        make_trainer: makes a trainer of the model's weights; see `MethodInputs`.
     """
     from ..methods import find_method
     from ..wiring import run
@@ -121,7 +158,7 @@ def run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, model: 
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     if options.policy_history_steps is None and not any(find_method(name).needs_logits for name in setup.methods):
         inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
-    inputs = replace(inputs, shelf=files.shelf, run=job.run)
+    inputs = replace(inputs, shelf=files.shelf, run=job.run, make_trainer=make_trainer, training_log=files.training)
     episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
     if job.attempts_at_once > 1:
         episode = ParallelAttempts(PlainLoop(episode), job.attempts_at_once)
@@ -160,6 +197,14 @@ def shared_model(spec: str, options: ModelOptions) -> Any:
     from ...tools.models.models import open_model
 
     return open_model(spec, **options.model_arguments(), threads=1)
+
+
+@lru_cache(maxsize=8)
+def _shared_meter(spec: str, options: ModelOptions) -> Any:
+    """The count of operations of a model that runs share."""
+    from ...tools.training.flops import FlopMeter
+
+    return FlopMeter(shared_model(spec, options).network)
 
 
 def needs_model(name: str, options: RunOptions) -> bool:

@@ -164,6 +164,7 @@ def _empty_shelf() -> Any:
 def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
     from ...memory.errors import UserError
+    from ..methods import find_method
     from ..studies.run_rows import steps_to
     from .play import loads_model
 
@@ -175,6 +176,8 @@ def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
         return Replayed(name, problem=f"its files are damaged: {error}")
     if not episodes:
         return Replayed(name, problem="no episode of it is finished yet")
+    if find_method(job.method).trains_weights:
+        return Replayed(name, problem="its weights changed as it played; the same command in another folder plays it again")
     if not replies and loads_model(job.method, setup.options):
         return Replayed(name, problem="it has no replies.jsonl: it was played before the model's answers were recorded")
     done = count = 0
@@ -203,6 +206,7 @@ def _play_again(
     from ...memory.storage.checkpoints import serializer
     from ...memory.storage.journal import Journal
     from ...memory.storage.rows import Rows
+    from ...memory.weights import TrainingLog
     from ...nodes.recorded_model import RecordedChatModel
     from ..methods import find_method
     from ..studies.sweep import RunFiles
@@ -212,7 +216,7 @@ def _play_again(
     for row in replies.values():
         record.append(row)
     shelf = shelf if find_method(job.method).has_memory else None
-    files = RunFiles(journal, log, Rows(), record, shelf, InMemorySaver(serde=serializer()))
+    files = RunFiles(journal, log, Rows(), record, shelf, InMemorySaver(serde=serializer()), TrainingLog())
     environment = shared_environment(setup.options.env, setup.options.horizon)
     model = RecordedChatModel(record) if loads_model(job.method, setup.options) else None
     graph = run_graph(setup, job, environment, files, model)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..studies.benchmark import MethodSummary, SeedResult
     from ..studies.comparison import Lead
     from ..studies.sweep import Job, RunFailure
+    from ..studies.training_costs import MethodCosts
 
 __all__ = ["bank_overlap_warnings", "report", "say"]
 
@@ -76,7 +77,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..studies import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes
+    from ..studies import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -93,7 +94,8 @@ def report(
         benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none", price)
         for attempts, batch in zip(results, finished, strict=True)
     ]
-    objects = _objects(rows, leads := comparison.leads(results))
+    costs = _training_costs(setup, finished)
+    objects = _objects(rows, leads := comparison.leads(results), costs)
     sweep.write_json(folder / "results.json", objects)
     at_cost = [row.as_dict() for cost in cost_curves.COSTS for row in cost_curves.equal_cost(results, cost)]
     sweep.write_json(folder / "curves.json", {"methods": cost_curves.curve_records(results), "equal_cost": at_cost})
@@ -113,6 +115,7 @@ def report(
         *_missing_reward_lines(folder),
         *_silent_failure_lines(rows),
         *table_notes.cost_notes(rows),
+        *training_costs.training_notes(costs),
         *lines,
     ]
     if options.json:
@@ -124,11 +127,8 @@ def report(
         print(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
         for line in table_notes.unusable_run_warnings(rows):
             print(f"{line}\n")
-        print(
-            "\n\n".join(
-                [*_tables(rows, leads), *_cost_tables(results), *_aggregate_tables(folder, options.env, results, every)]
-            )
-        )
+        tables = [*_tables(rows, leads), *_cost_tables(results), *_aggregate_tables(folder, options.env, results, every)]
+        print("\n\n".join([*tables, *([training_costs.costs_table(costs)] if costs else [])]))
         drawn_curves = "  ".join([str(pictures[0]), *(picture.name for picture in pictures[1:])])
         places = [f"\nlearning curves  {drawn_curves}", f"graphs           {'  '.join(map(str, drawn))}"]
         print("\n".join([*places, f"all of it        {folder}", *remarks]))
@@ -181,10 +181,20 @@ def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
     return lines
 
 
-def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[dict[str, Any]]:
+def _training_costs(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[MethodCosts]:
+    """The costs of all methods if one of them trains weights; else none, for tokens and seconds stand in the table."""
+    from ..studies.training_costs import method_costs
+
+    if not any(job.trains_weights for batch in finished for job in batch):
+        return []
+    return [method_costs(_table_name(batch[0].method, setup.methods[batch[0].method]), batch) for batch in finished]
+
+
+def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead], costs: Sequence[MethodCosts]) -> list[dict[str, Any]]:
     """One object per method for JSON; `lead_of_first` is the first method's lead over it, paired by seed."""
     differences = {lead.over: lead.as_dict() for lead in leads}
-    return [{**row.as_dict(), "lead_of_first": differences.get(row.method)} for row in rows]
+    spent = {one.method: {"training_costs": one.as_dict()} for one in costs}
+    return [{**row.as_dict(), "lead_of_first": differences.get(row.method), **spent.get(row.method, {})} for row in rows]
 
 
 def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:

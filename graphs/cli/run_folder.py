@@ -124,6 +124,7 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
         checkpoints=checkpoints,
         max_run_tokens=options.max_run_tokens,
         stops_at_full_score=_stops_at_full_score(setup, method),
+        trains_weights=find_method(method).trains_weights,
     )
 
 

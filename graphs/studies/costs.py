@@ -12,10 +12,12 @@ from ...memory.records import Usage
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["LEDGER", "ledger_usage", "open_ledger", "run_usage"]
+__all__ = ["LEDGER", "TRAINING_FILE", "ledger_usage", "open_ledger", "run_usage"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
+TRAINING_FILE = "training.jsonl"
+"""Name of the log of a run that trains weights: its attempts, and its trainings with their costs."""
 
 
 @contextmanager

@@ -4,6 +4,8 @@
     <folder>/<method>-s<seed>/steps.jsonl      one row per step
     <folder>/<method>-s<seed>/episodes.jsonl   one row per episode
     <folder>/<method>-s<seed>/replies.jsonl    what the model answered
+    <folder>/<method>-s<seed>/training.jsonl   attempts and trainings, of a method that trains weights
+    <folder>/<method>-s<seed>/adapters/        the versions of its adapter that a resumed run needs
     <folder>/<method>-s<seed>/memory/          the method's memory, if it has one
     <folder>/<method>-s<seed>/checkpoints.sqlite
     <folder>/<method>-s<seed>/result.json      written last: the run is finished
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,9 @@ from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
+from ...memory.weights import TrainingLog
 from .benchmark import SeedResult
-from .costs import run_usage
+from .costs import TRAINING_FILE, run_usage
 from .folder_settings import check_settings
 from .lookups import count_look_ups
 
@@ -65,6 +68,8 @@ class Job:
     """True if the run is over once an episode has earned the highest possible score."""
     attempts_at_once: int = 1
     """Episodes that are played at the same time; more than 1 only where none of them depends on another."""
+    trains_weights: bool = False
+    """True if the method trains the weights of its model."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class RunFiles:
     """The trajectories that it remembers; None if the method remembers nothing."""
     saver: Any
     """Its checkpoints."""
+    training: TrainingLog
+    """Its attempts and trainings, if it trains weights."""
 
 
 @contextmanager
@@ -165,7 +172,10 @@ def open_run(job: Job) -> Iterator[RunFiles]:
             from ...memory.storage.shelf import RecordStore
 
             shelf = RecordStore(stack.enter_context(open_store(job.memory)), job.namespace, Trajectory)
-        yield RunFiles(journal, log, times, replies, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
+        trainings = Rows(job.folder / TRAINING_FILE) if job.trains_weights else Rows()
+        stack.callback(trainings.close)
+        saver = stack.enter_context(open_checkpoints(job.checkpoints))
+        yield RunFiles(journal, log, times, replies, shelf, saver, TrainingLog(trainings))
 
 
 def play_run(
@@ -178,6 +188,7 @@ def play_run(
     *,
     is_walkthrough: bool = False,
     full_score: float | None = None,
+    count_flops: Callable[[], float] | None = None,
 ) -> None:
     """Play a run to its end, from wherever it stands, and write its result.
 
@@ -190,6 +201,7 @@ def play_run(
         solved: the score from which the task counts as solved, if there is such a thing.
         is_walkthrough: True if `optimum` is only what a known path scores.
         full_score: the return after which the run is over; None: it plays all episodes.
+        count_flops: the floating-point operations of its model so far; None: unknown.
     """
     from ..wiring import run
 
@@ -201,12 +213,12 @@ def play_run(
     limits = {"episodes": job.episodes, "tokens": job.max_run_tokens, "full_score": full_score}
     plan = {"task": task, "run": job.run, "episode": 0, **limits}
     begin = None if files.saver.get_tuple(config) else plan
-    _stream_episodes(graph, begin, config, job, files.times)
+    _stream_episodes(graph, begin, config, job, files.times, count_flops)
     end = graph.get_state(config).values
     stopped = end["episode"] < end["episodes"] and end.get("full_score") != full_score
     if end["episodes"] < job.episodes or stopped:  # it was begun with fewer, or ended before: its end becomes a pause
         graph.update_state(config, limits, as_node="tally")
-        _stream_episodes(graph, None, config, job, files.times)
+        _stream_episodes(graph, None, config, job, files.times, count_flops)
         end = graph.get_state(config).values
     result = {
         "method": job.method,
@@ -229,13 +241,18 @@ def play_run(
     )
 
 
-def _stream_episodes(graph: Any, begin: Any, config: Any, job: Job, times: Rows) -> None:
-    """Play to the end, and note the seconds of each episode."""
-    started = perf_counter()
+def _stream_episodes(
+    graph: Any, begin: Any, config: Any, job: Job, times: Rows, count_flops: Callable[[], float] | None
+) -> None:
+    """Play to the end, and note the seconds of each episode, and its floating-point operations where they are known."""
+    started, spent = perf_counter(), count_flops() if count_flops else 0.0
     for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
         if "tally" in update:
             done, now = update["tally"]["episode"] - 1, perf_counter()
-            times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
+            row = {"id": f"{job.run}/{done}", "seconds": round(now - started, 4)}
+            if count_flops:
+                row, spent = {**row, "flops": count_flops() - spent}, count_flops()
+            times.append(row)
             started = now
 
 

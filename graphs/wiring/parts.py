@@ -19,6 +19,7 @@ from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
+from ...memory.weights import TrainingLog, WeightSettings
 from ...nodes.act.episode import Environment, takes_unlisted_actions
 from ...nodes.act.policies import (
     LocalPolicy,
@@ -31,6 +32,7 @@ from ...nodes.act.policies import (
 )
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
+from ...nodes.learn.train_weights import WeightTrainer
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import EpisodePrompt, Layout
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
@@ -155,6 +157,10 @@ class MethodInputs:
     """A directory whose prompt files take the place of those of the same name."""
     run_code: CodeRunner | None = field(default=None, repr=False)
     """A sandbox for code that a model writes (`tools.agent_tools.interpreter.run_alone`); None: no such code runs."""
+    make_trainer: Callable[[WeightSettings], WeightTrainer] | None = field(default=None, repr=False)
+    """Settings -> a trainer of the model's weights (`tools.training.trl_trainers.TrlTrainer`); None: they stay as they are."""
+    training_log: TrainingLog = field(default_factory=TrainingLog, repr=False)
+    """The log of attempts and trainings, for methods that train weights. The default lives in this process."""
 
     @classmethod
     def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:

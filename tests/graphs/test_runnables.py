@@ -6,7 +6,7 @@ An episode takes more super-steps than LangChain's default limit of 25, which `b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +17,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import ScriptedChat
+from still_trainer import StillTrainer
 
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.claas import FeedbackMiddleware
@@ -100,6 +101,8 @@ def case(name: str) -> Case:
         inputs = MethodInputs.with_scoring_model(WORLD, Journal(), open_model("pocket", threads=1))  # type: ignore[arg-type]
     else:
         inputs = MethodInputs(environment=WORLD)
+    if method.trains_weights:
+        inputs = replace(inputs, make_trainer=lambda settings: StillTrainer())
     if method.has_training_phase:
         settings = TrainingFreeGRPO(problems=1, held_out=1, group_size=2, epochs=1)
         return Case(method.build(inputs, settings), {"run": "r"}, lambda out: out["step"], dict)

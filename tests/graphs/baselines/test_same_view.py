@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from scripted_chat import ScriptedChat
+from still_trainer import StillTrainer
 
 from learngraph.graphs.cli.method_settings import method_settings
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
@@ -25,13 +26,21 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.act.policies import PromptView
+from learngraph.memory.weights import TrainingLog
+from learngraph.nodes.act.policies import LocalPolicy, PromptView
+from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
-BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion")
-CASES = [(name, kind) for name in BASELINES for kind in ("chats", "scores") if (name, kind) != ("evotest", "scores")]
-"""A model that only scores cannot write the configurations of EvoTest."""
+BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion", "sft", "grpo")
+TRAINED = ("sft", "grpo")
+CASES = [
+    (name, kind)
+    for name in BASELINES
+    for kind in ("chats", "scores")
+    if (name, kind) != ("evotest", "scores") and (kind == "scores" or name not in TRAINED)
+]
+"""A model that only scores cannot write the configurations of EvoTest; one that writes has no weights to train here."""
 WRITTEN = 'Workflow:\n1. go on\n{"guide": "go on", "examples": 2, "routine": "def summarize(steps, observation): return 1"}'
 """A reply in which each method that has a model write finds what it asked for."""
 EPISODES = 3
@@ -54,6 +63,16 @@ class WordCounter:
         return self.chat.invoke(*given, **more)
 
 
+@dataclass(frozen=True)
+class WitnessedPolicy(LocalPolicy):
+    """A policy of a model that scores, whose candidates are a witness's."""
+
+    witness: Any = None
+
+    def __call__(self, state: Any) -> Any:
+        return self.witness(state)
+
+
 @dataclass
 class Witness:
     """A policy that acts alike whoever asks, and keeps what it was shown: by (episode, step)."""
@@ -69,7 +88,8 @@ class Witness:
             # No advantage outweighs a million nats.
             return {"candidates": [Candidate(a, 0.0 if a == taken else -1e6) for a in state["observation"].actions]}
 
-        return node
+        absent: Any = None
+        return WitnessedPolicy(absent, view, Prompt.load("act/score"), node)
 
 
 @cache
@@ -82,7 +102,7 @@ def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness
     inputs = replace(inputs, make_policy=witness)
     if history is not None:
         inputs = replace(inputs, history_steps=history)
-    inputs = replace(inputs, run_code=lambda code: ("said", True))
+    inputs = replace(inputs, run_code=lambda code: ("said", True), make_trainer=lambda settings: StillTrainer())
     settings = JitRL(min_prior=0) if name == "jitrl" else method_settings(name)
     graph = find_method(name).build(inputs, settings)
     return witness, run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=EPISODES))
@@ -117,7 +137,8 @@ def test_a_baseline_is_shown_what_jitrl_is_shown(name: str, kind: str, history: 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_beside_that_it_is_shown_what_it_learned(name: str, kind: str) -> None:
-    """Nothing in the first attempt, and something later; only `static` never learns, nor AWM without a success."""
+    """Nothing in the first attempt, and something later; only `static` never learns, nor AWM without a success,
+    and weights learn beside the prompt."""
     jitrl, _ = play("jitrl", TOY.task(3), kind, None)
     other, _ = play(name, TOY.task(3), kind, None)
     more = {
@@ -128,7 +149,7 @@ def test_beside_that_it_is_shown_what_it_learned(name: str, kind: str) -> None:
     if name != "prompt-update":  # it recalls what the running attempt repeats
         assert all(before in headers and not request for (episode, _), (before, request) in more.items() if episode == 0)
     later = [texts for (episode, _), texts in more.items() if episode == EPISODES - 1]
-    assert any(before not in headers or request for before, request in later) == (name not in ("static", "awm"))
+    assert any(before not in headers or request for before, request in later) == (name not in ("static", "awm", *TRAINED))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +178,6 @@ def test_a_table_without_jitrl_shows_the_whole_attempt_as_icrl_does(
         RunOptions(env="toy", model="pocket", policy_history_steps=given), {name: method_settings(name) for name in methods}
     )
     job = Job("reflexion", 0, 1, Path(), "r", "t", "", (), "")
-    files: Any = SimpleNamespace(journal=Journal(), shelf=None, log=Rows(), saver=None)
+    files: Any = SimpleNamespace(journal=Journal(), shelf=None, log=Rows(), saver=None, training=TrainingLog())
     run_graph(setup, job, TOY, files, WordCounter(ScriptedChat(replies=[WRITTEN])))
     assert seen == [shown]

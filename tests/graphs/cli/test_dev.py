@@ -50,11 +50,12 @@ def thread() -> Any:
 
 def test_every_method_is_listed_with_its_description() -> None:
     assert {name: entry["description"] for name, entry in GRAPHS.items()} == {
-        name: method.summary for name, method in METHODS.items()
+        name: method.summary for name, method in METHODS.items() if not method.trains_weights
     }
+    assert set(dev.SERVABLE) == GRAPHS.keys()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", GRAPHS)
 async def test_the_form_has_the_world_the_model_and_all_settings_in_words(name: str) -> None:
     graph = await make(name, **TOY)
     form = graph.get_context_jsonschema()
@@ -99,7 +100,7 @@ NOT_WITH_POCKET = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.has_training_phase and n not in NOT_WITH_POCKET])
+@pytest.mark.parametrize("name", [n for n in GRAPHS if not METHODS[n].has_training_phase and n not in NOT_WITH_POCKET])
 async def test_every_method_plays_with_a_model(name: str) -> None:
     graph = await make(name, env="toy", model="pocket")
     out = await graph.ainvoke({"seed": 0, "episodes": 1}, thread())

@@ -1,0 +1,50 @@
+"""The trainer of a model's weights, as methods that train them ask for it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ...memory.errors import UserError
+from ...memory.weights import WeightSettings
+from ...nodes.act.policies import LocalPolicy
+from ...nodes.learn.train_weights import WeightTrainer
+from .parts import MethodInputs
+
+__all__ = ["NoWeightsError", "open_weight_trainer", "scoring_policy"]
+
+
+class NoWeightsError(UserError, ValueError):
+    """An error: there are no weights that this method could train."""
+
+    fails_again = True
+
+
+def open_weight_trainer(parts: MethodInputs, method: str, settings: WeightSettings) -> WeightTrainer:
+    """The trainer of the weights of the model that plays.
+
+    Raises:
+        NoWeightsError: the model has none that could be trained here. A drawing has no environment, and gets no trainer.
+    """
+    if parts.make_trainer is not None:
+        return parts.make_trainer(settings)
+    if parts.environment is None:
+        return cast(WeightTrainer, None)
+    raise NoWeightsError(
+        f"{method} trains the weights of the model that plays, and there are none here: a model behind an API keeps its own, and a "
+        "uniform prior has none; give a model of this process (--model pocket or --model local:PATH, --prior model)"
+    )
+
+
+def scoring_policy(parts: MethodInputs, method: str) -> LocalPolicy:
+    """The policy that scores actions with the model's weights; it is shown what JitRL's and static's are shown.
+
+    Raises:
+        NoWeightsError: the actions are not drawn from such scores.
+    """
+    policy = parts.make_policy(parts.recent_steps_view())
+    if not isinstance(policy, LocalPolicy):
+        raise NoWeightsError(
+            f"{method} trains the log-probabilities that its actions are drawn from, and here they are drawn from others; play it "
+            "with --policy local and --prior model"
+        )
+    return policy

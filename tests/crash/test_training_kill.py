@@ -1,0 +1,82 @@
+"""kill -9 in the middle of an episode, or of a training of weights, then resume: the same scores, versions and trainings."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.cli.options import RunOptions, SweepSetup
+from learngraph.graphs.cli.play import play
+from learngraph.graphs.cli.run_folder import make_job
+from learngraph.graphs.studies import sweep
+from learngraph.graphs.studies.sweep import Job
+
+pytest.importorskip("trl", reason="needs trl")
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload(["learngraph.graphs.cli.play", "learngraph.tools.models.models", "trl"])
+EPISODES = 5
+SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
+
+
+def planned(folder: Path, method: str) -> tuple[SweepSetup, Job]:
+    options = RunOptions(env="toy", model="pocket", episodes=EPISODES, horizon=9)
+    setup = SweepSetup(options, {method: type(method_settings(method))(**SETTINGS[method])})
+    return setup, make_job(setup, folder, method, 1)
+
+
+def outcome(job: Job) -> dict[str, Any]:
+    """All that a run leaves behind, but for times."""
+    rows = [json.loads(line) for line in (job.folder / "episodes.jsonl").read_text().splitlines()]
+    training = [json.loads(line) for line in (job.folder / "training.jsonl").read_text().splitlines()]
+    versions = {path.name: (path / "adapter_model.safetensors").read_bytes() for path in (job.folder / "adapters").iterdir()}
+    costs = ("seconds", "flops")
+    return {
+        "rows": rows,
+        "training": [{name: value for name, value in row.items() if name not in costs} for row in training],
+        "versions": versions,
+        "result": json.loads((job.folder / "result.json").read_text()),
+    }
+
+
+def place(job: Job) -> int:
+    """A number that grows as the run goes on: its steps, attempts and trainings."""
+    files = (job.folder / "steps.jsonl", job.folder / "training.jsonl")
+    return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+
+
+@pytest.mark.parametrize("method", [pytest.param("sft", marks=pytest.mark.long), pytest.param("grpo", marks=pytest.mark.slow)])
+def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happened(method: str, tmp_path: Path) -> None:
+    chance, kills = random.Random(method), 0
+    undisturbed = planned(tmp_path / "undisturbed", method)
+    assert play((undisturbed[0], (undisturbed[1],))) is None
+    expected = outcome(undisturbed[1])
+    assert 1 <= len(expected["versions"]) <= 2
+    assert any(row.get("updates") for row in expected["training"])
+    work = planned(tmp_path / "killed", method)
+    job = work[1]
+    while not sweep.is_finished(job):
+        process = CONTEXT.Process(target=play, args=((work[0], (job,)),))
+        process.start()
+        until = place(job) + chance.randrange(4, 20)
+        # A training begins with the attempt's row: half of the kills come within it.
+        trained = (job.folder / "training.jsonl").read_bytes().count(b"attempt/") if place(job) else 0
+        in_training = kills % 2 == 0
+        while process.is_alive() and place(job) < until:
+            rows = (job.folder / "training.jsonl").read_bytes() if (job.folder / "training.jsonl").exists() else b""
+            if in_training and rows.count(b'"attempt/') > trained and rows.count(b'"attempt/') % 2 == 0:
+                break
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.4))
+        if process.is_alive() and kills < 4:
+            kills += 1
+            process.kill()
+        process.join()
+    assert kills >= 3
+    assert outcome(job) == expected

@@ -1,0 +1,92 @@
+"""The arms that train weights learn on the toy with `pocket`, and the command prints what that costs beside JitRL."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.methods import METHODS
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.weights import TrainingLog
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.models.models import open_model
+
+
+def play(method: str, seed: int, episodes: int, folder: Path) -> tuple[list[float], TrainingLog]:
+    """The scores of a run on a task of the train fold, and its log."""
+    from learngraph.tools.training.trl_trainers import TrlTrainer
+
+    world, model, log = KeywordKeep(), open_model("pocket", threads=1), TrainingLog()
+    parts = MethodInputs.with_scoring_model(world, Journal(), model)  # type: ignore[arg-type]
+    parts = replace(parts, training_log=log, make_trainer=lambda settings: TrlTrainer(model, folder, settings))  # type: ignore[arg-type]
+    graph = run.build(METHODS[method].build(parts))
+    plan = run.RunInput(task=world.task(seed, "train"), run=f"{method}-s{seed}", episode=0, episodes=episodes)
+    out: dict[str, Any] = graph.invoke(plan, {"recursion_limit": 100_000})
+    return out["scores"], log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_it_learns(method: str, tmp_path: Path) -> None:
+    """The last ten of 40 episodes score higher than the first ten, which the untrained model played for the most part."""
+    pytest.importorskip("trl", reason="needs trl")
+    gains = []
+    for seed in (0, 1):
+        scores, _ = play(method, seed, 40, tmp_path / str(seed))
+        gains.append(sum(scores[-10:]) / 10 - sum(scores[:10]) / 10)
+    assert sum(gains) / len(gains) > 1
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_costs_beside_jitrl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    command = ["run", "grpo", "--env", "toy", "--model", "pocket", "--seeds", "1", "--episodes", "4", "--group-size", "2"]
+    assert main([*command, "--compare", "jitrl", "static", "sft", "--workers", "1", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "| a run's costs | tokens read | tokens trained |" in shown
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in shown.splitlines()
+        if "|" in line
+    }
+    assert rows["jitrl"][1] == rows["static"][1] == "–"
+    assert "sft: 1 of 1 training" not in shown  # five episodes are never over
+    found = {one["method"]: one for one in json.loads((tmp_path / "run" / "results.json").read_text())}
+    costs = found["grpo"]["training_costs"]
+    assert costs["training_flops"] > costs["forward_flops"] > 0
+    assert costs["trainings"] == 2
+    assert found["jitrl"]["training_costs"]["forward_flops"] > 0
+    trained = [json.loads(line) for line in (tmp_path / "run" / "grpo-s0" / "training.jsonl").read_text().splitlines()]
+    assert sum(row["kind"] == "training" for row in trained) == 2
+    assert main(["replay", str(tmp_path / "run"), "--method", "grpo"]) == 2
+    assert "its weights changed as it played" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [["--prior", "uniform"], ["--model", "openai:none", "--base-url", "http://127.0.0.1:9"]])
+def test_a_model_without_weights_is_refused_in_a_sentence(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    command = [
+        "run",
+        "sft",
+        "--env",
+        "toy",
+        "--seeds",
+        "1",
+        "--episodes",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main([*command, *more]) == 2
+    assert "sft trains the weights of the model that plays, and there are none here" in capsys.readouterr().err

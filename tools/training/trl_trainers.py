@@ -1,0 +1,415 @@
+"""Train a local model on its own played episodes with TRL's trainers: `SFTTrainer` (imitation) and `GRPOTrainer`.
+
+TRL's are the losses, the advantages of a group, clipping, batching, gradients and the loop of updates. Ours is what goes in: prompts
+and actions as tokens, as `LocalChatModel` scored them (TRL is given token ids and renders no template), and the episodes, which were
+played before by a graph in an environment. The adapter and AdamW's moments live on between trainings; TRL makes a new trainer for
+each.
+
+- **Imitation** is a data set with labels: -100 for the prompt's tokens, so that the loss is on the action's tokens only.
+- **GRPO** takes its rollouts from a `rollout_func`, TRL's way in for rollouts of one's own (marked experimental in 1.16). One
+  completion of TRL's is one action, since each step has a prompt of its own. The t-th steps of the G attempts are the G generations of
+  the t-th prompt, each with its attempt's return as reward, so that TRL's advantage of a step, (R - mean) / (std + 1e-4), is that of
+  its attempt in the group. Attempts that ended before step t have an empty place there (`env_mask` 0): its return counts for the
+  mean, its tokens for nothing. The loss is DAPO's, TRL's default: the sum over all tokens of the group, divided by their number;
+  no KL term. Two things differ from a policy gradient of the policy that plays: it draws from probabilities that are normalised
+  over the admissible actions (and flattened by its temperature), while TRL's ratio is that of the action's own tokens.
+
+A version is a folder: the files of tools/training/version_files.py. It is written beside its place and then renamed, and the same
+parent, episodes and seed give the same version, so a training that was killed is simply made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ...memory.errors import UserError, WindowError
+from ...memory.weights import PlayedAttempt, PlayedStep, TrainingReport, WeightSettings
+from ..local.model import LocalChatModel, fingerprint
+from .flops import FlopMeter
+from .learner import scratch_folder
+from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter
+from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionFiles
+
+__all__ = ["TrlTrainer"]
+
+IGNORED = -100
+"""The label of a token that is not learned."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The outcome of a trainer: number of updates, and their mean loss."""
+
+    updates: int
+    loss: float | None
+
+
+class TrlTrainer:
+    """Trains a LoRA adapter on a local model, and has the model answer with any of its versions.
+
+    Args:
+        model: the model; it is changed, so no other method may use it.
+        folder: of the versions, made if missing.
+        settings: the adapter, and how it is trained.
+        meter: counts the operations of the model's passes, if there is one already.
+
+    Raises:
+        UserError: TRL or PEFT is not installed.
+    """
+
+    def __init__(self, model: LocalChatModel, folder: Path, settings: WeightSettings, meter: FlopMeter | None = None) -> None:
+        _require_trl()
+        if model.tokenizer.pad_token_id is None and model.tokenizer.eos_token_id is None:
+            raise UserError(
+                f"{model.model}: TRL pads with the tokenizer's pad token or its end-of-sequence token; it has neither"
+            )
+        self._model, self._folder, self._settings = model, folder, settings
+        base = fingerprint(model)
+        self._wrapper = attach_lora(model.network, settings.lora)
+        self._meter = meter or FlopMeter(model.network)
+        self._first = {name: weight.detach().clone() for name, weight in lora_parameters(model.network).items()}
+        with scratch_folder(None) as scratch:
+            write_adapter(self._wrapper, scratch, None if Path(model.model).exists() else model.model)
+            config = (scratch / CONFIG_FILE).read_bytes()
+        shape = {
+            "rank": settings.lora.rank,
+            "alpha": float(settings.lora.scale),
+            "targets": sorted(self._wrapper.peft_config["default"].target_modules),
+        }
+        sizes = {name: tuple(weight.shape) for name, weight in sorted(self._first.items())}
+        self._files = VersionFiles(base=base, shape=shape, config=config, sizes=sizes)
+        self._version = ""
+        model.network.eval()
+
+    # Versions
+
+    def use(self, version: str) -> None:
+        """Have the model answer with a version; an empty label is the base model. Quick if it does already.
+
+        Raises:
+            UserError: the version is not there any more, or its files are damaged.
+        """
+        if version == self._version:
+            return
+        if version and not (self._folder / version).is_dir():
+            raise UserError(
+                f"the run stands at version {version} of its adapter, and {self._folder} has only {self._labels() or 'none'}: "
+                "remove the run's folder to play from the start, or give another --out"
+            )
+        tensors = self._files.read(version, self._folder / version, False).tensors if version else self._first
+        set_lora_parameters(self._model.network, tensors)
+        self._model.clear_cache()
+        self._version = version
+
+    def keep(self, versions: Collection[str]) -> None:
+        """Delete all versions but these."""
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.is_dir() and path.name not in versions:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _labels(self) -> str:
+        return ", ".join(sorted(path.name for path in self._folder.iterdir() if path.is_dir())) if self._folder.is_dir() else ""
+
+    # Trainings
+
+    def imitate(self, parent: str, version: str, attempts: Sequence[PlayedAttempt], seed: int) -> TrainingReport:
+        """Learn the actions of attempts, by TRL's SFTTrainer: cross-entropy of the actions' tokens.
+
+        Args:
+            parent: the version to go on from; empty: the base model.
+            version: the label of the new one, which is on the disk when this returns.
+            attempts: those to imitate.
+            seed: of the order of the examples.
+        """
+        examples, left_out = self._examples([step for attempt in attempts for step in attempt.steps])
+        if not examples:
+            return TrainingReport(parent, f"none of {left_out} steps fits the model's window of {self._model.window} tokens")
+        rows = [
+            {"input_ids": [*one.prompt, *one.reply], "labels": [IGNORED] * len(one.prompt) + [*one.reply]} for one in examples
+        ]
+        settings = self._settings
+        longest, batch = max(map(len, examples)), min(settings.batch_size, len(examples))
+        micro = max(1, min(batch, settings.max_pass_tokens // longest))
+
+        def run(out: str, optimizer: torch.optim.Optimizer) -> _Done:
+            from trl.trainer.sft_config import SFTConfig
+            from trl.trainer.sft_trainer import SFTTrainer
+
+            arguments = SFTConfig(
+                **self._arguments(out, seed),
+                per_device_train_batch_size=micro,
+                gradient_accumulation_steps=-(-batch // micro),
+                num_train_epochs=settings.epochs,
+                max_length=None,
+                dataset_kwargs={"skip_prepare_dataset": True},
+            )
+            trainer = SFTTrainer(
+                model=self._wrapper,
+                args=arguments,
+                train_dataset=_dataset(rows),
+                processing_class=self._model.tokenizer,
+                optimizers=(optimizer, None),
+            )
+            return _run(trainer)
+
+        report = TrainingReport(version, attempts=len(attempts), examples=len(examples), left_out=left_out)
+        return self._train(parent, seed, run, replace(report, tokens=settings.epochs * sum(map(len, examples))))
+
+    def reinforce(self, parent: str, version: str, attempts: Sequence[PlayedAttempt], seed: int) -> TrainingReport:
+        """Learn from a group of attempts at one task, by TRL's GRPOTrainer; attempts without a return are left out.
+
+        Args:
+            parent: the version that all attempts were played with, and to go on from.
+            version: the label of the new one, which is on the disk when this returns.
+            attempts: the group.
+            seed: of the order of the examples.
+        """
+        known = [attempt for attempt in attempts if attempt.value is not None and attempt.steps]
+        missing = len(attempts) - len(known)
+        if len(known) < 2:
+            return TrainingReport(
+                parent, f"{len(known)} of {len(attempts)} attempts have a return; a group needs two", left_out=missing
+            )
+        if len({attempt.value for attempt in known}) == 1:
+            alike = f"all {len(known)} attempts earned {known[0].value:g}: no advantage, and no gradient"
+            return TrainingReport(parent, alike, left_out=missing)
+        columns, examples, left_out = self._columns(known)
+        if not examples:
+            return TrainingReport(parent, f"none of {left_out} steps fits the model's window of {self._model.window} tokens")
+        settings = self._settings
+        longest = max(len(one) for one in examples)
+        together = max(1, min(len(columns), settings.max_pass_tokens // (len(known) * longest)))  # columns that share a pass
+        columns += [[None] * len(known)] * (-len(columns) % together)
+
+        def run(out: str, optimizer: torch.optim.Optimizer) -> _Done:
+            from trl.trainer.grpo_config import GRPOConfig
+            from trl.trainer.grpo_trainer import GRPOTrainer
+
+            passes = len(columns) // together
+            arguments = GRPOConfig(
+                **self._arguments(out, seed),
+                per_device_train_batch_size=together * len(known),
+                gradient_accumulation_steps=passes,
+                steps_per_generation=passes,
+                num_generations=len(known),
+                num_iterations=settings.epochs,
+                max_steps=settings.epochs,
+                epsilon=settings.clip,
+                beta=0.0,
+                loss_type="dapo",
+                scale_rewards="group",
+                max_completion_length=longest,
+                shuffle_dataset=False,
+                remove_unused_columns=False,
+            )
+            trainer = GRPOTrainer(
+                model=self._wrapper,
+                reward_funcs=_episode_return,
+                args=arguments,
+                train_dataset=_dataset([{"prompt": str(n)} for n in range(len(columns))]),
+                processing_class=self._model.tokenizer,
+                optimizers=(optimizer, None),
+                rollout_func=_Rollouts(columns, [attempt.value for attempt in known]),
+            )
+            return _run(trainer)
+
+        report = TrainingReport(version, attempts=len(known), examples=len(examples), left_out=missing + left_out)
+        return self._train(parent, seed, run, replace(report, tokens=settings.epochs * sum(map(len, examples))))
+
+    def perplexities(self, version: str, attempts: Sequence[PlayedAttempt]) -> list[float]:
+        """The perplexity of each attempt's actions under a version: exp of minus the mean log-probability of their tokens."""
+        self.use(version)
+        found = []
+        for attempt in attempts:
+            total, tokens = 0.0, 0
+            for step in attempt.steps:
+                total += self._model.score(step.messages, [step.action])[0]
+                tokens += len(self._model.reply_ids(step.action))
+            found.append(float(torch.exp(torch.tensor(-total / max(1, tokens)))))
+        return found
+
+    def _arguments(self, out: str, seed: int) -> dict[str, Any]:
+        """Arguments that both trainers share: plain AdamW steps in float32, and no files, logs or bars."""
+        return {
+            "output_dir": out,
+            "seed": seed,
+            "learning_rate": self._settings.learning_rate,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 1.0,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "use_cpu": self._model.network.device.type == "cpu",
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+        }
+
+    def _train(self, parent: str, seed: int, run: Any, report: TrainingReport) -> TrainingReport:
+        """Run a trainer from a version, and write the next one."""
+        began = perf_counter()
+        self.use(parent)
+        network = self._model.network
+        optimizer = make_optimizer(network, self._settings.learning_rate)
+        if parent:
+            read_optimizer(optimizer, self._folder / parent / OPTIMIZER_FILE)
+        before = self._meter.flops
+        with tempfile.TemporaryDirectory() as out, _quiet(), _own_random_numbers():
+            try:
+                done = run(out, optimizer)
+            finally:
+                network.eval()
+                optimizer.zero_grad(set_to_none=True)
+                self._version = "?"  # neither the parent nor anything that is on the disk
+                self._model.clear_cache()
+        weights = lora_parameters(network)
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+            self.use(parent)
+            return replace(
+                report, version=parent, why="the training led to numbers that are not finite; a smaller learning rate may do"
+            )
+        self._write(report.version, weights, optimizer, {"parent": parent, "seed": seed, "updates": done.updates})
+        self._version = report.version
+        spent = self._meter.flops - before
+        return replace(report, updates=done.updates, loss=done.loss, flops=spent, seconds=round(perf_counter() - began, 4))
+
+    def _write(
+        self, version: str, weights: Mapping[str, Any], optimizer: torch.optim.Optimizer, notes: Mapping[str, Any]
+    ) -> None:
+        known = {"base": self._files.base, "lora": dict(self._files.shape), **notes}
+        with scratch_folder(self._folder) as scratch:
+            self._files.write(scratch, {name: weights[name] for name in self._files.sizes}, None, known, optimizer, None)
+            for path in scratch.iterdir():  # a power cut must not leave a version of empty files
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            shutil.rmtree(self._folder / version, ignore_errors=True)  # of a training that was killed
+            scratch.replace(self._folder / version)
+
+    # Tokens
+
+    def _example(self, step: PlayedStep) -> Example | None:
+        """A step as tokens; None if it does not fit the window."""
+        try:
+            example = Example(tuple(self._model.prompt_ids(step.messages)), self._model.reply_ids(step.action))
+        except WindowError:
+            return None
+        return example if len(example) <= self._model.window else None
+
+    def _examples(self, steps: Sequence[PlayedStep]) -> tuple[list[Example], int]:
+        """Steps as tokens, and how many do not fit the window."""
+        found = [example for step in steps if (example := self._example(step)) is not None]
+        return found, len(steps) - len(found)
+
+    def _columns(self, attempts: Sequence[PlayedAttempt]) -> tuple[list[list[Example | None]], list[Example], int]:
+        """The t-th steps of all attempts for every t, None where there is none; all examples; and how many do not fit."""
+        longest = max(len(attempt.steps) for attempt in attempts)
+        columns = [
+            [self._example(attempt.steps[t]) if t < len(attempt.steps) else None for attempt in attempts]
+            for t in range(longest)
+        ]
+        examples = [one for column in columns for one in column if one is not None]
+        return columns, examples, sum(len(attempt.steps) for attempt in attempts) - len(examples)
+
+
+class _Rollouts:
+    """TRL's `rollout_func`: the steps of a group that was played before."""
+
+    filler = Example((0,), (0,))
+    """One token of prompt and one of completion, of any kind, hold an empty place; neither is learned."""
+
+    def __init__(self, columns: Sequence[Sequence[Example | None]], returns: Sequence[float | None]) -> None:
+        self._columns, self._returns = columns, returns
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        """The steps for the prompts, which are numbers of columns, each G times in a row."""
+        group = len(self._returns)
+        if [int(prompt) for prompt in prompts] != [n for n in range(len(self._columns)) for _ in range(group)]:
+            raise UserError("TRL asked for other rollouts than were played: its sampler has changed; trl 1.16 is known to work")
+        places = [one for column in self._columns for one in column]
+        shown = [one or self.filler for one in places]
+        return {
+            "prompt_ids": [list(one.prompt) for one in shown],
+            "completion_ids": [list(one.reply) for one in shown],
+            "logprobs": None,
+            "env_mask": [[int(place is not None)] * len(one.reply) for place, one in zip(places, shown, strict=True)],
+            "episode_return": [value for _ in self._columns for value in self._returns],
+        }
+
+
+def _episode_return(episode_return: Sequence[float | None], **given: Any) -> list[float | None]:
+    """TRL's reward function: the return of the attempt that a step belongs to."""
+    return list(episode_return)
+
+
+def _run(trainer: Any) -> _Done:
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    found = trainer.train()
+    return _Done(int(trainer.state.global_step), float(found.training_loss))
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    from datasets import Dataset  # type: ignore[import-untyped]
+
+    return Dataset.from_list(list(rows))
+
+
+def _require_trl() -> None:
+    """Raise `UserError` if TRL is not installed."""
+    missing = [name for name in ("trl", "peft") if sys.modules.get(name, 0) is None or not find_spec(name)]
+    if missing:
+        raise UserError(
+            f"training weights needs packages that are not installed ({', '.join(missing)}): pip install 'learngraph[trl]'"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of TRL and transformers about what is meant here."""
+    known = {name: logging.getLogger(name).level for name in ("trl", "transformers", "accelerate")}
+    before = os.environ.get("TRL_EXPERIMENTAL_SILENCE")
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is marked experimental
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in known:
+                logging.getLogger(name).setLevel(logging.ERROR)
+            yield
+    finally:
+        for name, level in known.items():
+            logging.getLogger(name).setLevel(level)
+        if before is None:
+            del os.environ["TRL_EXPERIMENTAL_SILENCE"]
+        else:
+            os.environ["TRL_EXPERIMENTAL_SILENCE"] = before
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Leave the global random generators as they were: TRL's trainers seed them."""
+    import numpy
+
+    plain, arrays = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            numpy.random.set_state(arrays)
