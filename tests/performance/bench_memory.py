@@ -1,6 +1,6 @@
 """What a memory of JitRL takes: bytes a transition in RAM and on disk, and the time to open it. Asserts nothing.
 
-    python tests/performance/bench_memory.py [--rows 10000 100000 1000000] [--postgres URL]
+    python tests/performance/bench_memory.py [--rows 10000 100000 1000000] [--visits 10] [--postgres URL]
 
 Texts are those of bench_retrieval (60 words a state, 50 visits to each room, a fifth of the words changed at each), in episodes of 50
 steps that are written to Chroma in a folder, or to an empty Postgres database. Each memory is opened in a process of its own, which
@@ -48,9 +48,9 @@ def open_memory(where: str, question: str, answer: Any) -> None:
         answer.send((opened - began, time.perf_counter() - opened, memory_in_use() - before, len(memory)))
 
 
-def measure(count: int, where: str, draw: np.random.Generator) -> None:
+def measure(count: int, where: str, draw: np.random.Generator, visits: int = 1) -> None:
     """Write `count` transitions to a store, open it, and print what that takes."""
-    rows = corpus(count, draw)
+    rows = np.tile(corpus(count // visits, draw), (visits, 1))
     question = text(near_query(rows, draw))
     began = time.perf_counter()
     with open_store(where) as store:
@@ -78,15 +78,16 @@ def main() -> None:
     """Measure the sizes that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--visits", type=int, default=1, help="how often each state occurs, to the letter")
     parser.add_argument("--postgres", help="URL of an empty database to measure in place of Chroma; for one size only")
     options = parser.parse_args()
     draw = np.random.default_rng(0)
     for count in options.rows:
         if options.postgres:
-            measure(count, options.postgres, draw)
+            measure(count, options.postgres, draw, options.visits)
         else:
             with tempfile.TemporaryDirectory() as folder:
-                measure(count, folder, draw)
+                measure(count, folder, draw, options.visits)
 
 
 if __name__ == "__main__":
