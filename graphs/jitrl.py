@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -73,7 +74,7 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
-from .wiring.parts import SHARED, MethodInputs
+from .wiring.parts import SHARED, MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -111,6 +112,9 @@ class JitRL:
     """True if experience from other tasks of the same environment is recalled too."""
     gamma: float = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
+    memory_control: Literal["none", "cut", "shuffled", "zero"] = "none"
+    """A negative control, which shows that what is learned comes from memory: nothing is remembered (`cut`), the returns of an
+    episode are given to its steps in another order (`shuffled`), or every reward counts as 0 (`zero`)."""
 
     # Decision: from logits to an action
     beta: float = 10.0
@@ -138,6 +142,7 @@ class JitRL:
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 
     def __post_init__(self) -> None:
+        check_literals(self, "jitrl")
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -160,18 +165,32 @@ class JitRL:
             credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
                 `guarded` takes the reward as the return, where Eq. 3 would count the same steps again.
         """
+        credit: Credit = returns
+        tokens: dict[str, Any] = {}
         match self.advantage_estimator:
-            case "guarded":
-                credit = _rewards_as_returns if credits_future else returns
-                return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit)
-            case "shrunk":
-                return Experiences(shelf, gamma=self.gamma, similarity=similarity)
+            case "guarded" if credits_future:
+                credit = _rewards_as_returns
             case "paper":  # Eq. 24 is about sets of tokens
-                return Experiences(shelf, gamma=self.gamma, tokens=words, similarity=similarity)
+                tokens = {"tokens": words}
             case "reference":  # state similarity over multisets of 4-grams
-                return Experiences(
-                    shelf, gamma=self.gamma, tokens=_reference_tokens, similarity=similarity, credit=reference_returns
-                )
+                tokens, credit = {"tokens": _reference_tokens}, reference_returns
+        credit = _control_credit(credit, self.memory_control)
+        return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit, **tokens)
+
+    ablations: ClassVar[tuple[str, ...]] = ("memory_cut", "shuffled_returns", "zero_rewards")
+    """Methods that return these settings with one thing changed: negative controls."""
+
+    def memory_cut(self) -> JitRL:
+        """The control that remembers nothing."""
+        return replace(self, memory_control="cut")
+
+    def shuffled_returns(self) -> JitRL:
+        """The control whose returns stand at other steps of the episode than those that earned them."""
+        return replace(self, memory_control="shuffled")
+
+    def zero_rewards(self) -> JitRL:
+        """The control to which every reward is 0."""
+        return replace(self, memory_control="zero")
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "paper-web": 0.8, "reference": 0.8}
     """The temperature at which the paper samples its model."""
@@ -230,6 +249,27 @@ _UNUSED = {
     "reference": ("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "unseen_bonus_probability"),
 }
 """Estimator -> the settings that have no effect with it."""
+
+
+Credit = Callable[[Sequence[float | None], float], list[float | None]]
+"""(rewards, gamma) -> returns."""
+
+
+def _control_credit(credit: Credit, control: str) -> Credit:
+    """The returns that a negative control remembers in place of the true ones. A return of None is not remembered."""
+
+    def shuffled(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+        found = credit(rewards, gamma)
+        Random(repr(rewards)).shuffle(found)  # the same when the memory is opened again
+        return found
+
+    controls: Mapping[str, Credit] = {
+        "none": credit,
+        "cut": lambda rewards, gamma: [None] * len(rewards),
+        "shuffled": shuffled,
+        "zero": lambda rewards, gamma: credit([None if reward is None else 0.0 for reward in rewards], gamma),
+    }
+    return controls[control]
 
 
 def _rewards_as_returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:

@@ -160,6 +160,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"learngraph/__init__.py", "learngraph/__main__.py", "learngraph/py.typed"} <= ours
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {
+        "learngraph/graphs/studies/bench/report.html",
+        "learngraph/graphs/studies/benchmarks/embedded.toml",
         "learngraph/tools/serving/dashboard_pages/page.html",
         "learngraph/tools/serving/dashboard_pages/page.js",
         "learngraph/tools/serving/studio_pages/index.html",

@@ -115,7 +115,7 @@ lack it. Training-Free GRPO's record names the last three only where they are no
 
 NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},
-    "jitrl": {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25)},
+    "jitrl": {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25), "memory_control": (None, "none")},
     "self-refine": {"rewards": (None, "none")},
     "tabular": {"initial_value": (None, 0.0)},
 }

@@ -395,9 +395,31 @@ def test_usage_is_counted_per_episode() -> None:
     assert [row["calls"] for row in log.values()] == [1, 1, 1]
 
 
+def test_negative_controls_change_what_is_remembered_and_nothing_else() -> None:
+    steps = tuple(Transition(f"s{n}", "a", float(n)) for n in range(4))
+    seen = Trajectory("r/0", TOY.task(0), steps, "r", domain="toy")
+    scope: Any = {"task": TOY.task(0).id, "domain": "toy"}
+
+    def values(settings: jitrl.JitRL) -> list[float]:
+        memory = settings.memory()
+        memory.add(seen)
+        return [one.mean for n in range(4) for one in memory.neighbours(f"s{n}", 1, 0.9, **scope)]
+
+    plain = jitrl.JitRL(gamma=0.5)
+    assert values(plain) == [1.375, 2.75, 3.5, 3.0]
+    assert values(plain.memory_cut()) == []
+    assert values(plain.zero_rewards()) == [0.0] * 4
+    shuffled = values(plain.shuffled_returns())
+    assert sorted(shuffled) == sorted(values(plain))
+    assert shuffled != values(plain)
+    assert values(plain.shuffled_returns()) == shuffled  # also when the memory is opened again
+    assert replace(plain.shuffled_returns(), memory_control="none") == plain
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"memory_control": "lost"}, "memory_control is one of none, cut, shuffled, zero, got 'lost'"),
         ({"shrinkage_visits": 0}, "shrinkage_visits is a number from 1e-09"),
         ({"temperature": -1}, "temperature is a number from 0"),
         ({"exploration_bonus": float("nan")}, "exploration_bonus is a number"),

@@ -17,10 +17,12 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ....memory.errors import UserError, plural
+from ....memory.errors import UserError
 from ...studies import sweep as sweeps
 from ...studies import workers
+from ...studies.bench.figures import draw_figures
 from ...studies.bench.measures import METRICS, USUAL_METRICS
+from ...studies.bench.report import write_report
 from ...studies.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
 from ...studies.benchmark import SeedResult, with_common_optimum
 from ...studies.sweep import Job, RunFailure
@@ -222,43 +224,43 @@ def _progress_row(name: str, parts: Sequence[tuple[BenchSweep, Sequence[Sequence
 # Results
 
 
-def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failures) -> tuple[list[BenchTable], int]:
-    """The tables of the finished runs, and the number of runs that are neither finished nor failed."""
-    found, missing = [], 0
+def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failures) -> list[BenchTable]:
+    """The tables of the finished runs, also of methods of the file that are not to be played now."""
+    tables = list[BenchTable]()
     for environment in dict.fromkeys(one.environment.label for one in planned):
         here = [one for one in planned if one.environment.label == environment]
-        runs: dict[tuple[str, str], list[SeedResult]] = {}
+        runs, folders = dict[tuple[str, str], list[SeedResult]](), dict[tuple[str, str, int], Path]()
         for one in here:
             for key, arm in one.arms.items():
                 jobs = [
-                    job for seed in one.seeds if (one.folder, key, seed) not in failures and _is_done(job := one.job(key, seed))
+                    job for seed in one.seeds if _is_done(job := one.job(key, seed)) and (one.folder, key, seed) not in failures
                 ]
-                missing += sum((one.folder, key, seed) not in failures for seed in one.seeds) - len(jobs)
                 if jobs:
                     is_judged = one.setup.options.judge != "environment"
                     results = [replace(sweeps.seed_result(job, is_judged=is_judged), method=arm.label) for job in jobs]
                     runs[one.model.label, arm.label] = results
+                    folders |= {(one.model.label, arm.label, job.seed): job.folder for job in jobs}
         runs = dict(zip(runs, with_common_optimum([*runs.values()]), strict=True))
-        models = [one for one in here if one.model.label != NO_MODEL] or here
-        for one in models:
-            arms = {
-                arm.label: next(
-                    (runs[label, arm.label] for label in (one.model.label, NO_MODEL) if (label, arm.label) in runs), []
-                )
-                for arm in file.methods
+        for one in [one for one in here if one.model.label != NO_MODEL] or here:
+            # A method that asks no model stands beside those of each model.
+            models = [one.model.label, NO_MODEL]
+            found = {
+                arm.label: runs[model, arm.label] for arm in file.methods for model in models if (model, arm.label) in runs
             }
-            found.append(
+            places = {(label, seed): path for (model, label, seed), path in folders.items() if model in models}
+            tables.append(
                 BenchTable(
                     environment,
                     one.model.label,
-                    {label: results for label, results in arms.items() if results},
+                    found,
                     file.against,
                     one.setup.options.episodes,
                     sweep_prices(one),
                     file.metrics or USUAL_METRICS,
+                    places,
                 )
             )
-    return found, missing
+    return tables
 
 
 def _is_done(job: Job) -> bool:
@@ -276,10 +278,8 @@ def _report(
     failures: Failures,
 ) -> int:
     """Write and print the results. Returns the exit status."""
-    tables, missing = make_tables(file, planned, failures)
+    tables = make_tables(file, planned, failures)
     notes = [*unplayed_notes(file), *_failure_notes(planned, failures)]
-    if missing:
-        notes.append(f"{plural(missing, 'run')} of the file are not played yet")
     page = markdown_page(file.title, file.text, _command(options), tables, notes)
     objects = [one for table in tables for one in as_objects(table)]
     sweeps.write_json(folder / "results.json", objects)
@@ -290,6 +290,10 @@ def _report(
         (folder / "failures.json").unlink(missing_ok=True)
     (folder / "results.md").write_text(f"{page}\n", encoding="utf-8")
     (folder / "results.tex").write_text(_latex(tables), encoding="utf-8")
+    with_runs = [table for table in tables if table.runs]
+    figures = draw_figures(with_runs, folder / "figures") if with_runs else {}
+    title = file.title or options.file.stem
+    write_report(folder / "report.html", title, file.text.strip(), _command(options), with_runs, notes, figures)
     if options.write:
         write_block(options.write, options.file.stem, page)
     if options.json:
@@ -297,7 +301,8 @@ def _report(
             print(json.dumps(one))
     else:
         print(page)
-        print(f"\nall of it        {folder}: results.md, results.tex, results.json")
+        print(f"\nreport           {folder / 'report.html'}: every number there leads to its rows")
+        print(f"all of it        {folder}: results.md, results.tex, results.json, figures")
     return 2 if failures else 0
 
 

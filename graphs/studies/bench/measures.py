@@ -52,6 +52,8 @@ class Metric:
     """None: neither is better."""
     form: str = ".3g"
     """Its format in tables."""
+    about: str = ""
+    """A sentence on how it is computed from the rows of a run."""
 
 
 def _success(run: SeedResult, _: RunPrices) -> float | None:
@@ -81,20 +83,46 @@ def _regret(run: SeedResult, _: RunPrices) -> float:
 
 
 METRICS: Mapping[str, Metric] = {
-    "avg": Metric("Avg", lambda run, _: mean(run.scores), True),
-    "final": Metric("Final", lambda run, _: run.scores[-1], True),
-    "last": Metric("last", lambda run, _: mean(run.scores[-final_count(len(run.scores)) :]), True),
-    "running-max": Metric("running max", lambda run, _: mean([*accumulate(run.scores, max)]), True),
-    "best": Metric("best", lambda run, _: max(run.scores), True),
-    "success": Metric("success", _success, True, ".2f"),
-    "regret": Metric("regret", _regret, False),
-    "judged": Metric("judged return", _judged, True),
-    "steps": Metric("steps/episode", lambda run, _: mean(run.steps), False, ".1f"),
-    "steps-to-success": Metric("steps to success", _steps_to_success, False, ",.0f"),
-    "calls": Metric("calls/run", lambda run, _: run.calls or None, None, ",.0f"),
-    "tokens": Metric("tokens/run", lambda run, _: run.tokens or None, None, ",.0f"),
-    "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g"),
-    "seconds": Metric("s/run", _seconds, None, ".3g"),
+    "avg": Metric("Avg", lambda run, _: mean(run.scores), True, about="Mean score over all episodes of the run."),
+    "final": Metric("Final", lambda run, _: run.scores[-1], True, about="Score of the run's last episode."),
+    "last": Metric(
+        "last",
+        lambda run, _: mean(run.scores[-final_count(len(run.scores)) :]),
+        True,
+        about="Mean score over the last tenth of the episodes, at least three.",
+    ),
+    "running-max": Metric(
+        "running max",
+        lambda run, _: mean([*accumulate(run.scores, max)]),
+        True,
+        about="Mean over episodes of the best score so far.",
+    ),
+    "best": Metric("best", lambda run, _: max(run.scores), True, about="Highest score of all episodes."),
+    "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
+    "regret": Metric(
+        "regret", _regret, False, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
+    ),
+    "judged": Metric("judged return", _judged, True, about="Mean over episodes of the return by the judge."),
+    "steps": Metric("steps/episode", lambda run, _: mean(run.steps), False, ".1f", about="Steps per episode."),
+    "steps-to-success": Metric(
+        "steps to success",
+        _steps_to_success,
+        False,
+        ",.0f",
+        about="Steps of all episodes up to and with the first that solved the task.",
+    ),
+    "calls": Metric(
+        "calls/run",
+        lambda run, _: run.calls or None,
+        None,
+        ",.0f",
+        about="Calls of the model, with those of attempts that were not finished.",
+    ),
+    "tokens": Metric(
+        "tokens/run", lambda run, _: run.tokens or None, None, ",.0f", about="Tokens read and written in these calls."
+    ),
+    "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g", about="Price of these tokens."),
+    "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
 }
 """Name in a benchmark file -> metric."""
 USUAL_METRICS = (

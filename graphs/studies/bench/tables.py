@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ....memory.errors import plural
@@ -36,6 +37,8 @@ class BenchTable:
     prices: RunPrices
     metrics: Sequence[str] = USUAL_METRICS
     """The columns."""
+    folders: Mapping[tuple[str, int], Path] = field(default_factory=dict)
+    """Label of a method and seed -> the folder of the run."""
 
     @cached_property
     def estimates(self) -> Mapping[str, Mapping[str, ArmEstimate]]:

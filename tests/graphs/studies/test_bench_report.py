@@ -1,0 +1,113 @@
+"""The report of a benchmark: it holds the rows, hostile text does no harm, and a real browser opens every number without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+
+from learngraph.graphs.studies.bench.figures import draw_figures
+from learngraph.graphs.studies.bench.measures import RunPrices
+from learngraph.graphs.studies.bench.report import write_report
+from learngraph.graphs.studies.bench.tables import BenchTable
+from learngraph.graphs.studies.benchmark import SeedResult
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> {{DATA}} & `code`"
+
+
+def make_run(folder: Path, method: str, seed: int, scores: list[float]) -> SeedResult:
+    """A run whose rows are in a folder, the second before the first, with a last one that was cut."""
+    folder.mkdir(parents=True)
+    rows = [
+        json.dumps({"id": f"{method}-s{seed}/{n}", "episode": n, "score": score, "steps": 3, "note": HOSTILE})
+        for n, score in enumerate(scores)
+    ]
+    (folder / "episodes.jsonl").write_text("\n".join([rows[1], rows[0], *rows[2:]]) + "\n" + rows[0][:20])
+    more: dict[str, Any] = {"bests": tuple(scores), "steps": (3,) * len(scores)}
+    return SeedResult(method, seed, 4.0, tuple(scores), **more)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """A report of two tables, one of which has a single method."""
+    runs, folders = dict[str, list[SeedResult]](), dict[tuple[str, int], Path]()
+    for method in ("first", "second <b>"):
+        for seed in (0, 3):
+            folders[method, seed] = tmp_path / "toy" / "pocket" / f"{method[:3]}-s{seed}"
+            runs.setdefault(method, []).append(
+                make_run(folders[method, seed], method, seed, [seed / 2, 1.0, 2.0 + len(method) % 2])
+            )
+    tables = [
+        BenchTable("toy", "pocket", runs, "first", 3, RunPrices(), folders=folders),
+        BenchTable("other", "pocket", {"first": runs["first"]}, "first", 3, RunPrices(), folders=folders),
+    ]
+    path = tmp_path / "report.html"
+    write_report(
+        path, HOSTILE, HOSTILE, "learngraph bench x.toml", tables, [HOSTILE], draw_figures(tables, tmp_path / "figures")
+    )
+    return path
+
+
+def test_a_report_holds_every_row_and_asks_for_nothing(report: Path) -> None:
+    page = report.read_text()
+    packed = re.findall(r'<script type="text/plain" id="rows-\d+">([^<]+)</script>', page)
+    first = json.loads(gzip.decompress(base64.b64decode(packed[0])))
+    assert [[line, json.loads(row)["episode"]] for line, row in first["3"]] == [[2, 0], [1, 1], [3, 2]]
+    assert len(packed) == 3
+    assert page.count("<svg") == 5  # two for each table, and the overview
+    assert not re.findall(r"""(?:src|href)=["'](?!#)[^"']*//""", re.sub(r'xlink:href="#[^"]*"|xmlns(:\w+)?="[^"]*"', "", page))
+    assert "{{" not in page.replace("{{DATA}}", "", page.count("{{DATA}}"))
+    assert str(report.parent) not in page  # no path of this machine
+
+
+@pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium on this machine")
+@pytest.mark.slow
+async def test_in_a_browser_every_number_leads_to_its_rows(report: Path, tmp_path: Path) -> None:
+    async with browser.Browser.open(tmp_path / "profile", "--host-resolver-rules=MAP * ~NOTFOUND") as page:
+        await page.go(report.as_uri())
+        assert await page.run("document.title") == HOSTILE
+
+        async def shown(script: str, needed: str) -> str:
+            async with asyncio.timeout(20):
+                while needed not in (text := await page.run(script)):
+                    await asyncio.sleep(0.05)
+            return str(text)
+
+        count = await page.run("document.querySelectorAll('button[data-table]').length")
+        assert count > 20
+        # Every number opens its runs, and closes them again.
+        empty = await page.run(
+            """[...document.querySelectorAll('button[data-table]')].filter(button => {
+                const place = document.getElementById('drill-' + button.dataset.table);
+                button.click();
+                const rows = place.querySelectorAll('tbody tr').length;
+                button.click();
+                return rows !== 2 || !place.hidden || button.getAttribute('aria-expanded') !== 'false';
+            }).length"""
+        )
+        assert empty == 0
+        await page.run("document.querySelectorAll('button[data-metric=avg]:not([data-far]):not([data-pair])')[0].click()")
+        text = await shown("document.getElementById('drill-0').innerText", "toy/pocket/fir-s3")
+        assert "Mean score over all episodes of the run." in text
+        assert "1.833" in text  # (1.5 + 1 + 3) / 3
+        await page.run("document.querySelectorAll('#drill-0 td button')[1].click()")
+        text = await shown("document.querySelector('#drill-0 .drill').innerText", "episodes.jsonl:3")
+        assert re.findall(r"episodes\.jsonl:(\d)", text) == ["2", "1", "3"]
+        await page.run("document.querySelector('#drill-0 .drill details').open = true")
+        row = json.loads(await page.run("document.querySelector('#drill-0 .drill details pre').textContent"))
+        assert (row["id"], row["note"]) == ("first-s3/0", HOSTILE)
+        await page.run("document.querySelector('button[data-pair][data-metric=last]').click()")
+        assert "first minus second <b>: last 3 episodes" in await shown("document.getElementById('drill-0').innerText", "minus")
+        assert await page.run("document.querySelectorAll('[aria-expanded=true]').length") == 1
+        await page.run("document.querySelector('button[data-far]').click()")
+        assert await page.run("document.title") == HOSTILE
+        assert page.complaints == []
+        asked = [event["params"]["request"]["url"] for event in page.events if event["method"] == "Network.requestWillBeSent"]
+        assert {url.partition(":")[0] for url in asked} <= {"file", "data", "blob"}
