@@ -49,14 +49,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
-from ..memory.experiences import Experiences, TrajectoryStore, reference_returns, returns
+from ..memory.experiences import Credit, Experiences, TrajectoryStore, control_credit, reference_returns, returns
 from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
@@ -174,7 +173,7 @@ class JitRL:
                 tokens = {"tokens": words}
             case "reference":  # state similarity over multisets of 4-grams
                 tokens, credit = {"tokens": _reference_tokens}, reference_returns
-        credit = _control_credit(credit, self.memory_control)
+        credit = control_credit(credit, self.memory_control)
         return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit, **tokens)
 
     ablations: ClassVar[tuple[str, ...]] = ("memory_cut", "shuffled_returns", "zero_rewards")
@@ -249,27 +248,6 @@ _UNUSED = {
     "reference": ("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "unseen_bonus_probability"),
 }
 """Estimator -> the settings that have no effect with it."""
-
-
-Credit = Callable[[Sequence[float | None], float], list[float | None]]
-"""(rewards, gamma) -> returns."""
-
-
-def _control_credit(credit: Credit, control: str) -> Credit:
-    """The returns that a negative control remembers in place of the true ones. A return of None is not remembered."""
-
-    def shuffled(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
-        found = credit(rewards, gamma)
-        Random(repr(rewards)).shuffle(found)  # the same when the memory is opened again
-        return found
-
-    controls: Mapping[str, Credit] = {
-        "none": credit,
-        "cut": lambda rewards, gamma: [None] * len(rewards),
-        "shuffled": shuffled,
-        "zero": lambda rewards, gamma: credit([None if reward is None else 0.0 for reward in rewards], gamma),
-    }
-    return controls[control]
 
 
 def _rewards_as_returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:

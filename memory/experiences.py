@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Protocol, Required
 
 from typing_extensions import TypedDict, Unpack
@@ -21,7 +22,16 @@ from .records import Experience, Neighbour, Trajectory
 from .search.sections import SectionRows
 from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
 
-__all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
+__all__ = [
+    "BadExperience",
+    "Credit",
+    "ExperienceScope",
+    "Experiences",
+    "TrajectoryStore",
+    "control_credit",
+    "reference_returns",
+    "returns",
+]
 
 
 class BadExperience(UserError, ValueError):
@@ -75,6 +85,32 @@ def reference_returns(scores: Sequence[float | None], gamma: float) -> list[floa
     """
     known = [score or 0.0 for score in scores]  # that code has no way to say that a score is missing
     return [sum(gamma**ahead * (score or known[t]) for ahead, score in enumerate(known[t:])) for t in range(len(known))]
+
+
+Credit = Callable[[Sequence[float | None], float], Sequence[float | None]]
+"""(rewards, gamma) -> returns."""
+
+
+def control_credit(credit: Credit, control: str) -> Credit:
+    """The function from rewards to returns that a negative control puts in place of another. A return of None is not remembered.
+
+    Args:
+        credit: the function of the method itself.
+        control: `none`; `cut`, nothing is remembered; `shuffled`, the returns stand at other steps; `zero`, every reward is 0.
+    """
+
+    def shuffled(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+        found = [*credit(rewards, gamma)]
+        Random(repr(rewards)).shuffle(found)  # the same when the memory is opened again
+        return found
+
+    controls: Mapping[str, Credit] = {
+        "none": credit,
+        "cut": lambda rewards, gamma: [None] * len(rewards),
+        "shuffled": shuffled,
+        "zero": lambda rewards, gamma: credit([None if reward is None else 0.0 for reward in rewards], gamma),
+    }
+    return controls[control]
 
 
 class TrajectoryStore(Protocol):
@@ -258,7 +294,7 @@ class Experiences:
         gamma: float = 0.5,
         tokens: Callable[[str], Iterable[Hashable]] = shingles,
         similarity: Similarity | None = None,
-        credit: Callable[[Sequence[float | None], float], Sequence[float | None]] = returns,
+        credit: Credit = returns,
     ) -> None:
         self.gamma = gamma
         self._credit = credit
