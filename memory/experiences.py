@@ -99,7 +99,7 @@ def control_credit(credit: Credit, control: str) -> Credit:
         control: `none`; `cut`, nothing is remembered; `shuffled`, the returns stand at other steps; `zero`, every reward is 0.
     """
 
-    def shuffled(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+    def shuffle(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
         found = [*credit(rewards, gamma)]
         Random(repr(rewards)).shuffle(found)  # the same when the memory is opened again
         return found
@@ -107,7 +107,7 @@ def control_credit(credit: Credit, control: str) -> Credit:
     controls: Mapping[str, Credit] = {
         "none": credit,
         "cut": lambda rewards, gamma: [None] * len(rewards),
-        "shuffled": shuffled,
+        "shuffled": shuffle,
         "zero": lambda rewards, gamma: credit([None if reward is None else 0.0 for reward in rewards], gamma),
     }
     return controls[control]
