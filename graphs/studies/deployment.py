@@ -52,7 +52,7 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be served. The defaults are the largest deployment that is sensible with what exists."""
+    """The load to be served. The defaults are the largest deployment that is sensible with what exists."""
 
     transitions: float = 1e8
     """Remembered steps of all agents together."""
