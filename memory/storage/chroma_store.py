@@ -19,13 +19,14 @@ import re
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -59,6 +60,18 @@ SCHEMA = 1
 
 Namespace = tuple[str, ...]
 VectorArray = NDArray[np.float32]
+
+
+ANSWER_SECONDS = 30.0
+"""Seconds that a server may take for an answer."""
+RESTART_SECONDS = 60.0
+"""Seconds in which a server may restart, or the network to it come back, while a batch waits."""
+
+T = TypeVar("T")
+
+
+class ServerOutage(UserError):
+    """An error: no Chroma server answers."""
 
 
 @dataclass(slots=True)
@@ -213,14 +226,27 @@ class ChromaStore(BaseStore):
                     f"the memory was opened in process {self._pid}, this is its fork {os.getpid()}: start workers by "
                     "spawn, and let them share a 'chroma run' server"
                 )
-            if self._chroma and not self._chroma.owned:
-                self._items, self._matrices = {}, {}
-                self._show(self._chroma.read_for(ops))
-            results = [self._read(op, asked) for op in ops]
-            puts = _last_puts(ops)
-            if puts:
-                self._write(puts, embedded)
-            return results
+            if self._chroma is None or self._chroma.owned:
+                return self._run_once(ops, embedded, asked)
+            return self._chroma.outlast_restarts(lambda: self._run_at_server(ops, embedded, asked))
+
+    def _run_at_server(
+        self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
+    ) -> list[Result]:
+        """The same as `_run_once`, of what others have written since. Done twice, it is as good as done once."""
+        assert self._chroma is not None
+        self._items, self._matrices = {}, {}
+        self._show(self._chroma.read_for(ops))
+        return self._run_once(ops, embedded, asked)
+
+    def _run_once(
+        self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
+    ) -> list[Result]:
+        results = [self._read(op, asked) for op in ops]
+        puts = _last_puts(ops)
+        if puts:
+            self._write(puts, embedded)
+        return results
 
     def _read(self, op: Op, asked: Mapping[str, VectorArray]) -> Result:
         match op:
@@ -337,6 +363,8 @@ class _Chroma:
                     self._client = chromadb.HttpClient(
                         url.hostname, url.port or 8000, ssl=url.scheme == "https", settings=settings
                     )
+                    # Chroma's client waits for ever, also for a server that the network no longer reaches, and has no option.
+                    self._client._server._session.timeout = ANSWER_SECONDS
             with self._errors("open"):
                 self._open(embedder)
             if self.owned and fresh:
@@ -344,6 +372,17 @@ class _Chroma:
         except BaseException:
             self.close()
             raise
+
+    def outlast_restarts(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which is begun anew while the server does not answer, for `RESTART_SECONDS` at most."""
+        until = time.monotonic() + RESTART_SECONDS
+        while True:
+            try:
+                return work()
+            except ServerOutage:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
 
     def _own(self, directory: Path) -> bool:
         """Lock the directory; True if there is no memory in it yet."""
@@ -521,7 +560,7 @@ class _Chroma:
             text = " ".join(str(error).split())
             if not self.owned:
                 if (doing == "open" and isinstance(error, ValueError)) or type(error).__module__.startswith("http"):
-                    raise UserError(
+                    raise ServerOutage(
                         f"no Chroma server answers at {self.where} ({text}): start one with 'chroma run --path <directory>'"
                     ) from error
                 raise

@@ -11,25 +11,47 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+class ChromaServer:
+    """A server at `url`; `folder` holds its data and its log."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.folder, self.url = folder, f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(self.folder / "data")]
+        log = self.folder / "chroma.log"
+        with log.open("a") as file:
+            self.process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self.port)], stdout=file, stderr=file
+            )
+        for _ in range(300):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, log.read_text()
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
 @contextmanager
 def chroma_server(folder: Path) -> Iterator[str]:
     """The server's address, as long as the context lasts; `folder` holds its data and its log."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(folder / "data")]
-    log = folder / "chroma.log"
-    with log.open("w") as file:
-        process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=file)
-        try:
-            for _ in range(300):
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, log.read_text()
-                    time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait()
+    server = ChromaServer(folder)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        assert server.process is not None
+        server.process.terminate()
+        server.process.wait()

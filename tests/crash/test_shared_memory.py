@@ -1,0 +1,114 @@
+"""A Chroma server that several processes write to: it is killed, they are killed, it stops answering; no record is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chroma_server import ChromaServer
+
+from learngraph.memory.errors import UserError
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.storage import chroma_store
+from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.shelf import RecordStore
+
+pytestmark = pytest.mark.slow
+
+WRITER = """
+import sys
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.storage.open_store import open_store
+from learngraph.memory.storage.shelf import RecordStore
+
+_, where, name, count = sys.argv
+with open_store(where) as store:
+    memory = Experiences(RecordStore(store, ("shared",), Trajectory))
+    for n in range(int(count)):
+        step = Transition(f"room {n} of {name}", "go", float(n))
+        memory.add(Trajectory(f"{name}/{n}", Task("t", "find it"), (step,), name, n))
+"""
+COUNT = 40
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ChromaServer]:
+    running = ChromaServer(tmp_path)
+    running.start()
+    yield running
+    running.kill()
+
+
+def start_writer(server: ChromaServer, name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, server.url, name, str(COUNT)], env=os.environ)
+
+
+def ids(server: ChromaServer) -> list[str]:
+    with ChromaStore.open(server.url) as store:
+        return sorted(one.id for one in RecordStore(store, ("shared",), Trajectory).all())
+
+
+def test_kills_of_writers_and_of_the_server_lose_and_double_nothing(server: ChromaServer) -> None:
+    writers = {name: start_writer(server, name) for name in ("one", "two")}
+    for round in range(2):
+        before = len(ids(server))
+        while len(ids(server)) <= before:
+            assert any(process.poll() is None for process in writers.values())
+            time.sleep(0.1)
+        if round == 0:
+            server.kill()
+            time.sleep(0.5)
+            server.start()
+        else:
+            writers["one"].kill()
+            writers["one"].wait()
+            writers["one"] = start_writer(server, "one")
+    for process in writers.values():
+        assert process.wait(timeout=120) == 0
+    assert ids(server) == sorted(f"{name}/{n}" for name in writers for n in range(COUNT))
+
+
+def test_a_reader_sees_another_writers_experience_within_a_second(server: ChromaServer) -> None:
+    step = Transition("kitchen", "take coin", 1.0)
+    with ChromaStore.open(server.url) as one, ChromaStore.open(server.url) as two:
+        writer = Experiences(RecordStore(one, ("shared",), Trajectory))
+        reader = Experiences(RecordStore(two, ("shared",), Trajectory))
+        assert reader.neighbours("kitchen", 1, task="t") == ()
+        began = time.perf_counter()
+        writer.add(Trajectory("r/0", Task("t", "find it"), (step,), "r", 0))
+        reader.reload()
+        assert time.perf_counter() - began < 1
+        assert [found.action for found in reader.neighbours("kitchen", 1, task="t")] == ["take coin"]
+
+
+def test_a_server_that_stops_answering_is_waited_for_and_then_said(
+    server: ChromaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process is what a network partition looks like from here: connections open, and nothing comes back."""
+    assert server.process is not None
+    monkeypatch.setattr(chroma_store, "ANSWER_SECONDS", 1.0)
+    with ChromaStore.open(server.url) as store:
+        server.process.send_signal(signal.SIGSTOP)
+        threading.Timer(3, lambda: server.process and server.process.send_signal(signal.SIGCONT)).start()
+        began = time.perf_counter()
+        store.put(("shared",), "k", {"n": 1})
+        assert 2 < time.perf_counter() - began < 30
+        item = store.get(("shared",), "k")
+        assert item is not None
+        assert item.value == {"n": 1}
+        monkeypatch.setattr(chroma_store, "RESTART_SECONDS", 2.0)
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(UserError, match="no Chroma server answers"):
+            store.put(("shared",), "k", {"n": 2})
+        server.process.send_signal(signal.SIGCONT)
+        store.put(("shared",), "k", {"n": 3})
+        assert [item.value for item in store.search(("shared",))] == [{"n": 3}]
