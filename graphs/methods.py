@@ -34,6 +34,7 @@ from .baselines import (
     synapse,
     tabular,
     tool_agent,
+    webrl,
 )
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -245,6 +246,14 @@ METHODS: Mapping[str, Method] = {
         summary="trains the model's weights on groups of attempts, by their relative returns (TRL's GRPOTrainer)",
         settings=grpo.GroupRelativeTraining,
         build=grpo.build,
+        model_use="logits",
+        has_memory=False,
+        trains_weights=True,
+    ),
+    "webrl": Method(
+        summary="practises on other tasks, then on tasks close to those that failed, and trains the model's weights on what worked",
+        settings=webrl.SelfEvolvingCurriculum,
+        build=webrl.build,
         model_use="logits",
         has_memory=False,
         trains_weights=True,

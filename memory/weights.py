@@ -99,7 +99,9 @@ class TrainingLog:
         """True if it is written to a disk."""
         return self._rows.path is not None
 
-    def add_attempt(self, run: str, episode: int, task: Task, head: str, value: float | None, steps: int) -> None:
+    def add_attempt(
+        self, run: str, episode: int, task: Task, head: str, value: float | None, steps: int, practice: bool = False
+    ) -> None:
         """Add a finished attempt. One that is there already is not added again.
 
         Args:
@@ -109,10 +111,13 @@ class TrainingLog:
             head: id of its last step in the journal.
             value: the return that the method sees; None: a reward is missing.
             steps: steps taken.
+            practice: whether it is not the run's own task.
         """
         place = {"id": f"attempt/{run}/{episode}/{task.id}", "run": run, "episode": episode}
         told = {"task": task.id, "instruction": task.instruction, "seed": task.seed}
-        self._rows.append({**place, "kind": "attempt", **told, "head": head, "value": value, "steps": steps})
+        self._rows.append(
+            {**place, "kind": "attempt", **told, "head": head, "value": value, "steps": steps, "practice": practice}
+        )
 
     def attempts(self, run: str, until: int, since: int = 0) -> list[Mapping[str, Any]]:
         """The rows of a run's attempts in the episodes from `since` to `until`, both included, oldest first."""

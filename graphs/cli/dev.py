@@ -6,7 +6,7 @@ files, all under `runs/dev` of the directory that the server was started in. In 
 `messages`), "task 3, 2 episodes" asks for the same, and the scores come back as a message. `training-free-grpo` needs no input: it
 learns lessons from practice problems, and answers with them. CLaaS is not among them: its two graphs share an engine with a learner in
 another process, which `learngraph serve` starts and stops together; an agent here uses it as its model, by its chat API. Methods
-that train weights are not either (`Method.trains_weights`: sft, grpo): the threads of a server share one model in its process, and
+that train weights are not either (`Method.trains_weights`): the threads of a server share one model in its process, and
 each run of these methods needs weights of its own. `learngraph run` plays them.
 
 `pip install -e '.[dev]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.

