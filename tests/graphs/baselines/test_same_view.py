@@ -32,8 +32,8 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
-BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion", "sft", "grpo")
-TRAINED = ("sft", "grpo")
+BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion", "sft", "grpo", "webrl")
+TRAINED = ("sft", "grpo", "webrl")
 CASES = [
     (name, kind)
     for name in BASELINES

@@ -9,25 +9,30 @@ from typing import Any
 
 import pytest
 
+from learngraph.graphs.baselines.webrl import SelfEvolvingCurriculum
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.records import Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.weights import TrainingLog
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
 
 
-def play(method: str, seed: int, episodes: int, folder: Path) -> tuple[list[float], TrainingLog]:
-    """The scores of a run on a task of the train fold, and its log."""
+def play(
+    method: str, seed: int, episodes: int, folder: Path, world: Any = None, settings: Any = None
+) -> tuple[list[float], TrainingLog]:
+    """The scores of a run, on a task of the toy's train fold unless another world is given, and its log."""
     from learngraph.tools.training.trl_trainers import TrlTrainer
 
-    world, model, log = KeywordKeep(), open_model("pocket", threads=1), TrainingLog()
+    split = "train" if world is None else "test"
+    world, model, log = world or KeywordKeep(), open_model("pocket", threads=1), TrainingLog()
     parts = MethodInputs.with_scoring_model(world, Journal(), model)  # type: ignore[arg-type]
     parts = replace(parts, training_log=log, make_trainer=lambda settings: TrlTrainer(model, folder, settings))  # type: ignore[arg-type]
-    graph = run.build(METHODS[method].build(parts))
-    plan = run.RunInput(task=world.task(seed, "train"), run=f"{method}-s{seed}", episode=0, episodes=episodes)
+    graph = run.build(METHODS[method].build(parts, settings))
+    plan = run.RunInput(task=world.task(seed, split), run=f"{method}-s{seed}", episode=0, episodes=episodes)
     out: dict[str, Any] = graph.invoke(plan, {"recursion_limit": 100_000})
     return out["scores"], log
 
@@ -42,6 +47,23 @@ def test_it_learns(method: str, tmp_path: Path) -> None:
         scores, _ = play(method, seed, 40, tmp_path / str(seed))
         gains.append(sum(scores[-10:]) / 10 - sum(scores[:10]) / 10)
     assert sum(gains) / len(gains) > 1
+
+
+class OneSetOfRules(KeywordKeep):
+    """A toy whose practice tasks have the rules of task 2, in other orders: what is learned there helps here."""
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        return self.variant(super().task(2), seed + 1 if split == "train" else 0)
+
+
+@pytest.mark.slow
+def test_what_webrl_practises_helps_on_a_task_that_it_never_trained_on(tmp_path: Path) -> None:
+    """After five phases of practice it is ahead of the model that practised one."""
+    pytest.importorskip("trl", reason="needs trl")
+    settings = SelfEvolvingCurriculum(every=6, tasks=10, success_threshold=5.0)
+    scores, log = play("webrl", 0, 30, tmp_path, OneSetOfRules(), settings)
+    assert sum(scores[-12:]) / 12 > sum(scores[:6]) / 6 + 1
+    assert sum(row["practice"] for row in log.attempts("webrl-s0", 30)) == 50
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_lost_steps_are_no_examples() -> None:
 # Without weights
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
+@pytest.mark.parametrize("method", ["sft", "grpo", "webrl"])
 def test_without_weights_it_says_so(method: str) -> None:
     with pytest.raises(ValueError, match=f"{method} trains the weights of the model that plays, and there are none here"):
         METHODS[method].build(MethodInputs(environment=TOY))
