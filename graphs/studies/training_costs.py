@@ -64,7 +64,7 @@ def method_costs(method: str, jobs: Sequence[Job]) -> MethodCosts:
         tokens_read=mean([found["tokens"] for found in runs]),
         tokens_trained=mean([_total(found["trainings"], "tokens") for found in runs]),
         trainings=len(trainings),
-        reasons=Counter(row["why"] for row in trainings if row["why"]),
+        reasons=dict(Counter(row["why"] for row in trainings if row["why"])),
         missing_returns=sum(row["left_out"] for row in trainings),
         seconds=None if None in seconds else mean(seconds),
         training_seconds=mean([_total(found["trainings"], "seconds") for found in runs]),
