@@ -33,7 +33,7 @@ class ExplainOptions:
     """Options of `learngraph explain`: the run, and the step whose action is explained."""
 
     run_folder: Positional[Path]
-    """A folder that `learngraph run` has made, with runs of JitRL."""
+    """A folder that `learngraph run` has made."""
     step: int
     """Number of the step within its episode, from 0."""
     run_seed: int | None = None

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class TutorialOptions:
     """Options of `learngraph tutorial`: where it is played."""
 
     folder: Positional[Path] = Path()
-    """The folder that the notebook is copied to; your own copy there is never overwritten."""
+    """The folder that the notebook is copied to, or in which the terminal plays it; your own copy there is never overwritten."""
     terminal: bool = False
     """Use the terminal even where Jupyter is installed."""
 
@@ -42,8 +43,10 @@ def tutorial(args: Sequence[str]) -> int:
     about = "your first walk: draw an agent, run it, pause, look, edit, go back, and let it learn"
     options = parse_flags(TutorialOptions, args, "learngraph tutorial", about)
     jupyter = None if options.terminal else find_jupyter()
+    _check_folder(options.folder)
     if jupyter is None:
-        return play(Console(), interactive=sys.stdin.isatty())
+        with chdir(options.folder):  # what the cells write lies there
+            return play(Console(), interactive=sys.stdin.isatty())
     copy = copy_notebook(options.folder)
     Console().print(f"opening {copy}; `learngraph tutorial --terminal` plays it here")
     os.execv(jupyter, [jupyter, "lab", str(copy)])
@@ -56,14 +59,18 @@ def find_jupyter() -> str | None:
     return shutil.which("jupyter", path=places) if shutil.which("jupyter-lab", path=places) else None
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"learngraph tutorial: there is no folder {folder}; make it, or leave it out to use this one")
+
+
 def copy_notebook(folder: Path) -> Path:
     """The user's copy of the tutorial in a folder, made if there is none.
 
     Raises:
         UserError: there is no such folder.
     """
-    if not folder.is_dir():
-        raise UserError(f"learngraph tutorial: there is no folder {folder}")
+    _check_folder(folder)
     copy = folder / "learngraph-tutorial.ipynb"
     if not copy.exists():
         shutil.copyfile(SOURCE, copy)

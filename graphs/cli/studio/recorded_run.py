@@ -201,7 +201,7 @@ class RecordedRun:
             "decision": decision_bars(row),
             "memory": self._memory(row, steps, number),
             "problems": problems,
-            "can_explain": self.method.partition(":")[0] == "jitrl",
+            "can_explain": self.seed is not None,  # its settings are known
         }
 
     def _row(self, step: IndexedStep, problems: list[str]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class RecordedRun:
         return {"read": read, "written": [f"The episode is over: its {len(steps)} steps go to memory."] if last else []}
 
     def explain(self, branch: str, number: int) -> dict[str, Any]:
-        """Why JitRL took the action of this step, from the run's memory; see `learngraph explain`."""
+        """Why the method took the action of this step, from the run's memory and journal; see `learngraph explain`."""
         found = explain_step(self.path.parent, number, seed=self.seed, episode=int(branch), method=self.method)
         tables = [("remembered steps", found.remembered), ("candidates", found.actions)]
         return {

@@ -47,6 +47,18 @@ def test_a_run_shows_its_episodes_steps_and_the_way_through_the_graph(played: Pa
     ]
 
 
+@pytest.mark.parametrize("method", ["jitrl", "static", "icrl"])
+def test_a_step_of_any_method_can_be_explained(method: str, tmp_path: Path) -> None:
+    here = write_settings(tmp_path / "mine", **{method: {}}) / f"{method}-s0"
+    here.mkdir()
+    write_steps(Journal(here / "steps.jsonl"), 0, 3)
+    run = RunFolder(tmp_path / "mine").run(f"{method}-s0")
+    assert run.moment("0", 1)["can_explain"]
+    assert "'go south'" in " ".join(run.explain("0", 1)["sentences"])
+    (tmp_path / "mine" / "settings.json").unlink()  # without it, nobody knows whose run it was
+    assert not RunFolder(tmp_path / "mine").run(f"{method}-s0").moment("0", 1)["can_explain"]
+
+
 def test_one_run_of_a_folder_may_be_named(played: Path) -> None:
     assert RunFolder(played / "jitrl-s0").names() == ["jitrl-s0"]
 

@@ -47,6 +47,17 @@ def test_enter_runs_a_cell_and_q_leaves(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "42" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_the_terminal_plays_in_the_folder_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before, seen = Path.cwd(), list[Path]()
+    monkeypatch.setattr(module, "play", lambda console, interactive: seen.append(Path.cwd()) or 0)
+    assert tutorial([str(tmp_path), "--terminal"]) == 0
+    assert tutorial(["--terminal"]) == 0
+    assert [path.resolve() for path in seen] == [tmp_path.resolve(), before.resolve()]
+    assert Path.cwd() == before
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere; make it"):
+        tutorial([str(tmp_path / "nowhere"), "--terminal"])
+
+
 def test_a_cell_shows_its_last_expression_only() -> None:
     names: dict[str, object] = {}
     assert run_cell("a = 1\na + 1", names) == 2
