@@ -30,7 +30,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...memory.errors import UserError
@@ -140,7 +140,8 @@ class ScienceWorld:
             94 actions of 26 characters along the solutions of variation 0, at most 210. Of the 234 steps of these solutions
             that change the score, 143 are in it word for word; the others name a thing differently (`thermometer in
             inventory`) or move what they did not pick up first. `valid`: all that the game lists, on average 960 and at most
-            4,400, most of them nonsense such as `mix door to kitchen`. `none`: nothing, for half the time per step; the
+            4,400, most of them nonsense such as `mix door to kitchen`. An action that the game has not understood in a state is
+            not listed in that state again. `none`: nothing, for half the time per step; the
             forms of the commands are then part of the instruction.
             `embedder`: a sentence-transformers model to ground actions with, by name or path.
         embed: the embedder as an object: LangChain's `Embeddings`, or a function from texts to vectors.
@@ -359,6 +360,8 @@ class _Episode:
     shown: Observation = field(default_factory=lambda: Observation(""))
     valid: list[dict[str, Any]] | None = None
     """The game's list of actions in the present state; None until it is asked for."""
+    refused: set[tuple[str, str]] = field(default_factory=set)
+    """States and actions that the game did not understand there, although it may list them: things in a closed cupboard, say."""
 
     def begin(self) -> Observation:
         self.server.ask("step", "look around")  # as the package's own reset does; it may score already
@@ -381,6 +384,8 @@ class _Episode:
             meant = self.grounding(wanted, [entry["action"] for entry in self._valid()]) if self.grounding else None
             if meant is None:
                 state = self.shown.text.rpartition("\n\n")[2]
+                self.refused.add((state, wanted))
+                self.shown = replace(self.shown, actions=tuple(one for one in self.shown.actions if one != wanted))
                 return Observation(f'"{wanted}" is not understood. Nothing happens.\n\n{state}', self.shown.actions)
             said = f"({meant})\n{self.server.ask('step', meant)}"
         return self._show(said)
@@ -410,11 +415,13 @@ class _Episode:
         elif score < 0:
             said += "\nThat was wrong: the task has failed."
         actions: Sequence[str] = ()
+        state = _state(look, carried)
         if not over and self.listed != "none":
-            actions = sorted(self.options or {entry["action"] for entry in self._list_entries()})
+            listed = self.options or {entry["action"] for entry in self._list_entries()}
+            actions = sorted(one for one in listed if (state, one) not in self.refused)
         reward = 0 if not credit else score - self.score
         self.score = score if credit else 0
-        blocks = ("\n".join(line.rstrip() for line in said.split("\n") if line.strip()), _state(look, carried))
+        blocks = ("\n".join(line.rstrip() for line in said.split("\n") if line.strip()), state)
         self.shown = Observation("\n\n".join(block for block in blocks if block), tuple(actions), float(reward), over)
         return self.shown
 

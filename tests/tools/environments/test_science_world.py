@@ -408,6 +408,25 @@ def test_lists_of_actions_are_the_same_in_another_machine(task: str) -> None:
     other.close()
 
 
+@needs_game
+@pytest.mark.slow
+def test_what_the_game_did_not_understand_is_not_listed_again_there() -> None:
+    """The game lists a drawer in a closed cupboard, which it does not know until the cupboard is open."""
+    env = ScienceWorld("measure-melting-point-unknown-substance", live=1)
+    try:
+        task = env.task(0)
+        before = env.observe(task, ["wait"])
+        assert "open drawer" in before.actions
+        refused = env.observe(task, ["wait", "open drawer"])
+        assert '"open drawer" is not understood' in refused.text
+        assert refused.actions == tuple(action for action in before.actions if action != "open drawer")
+        assert "open drawer" not in env.observe(task, ["wait", "open drawer", "wait"]).actions
+        assert "open drawer" in env.observe(task, ["wait", "open drawer", "open cupboard"]).actions
+        assert "The drawer is now open." in env.observe(task, ["wait", "open drawer", "open cupboard", "open drawer"]).text
+    finally:
+        env.close()
+
+
 # All thirty tasks in one world.
 
 
