@@ -25,6 +25,7 @@ PAGES = [
     "graphs/agents/README.md",
     "graphs/serving/README.md",
     "graphs/studies/RESULTS.md",
+    "graphs/studies/benchmarks/README.md",
     "graphs/wiring/README.md",
     "memory/README.md",
     "tests/performance/README.md",

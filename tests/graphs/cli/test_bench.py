@@ -260,6 +260,14 @@ def test_rows_that_were_cut_are_played_again(here: Path, capsys: pytest.CaptureF
     assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
 
 
+def test_a_sweep_of_a_benchmark_is_a_run_folder_and_the_whole_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY.replace('"random"', '{ name = "jitrl", label = "k=1", settings = { k = 1 } }'))) == 0
+    assert main(["explain", "runs/bench-tiny", "--step", "0"]) == 2
+    assert "runs/bench-tiny holds a benchmark; give one of its sweeps: toy/no-model, toy/uniform" in capsys.readouterr().err
+    assert main(["explain", "runs/bench-tiny/toy/uniform", "--method", "jitrl:k=1", "--step", "3"]) == 0
+    assert main(["replay", "runs/bench-tiny/toy/uniform"]) == 0
+
+
 def test_only_some_are_played(here: Path) -> None:
     assert bench(write(TINY), "--only", "random", "--seeds", "3") == 0
     assert sorted(path.parent.name for path in Path("runs").rglob("result.json")) == ["random-s0", "random-s1", "random-s2"]
