@@ -59,8 +59,8 @@ def read_sweep_settings(folder: Path) -> dict[str, Any]:
     try:
         settings = read_settings(folder / "settings.json")
         if "bench" in settings:
-            there = sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/settings.json"))
-            raise UserError(f"{folder} holds a benchmark; give one of its sweeps: {', '.join(there)}")
+            sweeps = sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/settings.json"))
+            raise UserError(f"{folder} holds a benchmark; give one of its sweeps: {', '.join(sweeps)}")
         return settings | {"methods": dict(settings["methods"]), "seeds": list(settings["seeds"])}
     except OSError:
         there = "has no settings.json" if folder.is_dir() else "does not exist" if not folder.exists() else "is a file"
