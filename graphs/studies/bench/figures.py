@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..benchmark import mean
+from ..benchmark import SeedResult, mean
+from ..cost_curves import draw_cost_curves
 from ..episode_curves import draw_learning_curves
 from ..figures import COLOURS, new_figure, save_figure
 from .tables import BenchTable
@@ -25,39 +28,47 @@ def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, Path]:
         folder: the folder of the files.
 
     Returns:
-        `overview`, and for each table by its number `0 curves` and `0 episodes`: the file.
+        `overview`, and for each table by its number `0 curves`, `0 costs` (where tokens were counted) and `0 episodes`: the file.
     """
     from matplotlib import rc_context
 
     found: dict[str, Path] = {}
-    # Text stays text, and ids of one picture are not those of another on the same page.
+
+    def draw(key: str, name: str, part: Callable[[Path], None]) -> None:
+        found[key] = folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.svg"
+        # Text stays text, and ids of one picture are not those of another on the same page.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            part(found[key])
+
     for number, table in enumerate(tables):
-        name = "".join(sign if sign.isalnum() else "-" for sign in f"{table.environment}-{table.model}")
-        found[f"{number} curves"], found[f"{number} episodes"] = folder / f"curves-{name}.svg", folder / f"episodes-{name}.svg"
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": f"curves-{number}"}):
-            _draw_curves(table, found[f"{number} curves"])
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": f"episodes-{number}"}):
-            _draw_episodes(table, found[f"{number} episodes"])
+        name = f"{table.environment} {table.model}"
+        title, attempts = _curves(table)
+        draw(f"{number} curves", f"curves {name}", partial(_draw_to, draw_learning_curves, attempts, title))
+        if any(run.tokens for run in table.all_runs):
+            draw(f"{number} costs", f"costs {name}", partial(_draw_to, draw_cost_curves, attempts, title))
+        draw(f"{number} episodes", f"episodes {name}", partial(_draw_episodes, table))
     if len(tables) > 1:
-        found["overview"] = folder / "overview.svg"
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "overview"}):
-            _draw_overview(tables, found["overview"])
+        draw("overview", "overview", partial(_draw_overview, tables))
     return found
 
 
-def _draw_curves(table: BenchTable, path: Path) -> None:
-    """The panels of `learngraph run`, with `against` first."""
+def _draw_to(draw: Callable[..., None], attempts: Sequence[Sequence[SeedResult]], title: str, path: Path) -> None:
+    draw(attempts, title, [path])
+
+
+def _curves(table: BenchTable) -> tuple[str, list[Sequence[SeedResult]]]:
+    """The title and the runs of the methods whose curves are drawn, `against` first."""
     first = [table.against] if table.against in table.runs else []
     others = [arm for arm in table.runs if arm not in first]
     kept = others
     if len(table.runs) > MOST_CURVES:
         avg = table.estimates["avg"]
-        kept = sorted(others, key=lambda arm: -(avg[arm].mean or 0.0))[: MOST_CURVES - len(first)]
-        kept = [arm for arm in others if arm in kept]
+        best = sorted(others, key=lambda arm: -(avg[arm].mean or 0.0))[: MOST_CURVES - len(first)]
+        kept = [arm for arm in others if arm in best]
     title = f"{table.environment}, {table.model}"
     if len(kept) < len(others):
         title += f": {' and '.join([*first, f'the best {len(kept)} of {len(others)} others'])}"
-    draw_learning_curves([table.runs[arm] for arm in (*first, *kept)], title, [path])
+    return title, [table.runs[arm] for arm in (*first, *kept)]
 
 
 def _draw_overview(tables: Sequence[BenchTable], path: Path) -> None:

@@ -96,8 +96,7 @@ def _table_part(number: int, table: BenchTable, pictures: Mapping[str, str]) -> 
         _html_table(scores[0], shown),
         _html_table(pairs[0], paired) if paired else "",
         f'<div class="drill" id="drill-{number}" hidden></div>',
-        _figure(pictures[f"{number} curves"]),
-        _figure(pictures[f"{number} episodes"]),
+        *(_figure(pictures[name]) for kind in ("curves", "costs", "episodes") if (name := f"{number} {kind}") in pictures),
     ]
 
 

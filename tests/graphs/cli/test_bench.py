@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from in_process import play_in_process
+from openai_server import OpenAIServer
 
 from learngraph import graphs
 from learngraph.graphs.cli import play
@@ -274,6 +275,23 @@ def test_only_some_are_played(here: Path) -> None:
     assert [row["method"] for row in results()] == ["random"]
     assert bench("tiny.toml") == 0
     assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0, 1]}
+
+
+def test_prices_make_dollars_and_nothing_else_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OpenAIServer(lambda request: "Action: wait") as server:
+        text = TINY.replace('"uniform"', f'{{ name = "openai:me", base_url = "{server.url}", price_in = 3, price_out = 10 }}')
+        assert bench(write(text.replace('"random"', '"react"').replace("horizon = 6", "horizon = 2"))) == 0
+    shown = capsys.readouterr()
+    found = {row["method"]: {name: of["values"] for name, of in row["metrics"].items()} for row in results()}
+    assert found["tabular"]["dollars"] == {"0": 0, "1": 0}  # it asks no model
+    rows_paid = rows(Path("runs"))["bench-tiny/toy/openai-me/react-s0/episodes.jsonl"]
+    usage = [(row["input_tokens"], row["output_tokens"]) for row in map(json.loads, rows_paid)]
+    assert found["react"]["dollars"]["0"] == pytest.approx(sum(3 * read + 10 * written for read, written in usage) / 1e6)
+    assert found["react"]["dollars"]["0"] > 0
+    assert "12 calls" in shown.err  # 2 seeds, 3 episodes of 2 steps
+    assert "tokens, $" in shown.err
+    assert "$/run" in shown.out
+    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 3  # with the scores by cost
 
 
 def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
