@@ -23,13 +23,14 @@ class FlopMeter:
     """Counts the operations of all passes of a network from now on, those for its training as well.
 
     Args:
-        network: a causal transformers model; LoRA adapters may be attached to it, before or after.
+        network: a causal transformers model. If LoRA adapters are attached to it later, call `read_sizes` then.
     """
 
     def __init__(self, network: Any) -> None:
         self._network = network
         self.flops = 0.0
         """Operations so far."""
+        self.read_sizes()
         network.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def count(self) -> float:
@@ -40,8 +41,9 @@ class FlopMeter:
         ids = given.get("input_ids", args[0] if args else None)
         if ids is None:
             return
-        cache, keep = given.get("past_key_values"), given.get("logits_to_keep") or 0
-        past = cache.get_seq_length() if cache is not None else 0
+        cache: Any = given.get("past_key_values")
+        keep: Any = given.get("logits_to_keep") or 0
+        past = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
         rows, tokens = ids.shape
         heads = tokens if isinstance(keep, int) and keep == 0 else min(keep, tokens) if isinstance(keep, int) else len(keep)
         self.flops += self.pass_flops(rows, tokens, past, heads, trains=torch.is_grad_enabled())
@@ -56,20 +58,16 @@ class FlopMeter:
             heads: positions of each whose logits are computed.
             trains: whether gradients are computed afterwards.
         """
-        body, head, adapter, first = self._sizes()
-        config = self._network.config.get_text_config(decoder=True)
-        width = config.num_attention_heads * (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        attention = 4.0 * config.num_hidden_layers * rows * tokens * (past + tokens) * width
+        body, head, adapter, first, width = self._sizes
+        attention = 4.0 * rows * tokens * (past + tokens) * width
         linear, last = 2.0 * rows * tokens * body, 2.0 * rows * heads * head
         flops: float = linear + last + attention
         if trains:  # the first layer's frozen weights pass no gradient on: nothing below them learns
             flops += linear - 2.0 * rows * tokens * first + last + 2 * attention + 2.0 * rows * tokens * adapter
         return flops
 
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Weights of the linear layers below the last, of the last, of the adapters, and of the frozen ones that read embeddings."""
+    def read_sizes(self) -> None:
+        """Read the network's sizes, once: a walk through all modules takes as long as a small pass."""
         last = self._network.get_output_embeddings()
         body = adapter = first = 0
         for name, module in self._network.named_modules():
@@ -80,4 +78,15 @@ class FlopMeter:
             adapter += size if ".lora_" in name else 0
             reads_embeddings = ".layers.0." in name and any(part in name for part in ("q_proj", "k_proj", "v_proj"))
             first += size if reads_embeddings and ".lora_B" not in name else 0
-        return body, last.weight.numel(), adapter, first
+        config = self._network.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_attention_heads", 0)  # none in a recurrent network
+        width = config.num_hidden_layers * heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads))
+        # Weights of the linear layers below the last, of the last, of the adapters, and of the frozen ones that read embeddings;
+        # and the width of all layers' attention.
+        self._sizes: tuple[int, int, int, int, int] = (
+            body,
+            0 if last is None else int(last.weight.numel()),
+            adapter,
+            first,
+            int(width),
+        )

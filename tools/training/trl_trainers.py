@@ -82,6 +82,7 @@ class TrlTrainer:
         base = fingerprint(model)
         self._wrapper = attach_lora(model.network, settings.lora)
         self._meter = meter or FlopMeter(model.network)
+        self._meter.read_sizes()
         self._first = {name: weight.detach().clone() for name, weight in lora_parameters(model.network).items()}
         with scratch_folder(None) as scratch:
             write_adapter(self._wrapper, scratch, None if Path(model.model).exists() else model.model)
