@@ -5,6 +5,8 @@
 #   make slow       the tests that take more than a few seconds
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
 #   make check      types and style
+#   make bench      measures speed and cost, about 20 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
+#                   ARGS=--quick checks that it runs, ARGS="--only 13 bench_lora" runs a part
 #
 # Tests run in JOBS processes (2); ARGS="-k name" and the like are handed to pytest.
 
@@ -20,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test quick slow test-all check clean
+.PHONY: run test quick slow test-all check bench clean
 
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
@@ -40,6 +42,9 @@ check: $(READY)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python tests/performance/run_all.py $(ARGS)
 
 # The two benchmarks of tool calls ask for hundreds of packages that play no part in their tasks, and MiniWoB++ for Selenium, so they
 # come without them.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
 import sqlite3
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench_training_free as bench
 import pytest
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
@@ -19,20 +18,6 @@ from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.cached_model import ConcurrencyLimit, SpendingLimit
 
-
-def _bench() -> Any:
-    """tests/performance/bench_training_free.py: the scripted world, its models, and a clock that jumps."""
-    path = Path(__file__).parents[1] / "performance" / "bench_training_free.py"
-    spec = importlib.util.spec_from_file_location("bench_training_free", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = _bench()
 TRIED = {"epochs": 2, "accept": "not-worse", "keep_best": True, "batch_size": 2, "patience": 0}
 
 

@@ -1,21 +1,19 @@
 """What a learning middleware adds to a model call of an agent: milliseconds besides the model's own time, and tokens.
 
-    python tests/performance/bench_agents.py [--methods jitrl adamem ...] [--steps 1000 10000 100000] [--rounds 50]
+    python tests/performance/bench_agents.py [--methods jitrl adamem ...] [--steps 1000 100000] [--calls 50]
 
 The memory holds conversations of four decisions each, about a thousand kinds of issue; with an order number in each, no two texts are
 the same. A critic has written about each conversation already, and a library has 50 lessons. A model call is `wrap_model_call` with a
 model that answers at once, so that calls of the method's own (JitRL's samples, AdaMEM's strategist) cost what surrounds them.
-Printed are, over the rounds, the median and the 90th percentile of the call that asks memory (at JitRL a decision, else the first call
-of a turn), of recording a turn, and of keeping its feedback; the call after feedback that
-was given before has changed; and the first call of a process, which reads the memory.
+Shown are the call that asks memory (at JitRL a decision, else the first call of a turn), recording a turn, and keeping its feedback;
+the call after feedback that was given before has changed; and the first call of a process, which reads the memory. The target is 5 ms
+a call.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -25,6 +23,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
+from rows import make_parser, medians, report
 
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
@@ -79,6 +78,10 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+LABELS = {"jitrl": "jitrl: a call at a decision", "adamem": "adamem: a call, with its strategist"}
+"""What is timed, where it is more than a method's call."""
+
+
 def written(method: str, one: Trajectory) -> Reflection:
     """The text of the method's critic on a conversation."""
     advice = f"When a customer says this, resolve it by refund, as in case {one.run}."
@@ -117,13 +120,8 @@ def timed(work: Callable[[], Any], rounds: int) -> list[float]:
     return found
 
 
-def cells(times: Sequence[float]) -> str:
-    """Median and 90th percentile."""
-    return f"{statistics.median(times):.2f} / {sorted(times)[int(0.9 * len(times))]:.2f}"
-
-
-def measure(method: str, steps: int, rounds: int) -> str:
-    """The row of a method with a memory of this size."""
+def measure(method: str, steps: int, count: int, rounds: int, is_largest: bool) -> None:
+    """The rows of a method with a memory of this size."""
     learner = METHODS[method](InMemoryStore())
     fill(learner, steps, has_critic=hasattr(learner, "critic"))
     var_child_runnable_config.set({"configurable": {"thread_id": "now"}})
@@ -148,13 +146,13 @@ def measure(method: str, steps: int, rounds: int) -> str:
     (opening,) = timed(ask, 1)
     ask()
     sent.clear()
-    calls = timed(ask, rounds)
-    more, system = len(sent) / rounds - 1, sent[-1].system_message
+    calls = timed(ask, count)
+    more, system = len(sent) / count - 1, sent[-1].system_message
     tokens = estimate_tokens(str(system.text)) if system else 0
     state = {"messages": [NOW, call("refund", 1), AIMessage("It is done.")], "learning": []}
-    recorded = timed(lambda: learner.after_agent(state, Runtime()), rounds)
+    recorded = timed(lambda: learner.after_agent(state, Runtime()), count)
     kept = learner._memory(learner._labels({})).conversations
-    rated = timed(lambda: kept.rate("now", Random().random()), rounds)  # without the critic that studies it
+    rated = timed(lambda: kept.rate("now", Random().random()), count)  # without the critic that studies it
 
     def ask_after_change() -> None:
         kept.rate("now", Random().random())
@@ -162,24 +160,30 @@ def measure(method: str, steps: int, rounds: int) -> str:
 
     var_child_runnable_config.set({"configurable": {"thread_id": "next"}})
     changed = timed(ask_after_change, 5)
-    values = [method, f"{steps:,}", cells(calls), f"{more:.0f}", f"{tokens:,}", cells(recorded), cells(rated), cells(changed)]
-    return f"| {' | '.join([*values, f'{opening / 1e3:.2f}'])} |"
+    what, of = LABELS.get(method, f"{method}: a call"), f"{steps:,} remembered steps"
+    note = f"90th percentile {sorted(calls)[int(0.9 * len(calls))]:.1f} ms" + (
+        f", {more:.0f} more calls of the model" if more else ""
+    )
+    report(f"{what}, {of}", medians(calls, rounds), "ms", at_most=5, note=note)
+    if is_largest:
+        report(f"{method}: a call after changed feedback, {of}", changed, "ms", at_most=5)
+        report(f"{method}: first call of a process, {of}", opening / 1e3, "s")
+        report(f"{method}: tokens added to a call", tokens)
+        report(f"{method}: record a turn, {of}", medians(recorded, rounds), "ms")
+        report(f"{method}: keep feedback, {of}", medians(rated, rounds), "ms")
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Report the rows."""
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--steps", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--calls", type=int, default=50)
     options = parser.parse_args()
-    print(
-        "| method | steps | a call, ms | more calls of the model | tokens | record, ms | feedback, ms | call after changed feedback, ms | first call, s |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    sizes = [200, 400] if options.quick else sorted(options.steps)
     for method in options.methods:
-        for steps in options.steps:
-            print(measure(method, steps, options.rounds), flush=True)
+        for steps in sizes:
+            measure(method, steps, 10 if options.quick else options.calls, options.rounds, steps == sizes[-1])
 
 
 if __name__ == "__main__":

@@ -1,26 +1,25 @@
-"""AdaMEM's memory: rows 22 to 24 of the performance targets, as ratios within one run; its size, and what growing costs.
+"""AdaMEM's memory: targets 22 to 24 of the performance targets, as ratios within one run; its size, and what growing costs.
 
-    python tests/performance/bench_dense.py [--rows 100000 1000000] [--dims 384]
+    python tests/performance/bench_dense.py [--counts 100000 1000000] [--dims 384]
 
 A row is a step; 50 steps make a trajectory. Vectors are isotropic noise of unit length (an exact search does the same work
 whatever they are), from an encoder that makes them up; texts are those of bench_retrieval. Times are CPU times
 (process_time) of one thread where OMP_NUM_THREADS=1, medians over queries asked in turns; nothing is asserted.
 """
 
-import argparse
 import gc
 import hashlib
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_retrieval import LENGTH, cpu, report, text, zipf
+from bench_retrieval import LENGTH, text, zipf
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
+from rows import cpu, make_parser, medians, ratios, report
 
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, words
@@ -131,24 +130,20 @@ def grown(memory: Trajectories, count: int, make: Make) -> tuple[float, float]:
     return float(np.median(costs[early - early // 2 : early + early // 2])), float(np.median(costs[-100:]))
 
 
-def dense(count: int, dims: int) -> None:
-    """Rows 22 and 23."""
+def dense(count: int, dims: int, rounds: int) -> None:
+    """Targets 22 and 23."""
     memory = Trajectories(similarity=ReadBefore(Ready(dims)))
     early, late = grown(memory, count, episode)
-    report(
-        "",
-        f"append of a step, dense, t({count:,}) / t(10,000), and CPU us beside embedding",
-        f"{late / early:.2f}, {late * 1e6:.1f}",
-        "",
-    )
+    report(f"append a step to the dense index beside embedding, growth from 10,000 to {count:,} steps", late / early)
+    report(f"the same at {count:,} steps, CPU", late * 1e6, "us")
     reading = memory.similarity.read(["asked"])[0]
     rows: Any = memory._rows
-    blocks = [block.view(np.int32) for block in rows._blocks]
+    blocks = [block.view(np.int32) for block in rows._states._blocks]
     tasks = np.repeat(np.arange(count // STEPS) % TASKS, STEPS)
     shares = {f"{share} % of the tasks": np.isin(tasks, np.arange(share)) for share in (90, 50, 10, 1)}
 
     def asked(among: NDArray[np.bool_] | None) -> Any:
-        rows._last = b"", np.zeros(0, np.float32)  # each time as if it were a new question
+        rows._states._last = b"", np.zeros(0, np.float32)  # each time as if it were a new question
         return rows.nearest(reading, K, -1.0, among)
 
     ways: dict[str, Callable[[], Any]] = {
@@ -156,23 +151,19 @@ def dense(count: int, dims: int) -> None:
         "plain": lambda: asked(None),
         **{name: (lambda among=among: asked(among)) for name, among in shares.items()},
         "again": lambda: rows.nearest(reading, K, -1.0, shares["50 % of the tasks"]),
-        "blas": lambda: [block @ reading[1] for block in rows._blocks],
+        "blas": lambda: [block @ reading.state[1] for block in rows._states._blocks],
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(15):
+    for _ in range(3 * rounds):
         for name, way in ways.items():
             times[name].append(cpu(way))
-    took = {name: float(np.median(found)) * 1e3 for name, found in times.items()}
-    report(
-        "22",
-        f"exact query at {count:,} x {dims} ({took['plain']:.1f} ms) / one pass over the vectors ({took['once']:.1f} ms)",
-        f"{took['plain'] / took['once']:.2f}",
-        "<= 1.5 (1e5)",
-    )
-    report("22", "  for comparison: BLAS' matrix times vector alone / that pass", f"{took['blas'] / took['once']:.2f}", "")
+    took = {name: medians(found, rounds) for name, found in times.items()}
+    name = f"exact dense query among {count:,} steps of {dims} numbers, without the encoder, over one pass through the vectors"
+    report(name, ratios(took["plain"], took["once"]), number=22, at_most=1.5, limit=1)
+    report("for comparison: BLAS' matrix times vector alone, over that pass", ratios(took["blas"], took["once"]))
     for name in shares:
-        report("23", f"the query among {name} / among all", f"{took[name] / took['plain']:.2f}", "<= 1.2 (1e5)")
-    report("23", "the same text asked again, among others / a query", f"{took['again'] / took['plain']:.2f}", "")
+        report(f"the query filtered to {name}, over unfiltered", ratios(took[name], took["plain"]), number=23, at_most=1.2)
+    report("the same text asked again, among others, over a query", ratios(took["again"], took["plain"]))
     texts = iter([structured_key(Task("asked", "find it"), (), f"asked {i}") for i in range(100)])
     for what, filters in {
         "all": {},
@@ -181,15 +172,15 @@ def dense(count: int, dims: int) -> None:
         "as a fork sees it": {"before": ("bench", count // STEPS // 2)},
     }.items():
         asking = middle(lambda filters=filters: memory.search(next(texts), K, **filters))  # type: ignore[misc]
-        report("", f"Trajectories.search at {count:,} steps, dense, {what}, CPU ms", f"{asking:.1f}", "")
+        report(f"AdaMEM's search among {count:,} steps, dense, {what}, CPU", asking, "ms")
     few = np.arange(count) < 20_000
-    brute = [(float(np.vecdot(noise(of, dims), reading[1])), n) for n, of in enumerate(keys(min(count, 20_000)))]
+    brute = [(float(np.vecdot(noise(of, dims), reading.state[1])), n) for n, of in enumerate(keys(min(count, 20_000)))]
     same = asked(few)[0].tolist() == [n for _, n in sorted(brute, reverse=True)[:K]]
-    report("4", f"top-{K} among the first {len(brute):,} equal to comparing one by one", str(same), "True")
+    report(f"the best {K} among the first {len(brute):,} are those of comparing one by one", float(same), number=4, at_least=1)
 
 
 def calls(dims: int) -> None:
-    """Row 24, and what it costs to remember the vectors."""
+    """Target 24, and what it costs to remember the vectors."""
     encoder = Encoder(dims)
     with tempfile.TemporaryDirectory() as folder:
         kept = CosineSimilarity(encoder, Path(folder, "vectors.sqlite"))
@@ -202,21 +193,22 @@ def calls(dims: int) -> None:
                 memory.search(key, K, before=("bench", number))
             memory.add(now)
         made = (encoder.calls - before) / (played * STEPS)
-        report("24", "encoder calls a step: episodes of new states, each looked up and then stored", f"{made:.2f}", "<= 1")
+        report("encoder calls a step: new states, each looked up and then stored", made, number=24, at_most=1)
         before = encoder.calls
         replay = attempt(played + 1, [transition.state for transition in episode(7).transitions])
         for transition in replay.transitions:
             memory.search(memory.key(replay.task, (), transition.state), K)
         memory.add(replay)
-        report("24", "encoder calls a step: an episode of states seen before", f"{(encoder.calls - before) / STEPS:.2f}", "0")
+        report("encoder calls a step: states seen before", (encoder.calls - before) / STEPS, number=24, at_most=0)
         texts = keys(500)
         alone = np.median([cpu(lambda of=of: encoder.embed_documents([of])) for of in texts])
         new = np.median([cpu(lambda of=of: kept.read([of + " new"])) for of in texts])
         seen = np.median([cpu(lambda of=of: kept.read([of])) for of in texts])
-        report("", "a vector, CPU us: written down / found again", f"{(new - alone) * 1e6:.0f} / {seen * 1e6:.0f}", "")
+        report("write a vector down, CPU", (new - alone) * 1e6, "us")
+        report("find a vector again, CPU", seen * 1e6, "us")
         kept.close()
         there = sum(file.stat().st_size for file in Path(folder).iterdir()) / (encoder.texts - len(texts))
-        report("", "bytes on disk a vector, and its own size", f"{there:,.0f}, {4 * dims:,}", "")
+        report("bytes on disk of a vector", there, limit=4 * dims)
 
 
 def size(similarity: Similarity, make: Make, count: int) -> float:
@@ -232,8 +224,8 @@ def size(similarity: Similarity, make: Make, count: int) -> float:
     return used / len(memory)
 
 
-def sizes(dims: int) -> None:
-    draw, few = np.random.default_rng(0), 10_000
+def sizes(dims: int, few: int = 10_000) -> None:
+    draw = np.random.default_rng(0)
     rooms = [text(row) for row in zipf(draw, (60, LENGTH)).tolist()]
 
     def again(number: int) -> Trajectory:
@@ -255,18 +247,14 @@ def sizes(dims: int) -> None:
         ("`shingles`, 60 states seen again and again", JaccardSimilarity(), again),
     ]
     for what, similarity, make in ways:
-        report("", f"bytes a step at {few:,} steps: {what}", f"{size(similarity, make, few):,.0f}", "")
+        report(f"bytes a step of AdaMEM's memory, beside the trajectories: {what}", size(similarity, make, few))
 
 
 def lexical(count: int) -> None:
     memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(lambda goal, text: words(text))))
     early, late = grown(memory, count, visits(count, np.random.default_rng(0)))
-    report(
-        "",
-        f"append of a step, lexical (words), t({count:,}) / t(10,000), and CPU us beside tokenising",
-        f"{late / early:.2f}, {late * 1e6:.1f}",
-        "",
-    )
+    report(f"append a step to the lexical index beside tokenising, growth from 10,000 to {count:,} steps", late / early)
+    report(f"the same at {count:,} steps, CPU", late * 1e6, "us")
     steps = memory.trajectory(f"bench/{count // STEPS - 1}").transitions
     asked = [structured_key(Task("", "find it"), (), step.state[: 3 * len(step.state) // 4]) for step in steps[:20]]
     for what, filters in {
@@ -279,7 +267,7 @@ def lexical(count: int) -> None:
         memory.search(asked[0], K, **filters)  # type: ignore[arg-type]
         texts = iter(asked)
         asking = middle(lambda filters=filters, texts=texts: memory.search(next(texts), K, **filters))  # type: ignore[misc]
-        report("", f"Trajectories.search at {count:,} steps, lexical (words), {what}, CPU ms", f"{asking:.2f}", "")
+        report(f"AdaMEM's search among {count:,} steps, lexical (words), {what}, CPU", asking, "ms")
 
 
 def goals(count: int, few: int = 5_000) -> None:
@@ -303,24 +291,22 @@ def goals(count: int, few: int = 5_000) -> None:
         asked = [asked[0] + f" {text(row)}" for row in zipf(draw, (20, 15)).tolist()]
         memory.search(structured_key(Task("", "another"), (), rooms[1]), 4)
         times = [cpu(lambda of=of, memory=memory: memory.search(of, 4)) * 1e3 for of in asked]  # type: ignore[misc]
-        what = f"Trajectories.search at {len(memory):,} steps of {different:,} goals, lexical, first / next steps, CPU ms"
-        report("", what, f"{times[0]:.1f} / {float(np.median(times[1:])):.1f}", "")
+        what = f"AdaMEM's search among {len(memory):,} steps of {different:,} goal{'s' * (different > 1)}, lexical"
+        report(f"{what}: first step of an episode, CPU", times[0], "ms")
+        report(f"{what}: next steps, CPU", times[1:], "ms")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser = make_parser(__doc__, rounds=5)
+    parser.add_argument("--counts", type=int, nargs="+", default=[100_000])
     parser.add_argument("--dims", type=int, default=384)
     asked = parser.parse_args()
-    report("row", "", "measured", "target")
     calls(asked.dims)
-    sizes(asked.dims)
-    goals(30_000)
-    for count in asked.rows:
-        started = time.perf_counter()
-        dense(count, asked.dims)
+    sizes(asked.dims, 1_000 if asked.quick else 10_000)
+    goals(*(1_200, 100) if asked.quick else (30_000, 5_000))
+    for count in [10_000] if asked.quick else asked.counts:
+        dense(count, asked.dims, asked.rounds)
         lexical(count)
-        print(f"     ({time.perf_counter() - started:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

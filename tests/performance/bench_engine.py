@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from langgraph.graph import END, START, StateGraph
+from rows import cpu, make_parser, medians, ratios, report
 from typing_extensions import TypedDict
 
 from learngraph.graphs import jitrl
@@ -148,16 +148,6 @@ def floor(steps: int) -> float:
     return cpu(lambda: graph.invoke({"n": 0}, config()))
 
 
-def cpu(call: Callable[[], Any]) -> float:
-    started = time.process_time()
-    call()
-    return time.process_time() - started
-
-
-def line(row: str, name: str, value: str, target: str) -> None:
-    print(f"{row:>3}  {name:<66} {value:>22}   {target}")
-
-
 def size_of_channels(method: str) -> Mapping[str, int]:
     """Bytes of each channel in the last checkpoint of an episode's loop, largest first."""
     with open_checkpoints(":memory:") as saver:
@@ -168,59 +158,68 @@ def size_of_channels(method: str) -> Mapping[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def rows_7_and_8(folder: Path) -> None:
+HOW = {True: "chained", False: "a super-step per node"}
+
+
+def checkpoint_bytes(folder: Path, long: int) -> None:
+    """Targets 7 and 8."""
     for method in LOOPS:
         for chain in (True, False):
             sizes, parts = {}, (0, 0, 0)
-            for steps in (60, 1000):
+            for steps in (60, long):
                 path = folder / f"{method}-{chain}-{steps}.sqlite"
                 play(method, steps, path, chain)
                 parts = stored(path)
                 sizes[steps] = sum(parts) / steps
-            how = f"{method}, {'chained' if chain else 'one super-step per node'}"
-            line("7", f"checkpoint bytes per env step, B(T=1000)/B(T=60): {how}", f"{sizes[1000] / sizes[60]:.3f}", "<= 1.02")
-            kb = " + ".join(f"{part / 1e6:.2f}" for part in parts)
-            line(
-                "8", f"  kB per env step (checkpoints + metadata + writes = {kb})", f"{sizes[1000] / 1e3:.2f}", "<= 2.5 chained"
-            )
+            name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}, {HOW[chain]}"
+            report(name, sizes[long] / sizes[60], number=7, at_most=1.02, limit=1)
+            note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in parts)
+            name = f"checkpoint bytes per step: {method}, {HOW[chain]}"
+            report(name, sizes[long] / 1e3, "kB", number=8, at_most=2.5 if chain else None, note=note)
         path = folder / f"{method}-run.sqlite"
         with open_checkpoints(path) as saver:
             plan = {**attempt(), "episodes": 4}
             run.build(build(method, 50, chain=True), checkpointer=saver).invoke(plan, config(), durability="async")
-        line(
-            "8", f"  kB per env step of a run of 4 episodes x 50 steps: {method}, chained", f"{sum(stored(path)) / 2e5:.2f}", ""
+        report(
+            f"checkpoint bytes per step of a run of 4 episodes x 50 steps: {method}, chained",
+            sum(stored(path)) / 2e5,
+            "kB",
+            number=8,
         )
         print(f"     largest channels, bytes: {dict(list(size_of_channels(method).items())[:6])}")
 
 
-def row_9(folder: Path, steps: int = 300, times: int = 5) -> None:
+def own_time(folder: Path, rounds: int, steps: int = 300) -> None:
+    """Target 9."""
     for method in LOOPS:
         costs: dict[str, list[float]] = {
-            "floor": [],
-            "loop": [],
-            "bare": [],
-            "durable": [],
-            "bare, unchained": [],
-            "durable, unchained": [],
+            name: [] for name in ("floor", "loop", *(f"{d}{c}" for d in ("", "durable") for c in HOW))
         }
-        for n in range(times):  # interleaved, so that a busy machine is busy for all
+        for n in range(rounds):  # interleaved, so that a busy machine is busy for all
             costs["floor"].append(floor(steps))
             costs["loop"].append(loop(method, steps))
-            for chain, tail in ((True, ""), (False, ", unchained")):
-                costs[f"bare{tail}"].append(play(method, steps, None, chain))
-                costs[f"durable{tail}"].append(play(method, steps, folder / f"{method}-{n}{tail}.sqlite", chain))
-        ms = {name: median(found) / steps * 1e3 for name, found in costs.items()}
-        line("9", "floor: ms per super-step of a graph that only counts", f"{ms['floor']:.2f}", "0.16")
-        line("9", f"{method}: CPU ms per env step, plain loop over the same nodes", f"{ms['loop']:.2f}", "")
-        for name, target in (("bare", "<= 0.25"), ("durable", "<= 0.7"), ("bare, unchained", ""), ("durable, unchained", "")):
-            extra = ms[name] - ms["loop"]
-            ratio = f"{extra:.2f} ({extra / ms['floor']:.1f}x)"
-            line("9", f"  LangGraph on top, {name}: ms (x the floor)", ratio, target)
+            for chain in HOW:
+                costs[f"{chain}"].append(play(method, steps, None, chain))
+                costs[f"durable{chain}"].append(play(method, steps, folder / f"{method}-{n}-{chain}.sqlite", chain))
+        ms = {name: [took / steps * 1e3 for took in found] for name, found in costs.items()}
+        if method == "static":
+            report("CPU per super-step of a graph that only counts", ms["floor"], "ms")
+        report(f"CPU per step of a plain loop over the same nodes: {method}", ms["loop"], "ms")
+        for chain in HOW:
+            for name, target in (("", 0.25), ("durable", 0.7)):
+                extra = [took - least for took, least in zip(ms[f"{name}{chain}"], ms["loop"], strict=True)]
+                what = (
+                    f"LangGraph's own CPU per step, {'with durable' if name else 'without'} checkpoints: {method}, {HOW[chain]}"
+                )
+                report(
+                    what, extra, "ms", number=9, at_most=target if chain else None, limit=median(ms["floor"]) if chain else None
+                )
 
 
-def row_10(folder: Path, times: int = 40) -> None:
+def resume(folder: Path, rounds: int, short: int, long: int) -> None:
+    """Target 10."""
     for method in LOOPS:
-        cost: dict[int, list[float]] = {200: [], 1000: []}
+        cost: dict[int, list[float]] = {short: [], long: []}
         for steps in cost:
             with open_checkpoints(folder / f"{method}-resume-{steps}.sqlite") as saver:
                 journal = Journal(folder / f"{method}-{steps}.jsonl")
@@ -229,22 +228,27 @@ def row_10(folder: Path, times: int = 40) -> None:
                     if n == steps:
                         break
                 journal.close()
-        for _ in range(times):
+        for _ in range(8 * rounds):
             for steps, found in cost.items():
                 with open_checkpoints(folder / f"{method}-resume-{steps}.sqlite") as saver:
                     graph = build(method, steps + 10, chain=True, checkpointer=saver)
                     found.append(cpu(lambda graph=graph: graph.get_state(config())))  # type: ignore[misc]
-        short, long = median(cost[200]) * 1e3, median(cost[1000]) * 1e3
-        line("10", f"resume, t(T=1000)/t(T=200): {method} ({long:.2f} ms)", f"{long / short:.2f}", "<= 1.1")
-        opened = median(cpu(lambda: Journal(folder / f"{method}-1000.jsonl").close()) for _ in range(5))  # noqa: B023
-        line("", "  opening the journal, linear in its steps: us per step", f"{opened * 1e3:.0f}", "")
+        few, many = (medians(cost[steps], rounds) for steps in (short, long))
+        name = f"time to resume after {long:,} steps, over that after {short}: {method}"
+        report(name, ratios(many, few), number=10, at_most=1.1, limit=1, note=f"{median(many) * 1e3:.2f} ms")
+        opened = [cpu(lambda: Journal(folder / f"{method}-{long}.jsonl").close()) for _ in range(rounds)]  # noqa: B023
+        report(
+            f"opening the journal, linear in its steps, CPU per step: {method}", [took / long * 1e6 for took in opened], "us"
+        )
 
 
 def main() -> None:
+    options = make_parser(__doc__, rounds=5).parse_args()
+    short, long = (20, 100) if options.quick else (200, 1_000)
     with tempfile.TemporaryDirectory() as folder:
-        rows_7_and_8(Path(folder))
-        row_9(Path(folder))
-        row_10(Path(folder))
+        checkpoint_bytes(Path(folder), long)
+        own_time(Path(folder), options.rounds, 60 if options.quick else 300)
+        resume(Path(folder), options.rounds, short, long)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """Tokens per second of the local engine over those of transformers' own `generate`, with the same model.
 
-    OMP_NUM_THREADS=1 python tests/performance/bench_generate.py [--models guard pocket llama] [--batches 1 16] [--rounds 9]
+    OMP_NUM_THREADS=1 python tests/performance/bench_generate.py [--models guard pocket llama] [--batches 1 16] [--rounds 5]
 
 `llama` is a random Llama of 12 layers x 768, vocabulary 16,000 (97 million parameters), made on the spot. Both sample at temperature 1
 and make 64 tokens a reply, behind prompts of 40 tokens, new ones in each round. `generate` gets them as one batch, the engine as so many
 streams at once, whose pieces a client reads; besides tokens the engine makes their texts and both log-probabilities of each token, which
-`generate` does not. With `--adapter`, both have an adapter of rank 16 on all linear layers, transformers by PEFT.
+`generate` does not. Then the same again, where both have an adapter of rank 16 on all linear layers, transformers by PEFT.
 
-The two take turns, and each round gives one ratio: shown are the median and the quartiles, of the time that passed and of the CPU time
+The two take turns, and each round gives one ratio: of the time that passed and of the CPU time
 of all threads. On a busy machine the first counts what the engine's threads wait for each other, too. The target is 1 or more. Nothing
 is asserted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 import peft
 import torch
 from bench_swap import make, make_adapter
+from rows import make_parser, report
 
 from learngraph.memory.records import ChatRequest, Reply, Sampling
 from learngraph.tools.local.engine import LocalEngine
@@ -87,7 +87,7 @@ async def time_engine(engine: LocalEngine, version: str, prompts: list[str], see
 
 
 async def compare(name: str, folder: str, adapter: Path | None, batches: list[int], rounds: int) -> None:
-    """Print the ratios of a model."""
+    """Report the ratios of a model."""
     theirs, own = open_model(folder), open_model(folder)
     network = theirs.network if adapter is None else peft.PeftModel.from_pretrained(theirs.network, adapter).eval()
     engine, draw = LocalEngine(own, rank=16), random.Random(0)
@@ -101,32 +101,30 @@ async def compare(name: str, folder: str, adapter: Path | None, batches: list[in
             own_took.append(await time_engine(engine, "v" if adapter else "", prompts, turn))
         del theirs_took[0], own_took[0]
         speeds = [batch * REPLY_TOKENS / statistics.median(wall for wall, _ in took) for took in (theirs_took, own_took)]
-        print(f"{name:>8}, batch {batch:>2}: generate {speeds[0]:6.0f} tokens/s, engine {speeds[1]:6.0f}; ratio", end=" ")
-        for which, clock in enumerate(("wall", "CPU")):
-            ratios = [a[which] / b[which] for a, b in zip(theirs_took, own_took, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(f"{clock} {middle:.2f} [{low:.2f}, {high:.2f}]", end="  ", flush=True)
-        print()
+        what = f"{name}{', an adapter' if adapter else ''}, {batch} {'replies' if batch > 1 else 'reply'} at a time"
+        note = f"{speeds[1]:.0f} over {speeds[0]:.0f} tokens/s"
+        for which, of, more in ((0, "tokens per second", {"at_least": 1, "note": note}), (1, "tokens per CPU second", {})):
+            times = [a[which] / b[which] for a, b in zip(theirs_took, own_took, strict=True)]
+            report(f"{of} over those of transformers' `generate`: {what}", times, **more)
     await engine.close()
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--models", nargs="+", choices=["guard", "pocket", "llama"], default=["guard", "pocket", "llama"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--adapter", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        for name in options.models:
+        for name in ["guard"] if options.quick else options.models:
             folder = {"guard": str(GUARD), "pocket": str(POCKET)}.get(name, f"{place}/llama")
             if name == "llama":
                 make(Path(folder), 16_000, 12, 768, 2048)
-            adapter = Path(place) / f"{name}-adapter" if options.adapter else None
-            if adapter is not None:
-                make_adapter(Path(folder), adapter, 0)
-            asyncio.run(compare(name, folder, adapter, options.batches, options.rounds))
+            adapter = Path(place) / f"{name}-adapter"
+            make_adapter(Path(folder), adapter, 0)
+            rounds = min(options.rounds, 3) if name == "llama" else options.rounds
+            for used in (None, adapter):
+                asyncio.run(compare(name, folder, used, options.batches, rounds))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@
 
 (a) runs against the stub server (stub_server.py) in one process: fraction of ideal (rounds x latency / wall), CPU ms per call,
     and this process's memory. (b) and (c) need no server. (b) prompt tokens of each round (a token is three characters), for
-the three ways to keep attempts. (c) row 16: tokens that must be computed / new tokens over a run. A perfect cache keeps the last
+the three ways to keep attempts. (c) target 16: tokens that must be computed / new tokens over a run. A perfect cache keeps the last
 prompt with its reply; new tokens of a round are those beside the ones of the last prompt, computed are those that come after
 the longest common beginning. Then the same as the pocket model counts it, with its own cache, in the toy world.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import math
@@ -24,6 +23,7 @@ from typing import Any
 
 from bench_rollouts import REPLIES, graph, plans
 from langchain_core.messages import AIMessage, BaseMessage
+from rows import make_parser, report
 from stub_server import stub
 
 from learngraph.graphs import icrl
@@ -94,57 +94,48 @@ def computed(prompts: Sequence[str], size: Callable[[str], int] = len) -> tuple[
     return rest, fresh
 
 
-def at_length(count: int, rounds: int, latency: float) -> None:
+def at_length(count: int, rounds: int, latency: float, tries: int) -> None:
     world = open_environment("game24?order=difficulty")
+    fractions, calls, grown = list[float](), list[float](), list[float]()
     with stub(latency, REPLIES) as url:
         runs = PlainLoop(graph(world, url))
         gc.collect()
         gc.freeze()
-        sizes: list[float] = []
 
-        async def play() -> tuple[float, float]:
-            await runs.abatch(plans(world, count, 1, "warm"))
-            wall, cpu = time.perf_counter(), time.process_time()
-            sizes.append(resident())
-            playing = asyncio.ensure_future(runs.abatch(plans(world, count, rounds)))
-            await asyncio.wait([playing], timeout=rounds * latency / 2)
-            sizes.append(resident())
-            await playing
-            sizes.append(resident())
+        async def play(name: str) -> tuple[float, float]:
+            await runs.abatch(plans(world, count, 1, f"warm{name}"))
+            wall, cpu, start = time.perf_counter(), time.process_time(), resident()
+            await runs.abatch(plans(world, count, rounds, name))
+            grown.append((resident() - start) * 1e3 / count / rounds)
             return time.perf_counter() - wall, time.process_time() - cpu
 
-        wall, cpu = asyncio.run(play())
-    print(f"(a) {count} puzzles x {rounds} rounds at {latency * 1e3:g} ms, game24, one process, no checkpoints")
-    print(f"    of ideal {rounds * latency / wall:.3f}, CPU {cpu / count / rounds * 1e3:.2f} ms per call")
-    start, middle, end = sizes
-    kept = (end - start) * 1e3 / count / rounds
-    print(
-        f"    memory {start:.0f} MB at the start, {middle:.0f} in the middle, {end:.0f} at the end: {kept:.1f} kB per attempt"
-    )
+        for n in range(tries):
+            wall, cpu = asyncio.run(play(f"run{n}-"))
+            fractions.append(rounds * latency / wall)
+            calls.append(cpu / count / rounds * 1e3)
+    what = f"{count} puzzles x {rounds} rounds against a server that takes {latency * 1e3:g} ms, one process"
+    report(f"{what}: fraction of ideal", fractions, at_least=0.95, limit=1)
+    report(f"{what}: CPU per call", calls, "ms")
+    report(f"{what}: growth of memory per attempt", grown, "kB", note=f"{resident():.0f} MB at the end")
 
 
 def growth(rounds: int) -> None:
-    print(f"\n(b) prompt tokens over a run of {rounds} rounds, game24")
-    print(f"    {'keep':<14}{'round 1':>9}{'half':>9}{'last':>9}{'total':>10}{'total ~ rounds^k, k':>22}")
     for name, settings in KEEPS.items():
         sizes = [len(prompt) / 3 for prompt in prompts(settings, rounds)]
         totals = [sum(sizes[: n + 1]) for n in range(len(sizes))]
-        row = f"    {name:<14}{sizes[0]:>9.0f}{sizes[len(sizes) // 2]:>9.0f}{sizes[-1]:>9.0f}{totals[-1]:>10.0f}"
-        print(f"{row}{exponent(totals):>22.2f}", flush=True)
+        note = f"{totals[-1]:.0f} in all; the last prompt has {sizes[-1]:.0f}"
+        what = f"prompt tokens of an ICRL run of {rounds} rounds grow with rounds to the power of, attempts: {name}"
+        report(what, exponent(totals), note=note)
 
 
 def layout(rounds: int) -> None:
-    print(f"\n(c) row 16 (<= 1.05): computed / new tokens over {rounds} rounds, game24, perfect cache of the last prompt")
-    print(f"    {'keep':<34}{'computed / new':>16}{'computed / prompt':>19}")
-    several = {
-        **KEEPS,
-        "budget, not reached": icrl.ICRL(),
-        "the same without an instruction": icrl.ICRL.no_instruction(),
-    }
+    several = {**KEEPS, "budget, not reached": icrl.ICRL(), "budget, no instruction": icrl.ICRL.no_instruction()}
     for name, settings in several.items():
         texts = prompts(settings, rounds)
         rest, fresh = computed(texts)
-        print(f"    {name:<34}{rest / fresh:>16.3f}{rest / sum(map(len, texts)):>19.3f}", flush=True)
+        what = f"prompt tokens computed over new ones, an ICRL run of {rounds} rounds, attempts: {name}"
+        note = f"{100 * rest / sum(map(len, texts)):.0f} % of the prompts"
+        report(what, rest / fresh, number=16, at_most=1.05, limit=1, note=note)
 
 
 class Watched:
@@ -161,15 +152,11 @@ class Watched:
 
 def pocket(rounds: int) -> None:
     """The toy world, step by step: every step is a prompt."""
-    print(
-        f"\n    measured: pocket model, toy world, {rounds} rounds, a prompt per step; tokens that its own cache did not have"
-    )
-    print(f"    {'keep':<34}{'computed / new':>16}{'measured / new':>19}{'measured / prompt':>19}{'forwards':>10}")
     world, kinds = (
         open_environment("toy"),
         {"all": icrl.ICRL(selection="all"), "budget 300": icrl.ICRL(max_memory_tokens=300), "last 3": KEEPS["last 3"]},
     )
-    for name, settings in {**kinds, "all, without an instruction": icrl.ICRL(selection="all", instruction="none")}.items():
+    for name, settings in {**kinds, "all, no instruction": icrl.ICRL(selection="all", instruction="none")}.items():
         model: Any = open_model("pocket", threads=1)
         watched = Watched(model)
 
@@ -180,24 +167,26 @@ def pocket(rounds: int) -> None:
             return len(model.tokenizer(text)["input_ids"])
 
         parts = MethodInputs(world, Journal(), make_policy=policy, count_tokens=count, window=model.window)
+        what = f"the same as `pocket` counts it at every step of {rounds} rounds of the toy world, attempts: {name}"
         try:
             PlainLoop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
         except UserError as error:
-            print(f"    {name:<34} {str(error)[:110]}")
+            report(what, [], note=str(error))
             continue
-        (rest, fresh), usage = computed(watched.prompts, count), model.usage
-        row = f"    {name:<34}{rest / fresh:>16.3f}{usage.prefilled_tokens / fresh:>19.3f}"
-        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forward_passes:>10}", flush=True)
+        (_, fresh), usage = computed(watched.prompts, count), model.usage
+        report(
+            what,
+            usage.prefilled_tokens / fresh,
+            note=f"{100 * usage.prefilled_tokens / usage.prompt_tokens:.0f} % of the prompts",
+        )
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--quick", action="store_true")
-    quick = asked.parse_args().quick
-    at_length(100, 10 if quick else 50, 0.05)
-    growth(40 if quick else 100)
-    layout(40 if quick else 100)
-    pocket(8 if quick else 15)
+    asked = make_parser(__doc__, rounds=3).parse_args()
+    at_length(*(10, 5) if asked.quick else (100, 50), 0.05, asked.rounds)
+    growth(20 if asked.quick else 100)
+    layout(20 if asked.quick else 100)
+    pocket(3 if asked.quick else 15)
 
 
 if __name__ == "__main__":

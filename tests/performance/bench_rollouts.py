@@ -1,20 +1,20 @@
 """Throughput of many rollouts at once against a model server, and CPU time per model call. Asserts nothing.
 
-    OMP_NUM_THREADS=1 python tests/performance/bench_rollouts.py [--quick]
+    OMP_NUM_THREADS=1 python tests/performance/bench_rollouts.py [--quick] [--rounds 3]
 
 The stub server (stub_server.py) answers after a fixed latency in a process of its own. A rollout is an ICRL run at Game of 24:
-each round one model call. `ideal` is rounds x latency; what is printed is ideal / wall, of the fastest of `--repeat` tries,
+each round one model call. `ideal` is rounds x latency; what is printed is ideal / wall,
 after one round that opens the connections. CPU ms are those of this process per model call: on a busy machine they are the
 number to trust, wall times share two cores with the server and whatever else runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rows import make_parser, ratios, report
 from stub_server import stub
 
 from learngraph.graphs import icrl
@@ -44,6 +45,10 @@ REPLIES = [
     for b in range(1, 12)
 ]
 """Different replies, so that no round repeats the one before."""
+
+
+Way = Callable[[int, int], tuple[float, float]]
+"""Plays so many rollouts of so many calls; gives wall and CPU seconds."""
 
 
 class Guess:
@@ -192,44 +197,61 @@ def processes(environment: str, url: str, count: int, rounds: int, number: int =
     return max(wall for wall, _ in found), sum(cpu for _, cpu in found)
 
 
-def line(name: str, count: int, rounds: int, latency: float, found: tuple[float, float], beside: float = 0.0) -> float:
-    wall, cpu = found
-    fraction = rounds * latency / wall
-    ratio = f"{fraction / beside:.2f}" if beside else ""
-    print(f"{name:<44}{count:>5}{latency:>8g}{fraction:>10.3f}{ratio:>9}{cpu / count / rounds * 1e3:>10.2f}", flush=True)
-    return fraction
-
-
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--quick", action="store_true")
-    asked.add_argument("--repeat", type=int, default=1)
-    options = asked.parse_args()
+    options = make_parser(__doc__, rounds=3).parse_args()
     game, guess = "game24?order=difficulty", Guess()
     world = open_environment(game)
     gc.collect()
     gc.freeze()
-    print(f"{'':<44}{'M':>5}{'latency':>8}{'of ideal':>10}{'of raw':>9}{'CPU ms':>10}")
 
-    def best(play: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-        return min(play() for _ in range(options.repeat))
+    def compare(count: int, calls: int, latency: float, ways: dict[str, Way], **targets: Any) -> None:
+        """The ways take turns. `of raw`: the target is a fraction of the raw client's rate, not of the ideal one."""
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for _ in range(options.rounds):
+            for name, way in ways.items():
+                found[name].append(way(count, calls))
+        for name, times in found.items():
+            what = f"{count} rollouts against a server that takes {latency * 1e3:g} ms, {name}"
+            of_ideal = [calls * latency / wall for wall, _ in times]
+            note = f"CPU {statistics.median(used for _, used in times) / count / calls * 1e3:.2f} ms a call"
+            report(f"{what}: fraction of ideal", of_ideal, limit=1, note=note, **targets.get(name, {}))
+            if beside := targets.get(f"{name}, of raw"):
+                raws = [calls * latency / wall for wall, _ in found["a raw client"]]
+                report(f"{what}: over the raw client's", ratios(of_ideal, raws), limit=1, **beside)
 
     with stub(1.0, REPLIES) as url:
-        for count in (32, 128):
-            rounds = 3 if options.quick else 5
-            base = line("raw client", count, rounds, 1.0, best(lambda: raw(url, count, rounds)))  # noqa: B023
-            line("row 11: plain loop, game24", count, rounds, 1.0, best(lambda: loop(world, url, count, rounds)), base)  # noqa: B023
+        ways: dict[str, Way] = {
+            "a raw client": lambda count, calls: raw(url, count, calls),
+            "Game of 24": lambda count, calls: loop(world, url, count, calls),
+        }
+        for count in (8,) if options.quick else (32, 128):
+            compare(count, 2 if options.quick else 5, 1.0, ways, **{"Game of 24": {"number": 11, "at_least": 0.95}})
+        compare(
+            4 if options.quick else 32,
+            3,
+            1.0,
+            {"Game of 24, durable, threads": lambda count, calls: durable(world, url, count, calls)},
+        )
     with stub(0.05, REPLIES) as url:
-        count, rounds = 100, 10 if options.quick else 30
-        base = line("raw client", count, rounds, 0.05, best(lambda: raw(url, count, rounds)))
-        line("row 12: plain loop, guess", count, rounds, 0.05, best(lambda: loop(guess, url, count, rounds)), base)
-        line("row 12: plain loop, game24", count, rounds, 0.05, best(lambda: loop(world, url, count, rounds)), base)
-        line("row 12: two processes, game24", count, rounds, 0.05, best(lambda: processes(game, url, count, rounds)))
-        line("LangGraph's engine, game24", count, 10, 0.05, best(lambda: langgraph(world, url, count, 10)), base)
-        line("durable, threads, game24", 16, 10, 0.05, best(lambda: durable(world, url, 16, 10)))
-        line("the same, a checkpoint at every step", 16, 10, 0.05, best(lambda: durable(world, url, 16, 10, once=False)))
-    with stub(1.0, REPLIES) as url:
-        line("durable, threads, game24", 32, 3, 1.0, best(lambda: durable(world, url, 32, 3)))
+        beside = {"number": 12, "at_least": 0.95}
+        ways = {
+            "a raw client": lambda count, calls: raw(url, count, calls),
+            "an environment that costs nothing": lambda count, calls: loop(guess, url, count, calls),
+            "Game of 24": lambda count, calls: loop(world, url, count, calls),
+            "Game of 24, two processes": lambda count, calls: processes(game, url, count, calls),
+            "Game of 24, in LangGraph's engine": lambda count, calls: langgraph(world, url, count, calls),
+        }
+        targets: dict[str, Any] = {
+            "an environment that costs nothing, of raw": beside,
+            "Game of 24, of raw": beside,
+            "Game of 24, two processes": {"number": 12, "at_least": 0.9},
+        }
+        compare(*(8, 5) if options.quick else (128, 20), 0.05, ways, **targets)
+        ways = {
+            "Game of 24, durable, threads": lambda count, calls: durable(world, url, count, calls),
+            "the same, a checkpoint at every step": lambda count, calls: durable(world, url, count, calls, once=False),
+        }
+        compare(4 if options.quick else 16, 10, 0.05, ways)
 
 
 if __name__ == "__main__":

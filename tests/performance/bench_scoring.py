@@ -1,20 +1,18 @@
-"""What scoring candidate actions costs, as ratios within one run (targets: rows 13 to 16).
+"""What scoring candidate actions costs, as ratios within one run (targets 13 to 16).
 
-    python tests/performance/bench_scoring.py [--small] [--device cuda]
+    python tests/performance/bench_scoring.py [--device cuda]
 
 A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), float32, one thread; the unit is one forward
 over the prompt that returns its last logits only. CPU time of the process on a CPU, wall time elsewhere; medians of
 interleaved rounds. Two kinds of options, six tokens each with the end of turn: "distinct" ones share nothing (five tokens
 an option must be fed), "actions" are a verb and four words, with 5 verbs and 8 objects, as games list them, which the trie
-feeds once. The forwards of row 15 return all logits, as a plain call does. "limit" is arithmetic: multiplications over
+feeds once. The forwards of target 15 return all logits, as a plain call does. "limit" is arithmetic: multiplications over
 multiplications. Nothing here is asserted.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from collections.abc import Callable
 import torch
 import transformers
 from langchain_core.messages import HumanMessage
+from rows import make_parser, medians, ratios, report
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from learngraph.tools.local.model import LocalChatModel, ModelUsage
@@ -64,8 +63,8 @@ def options(rng: random.Random, n: int, kind: str, top: int) -> list[str]:
     return [f"w{verb} {object_}" for verb in range(5) for object_ in objects][:: max(1, 40 // n)][:n]
 
 
-def rounds(clock: Callable[[], float], repeat: int, *works: Callable[[int], object]) -> list[float]:
-    """Median seconds of each of the works, run by turns; they get the number of the round."""
+def rounds(clock: Callable[[], float], repeat: int, *works: Callable[[int], object]) -> list[list[float]]:
+    """Seconds of each of the works in each round, run by turns; they get the number of the round."""
     spent: list[list[float]] = [[] for _ in works]
     for i in range(repeat + 1):
         for taken, work in zip(spent, works, strict=True):
@@ -73,13 +72,7 @@ def rounds(clock: Callable[[], float], repeat: int, *works: Callable[[int], obje
             work(i)
             if i:  # the first round warms up
                 taken.append(clock() - start)
-    return [statistics.median(taken) for taken in spent]
-
-
-def line(row: str, name: str, value: float, target: float, limit: float, *, least: bool = False) -> None:
-    met = value >= target if least else value <= target
-    wanted = f"target {'>=' if least else '<='} {target:<5} {'met' if met else 'MISSED'}"
-    print(f"{row:>3}  {name:<44} {value:7.3f}  {wanted:<20}  limit {limit:.3f}")
+    return spent
 
 
 def work(model: LocalChatModel, prompt: int, fed: int) -> tuple[float, float]:
@@ -119,17 +112,19 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
                 lambda i, chosen=chosen: model.score(prompts[i], chosen),
                 lambda i, chosen=chosen: model.score(prompts[i], chosen),
             )
-            what = f"N={n} P={prompt} {kind}, {fed} tokens fed"
+            what = f"score {n} {kind} under {{}} prompt of {prompt:,} tokens, over one forward pass"
             least, logits = work(model, prompt, fed)
-            line("13", f"cold, {what}", cold / one, cold_target, 1 + least)
-            line("14", f"warm, {what}", warm / one, warm_target, least)
+            note = f"{fed} tokens fed"
+            report(what.format("a new"), ratios(cold, one), number=13, at_most=cold_target, limit=1 + least, note=note)
+            report(what.format("a known"), ratios(warm, one), number=14, at_most=warm_target, limit=least, note=note)
             if n == 30:
                 whole = [model.prompt_ids(prompts[0]) + list(model.reply_ids(option)) for option in chosen]
                 start = clock()
                 for ids in whole:
                     forward(ids, keep=0)
-                times = (clock() - start) / cold
-                line("15", f"speed-up over {n} forwards, {kind}", times, 25, n * (1 + logits) / (1 + least), least=True)
+                took, limit = clock() - start, n * (1 + logits) / (1 + least)
+                name = f"score {n} {kind} in one pass, speed-up over {n} passes"
+                report(name, [took / once for once in cold], "x", number=15, at_least=25, limit=limit)
 
 
 def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
@@ -147,7 +142,8 @@ def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
         new += len(ids) - next((i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), len(before))
         before = ids
     usage = model.usage
-    line("16", f"prefilled / new tokens, {steps} steps", usage.prefilled_tokens / new, 1.05, 1.0)
+    name = f"prompt tokens computed over new ones, an episode of {steps} steps"
+    report(name, usage.prefilled_tokens / new, number=16, at_most=1.05, limit=1)
     print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forward_passes} forwards")
 
 
@@ -169,15 +165,16 @@ def pocket(folder: str, device: str, clock: Callable[[], float]) -> None:
         lambda i: model.score(steps[i], chosen),
         lambda i: model.score(steps[i], chosen),
     )
-    print(
-        f"     a decision of a 1M model, 12 actions: {1e3 * cold:.1f} ms cold (150 tokens), "
-        f"{1e3 * step:.1f} ms a step (7 new tokens), {1e3 * warm:.1f} ms repeated"
-    )
+    for name, took in (("a new prompt of 150 tokens", cold), ("7 new tokens", step), ("a known prompt", warm)):
+        report(
+            f"a decision of a model of 1 M parameters between 12 actions, {name}",
+            [1e3 * seconds for seconds in medians(took, 5)],
+            "ms",
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--small", action="store_true", help="prompts of 200 tokens, 3 rounds: a check that it runs")
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -186,7 +183,7 @@ def main() -> None:
         make(large, 24_000, 8, 384, 1024)
         model = LocalChatModel(model=large, device=arguments.device, threads=1)
         print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} thread")
-        scoring(model, clock, 200 if arguments.small else 1000, 3 if arguments.small else 7, 24_000)
+        scoring(model, clock, 200 if arguments.quick else 1000, arguments.rounds, 24_000)
         episode(model, 24_000)
         pocket(small, arguments.device, clock)
 

@@ -28,7 +28,6 @@ import os
 import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from rows import make_parser, ratios, report
 
 HANG = 60.0
 """Seconds after which a request has hung."""
@@ -59,16 +59,6 @@ class Seen:
     versions: set[str] = field(default_factory=set)
     seconds: float = 0.0
     steps: int = 0
-
-    def add(self, other: Seen) -> None:
-        """Join another round to this one."""
-        self.first += other.first
-        self.whole += other.whole
-        self.told += other.told
-        self.failed += other.failed
-        self.tokens, self.hung, self.steps = self.tokens + other.tokens, self.hung + other.hung, self.steps + other.steps
-        self.versions |= other.versions
-        self.seconds += other.seconds
 
 
 @contextmanager
@@ -215,14 +205,16 @@ async def model_of(url: str, key: str) -> str:
         return str((await answer.json())["data"][0]["id"])
 
 
-async def rounds(idle: tuple[str, str], training: tuple[str, str], options: argparse.Namespace) -> dict[str, Seen]:
+async def rounds(idle: tuple[str, str], training: tuple[str, str], options: argparse.Namespace) -> dict[str, list[Seen]]:
     """All rounds, by name.
 
     Args:
         idle: URL and key of the server that does not learn.
         training: of the one that learns; the same if there is only one.
     """
-    found: dict[str, Seen] = {}
+    found: dict[str, list[Seen]] = {}
+    for url, key in {idle, training}:  # a first request pays for what a server keeps afterwards
+        await round_of(url, key, await model_of(url, key), 2, 1.0, options.tokens, False)
     for _ in range(options.rounds):
         for kind, streams in (("calm", options.calm), ("load", options.streams)):
             for name, (url, key) in (("idle", idle), ("training", training)):
@@ -230,22 +222,47 @@ async def rounds(idle: tuple[str, str], training: tuple[str, str], options: argp
                 model = await model_of(url, key)
                 seen = await round_of(url, key, model, streams, options.seconds, options.tokens, has_feedback)
                 show(f"{kind}, {name}", seen)
-                found.setdefault(f"{kind}, {name}", Seen()).add(seen)
+                found.setdefault(f"{kind}, {name}", []).append(seen)
     return found
 
 
+def report_all(found: dict[str, list[Seen]], calm: int, load: int) -> None:
+    """Report the rows."""
+    for kind, streams in (("calm", calm), ("load", load)):
+        idle, training = found[f"{kind}, idle"], found[f"{kind}, training"]
+        both = [[share(seen.whole, 0.5) for seen in of] for of in (training, idle)]
+        name = f"time of a whole reply, {streams} streams: a server that learns over one without a learner"
+        steps = f"{sum(seen.steps for seen in training)} gradient steps"
+        report(name, ratios(*both), number=20, at_most=1.1, limit=1, note=steps)
+        for what, of in (("without a learner", idle), ("while learning", training)):
+            note = f"99th percentile {share([one for seen in of for one in seen.first], 0.99):.0f} ms"
+            report(f"first token, {streams} streams, {what}", [share(seen.first, 0.5) for seen in of], "ms", note=note)
+            report(f"tokens per second, {streams} streams, {what}", [seen.tokens / seen.seconds for seen in of])
+        for part, name in ((0.5, "median"), (0.99, "99th percentile")):
+            times = [share(seen.told, part) for seen in training]
+            report(f"feedback, {streams} streams, while learning, {name}", times, "ms", at_most=50)
+    changed = [seen for of in found.values() for seen in of if len(seen.versions) > 1]
+    failed = sum(len(s.failed) + s.hung for s in changed)
+    replies = f"of {sum(len(seen.whole) for seen in changed)}"
+    if changed:
+        report("requests that failed while versions changed", failed, number=19, at_most=0, note=replies)
+    else:
+        report("requests that failed while versions changed", [], note="no version changed in so short a time")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(None, rounds=3)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--calm", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--trainer", default="process")
     parser.add_argument("--url")
     parser.add_argument("--key", default="bench")
     options, more = parser.parse_known_args()
+    if options.quick:
+        options.streams, options.seconds, options.rounds = 16, 2.0, 1
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     if options.url:
         found = asyncio.run(rounds((options.url, options.key), (options.url, options.key), options))
@@ -257,13 +274,7 @@ def main() -> None:
             server(options.model, options.trainer, Path(second) / "out", more) as (url, _, _),
         ):
             found = asyncio.run(rounds((idle, key), (url, key), options))
-    changed = [seen for seen in found.values() if len(seen.versions) > 1]
-    for kind in ("calm", "load"):
-        idle, training = found[f"{kind}, idle"].whole, found[f"{kind}, training"].whole
-        if idle and training:
-            print(f"{kind}: whole reply p50, training / idle: {statistics.median(training) / statistics.median(idle):.2f}")
-    replies = sum(len(seen.whole) for seen in changed)
-    print(f"{sum(len(s.failed) + s.hung for s in changed)} of {replies} requests failed while versions changed")
+    report_all(found, options.calm, options.streams)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of swapping an adapter version under load, and of adapters as such.
 
-    python tests/performance/bench_swap.py [--small] [--streams 8] [--swaps 20]
+    python tests/performance/bench_swap.py [--streams 8] [--swaps 20]
 
 A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), float32, one thread; adapters of rank 16 on all
 linear layers (0.93 million parameters, 3.6 MB). Streams run without end, each beginning again on the newest version when it is
@@ -19,7 +19,6 @@ Nothing here is asserted.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 import peft
 import torch
 import transformers
+from rows import make_parser, medians, ratios, report
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from learngraph.memory.records import ChatRequest, Reply, Sampling
@@ -131,7 +131,6 @@ async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length
         await asyncio.sleep(0.5)
     load.stop = True
     await asyncio.gather(*tasks)
-    counts = engine.counts
     await engine.close()
 
     def during(at: float, gap: float) -> bool:
@@ -140,18 +139,24 @@ async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length
     quiet = sorted(gap for at, gap in load.gaps if not during(at, gap))
     busy = sorted(gap for at, gap in load.gaps if during(at, gap))
     versions = len({reply.version for reply in load.replies})
-    print(
-        f"swap    pause {statistics.mean(pauses) * 1e3:.3f} ms, at most {max(pauses) * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
+    of = f"a new adapter under {streams} streams"
+    report(
+        f"{of}: longest pause of the answering thread, of {len(pauses)}",
+        max(pauses) * 1e3,
+        "ms",
+        number=19,
+        at_most=1,
+        limit=0.15,
     )
-    print(f"        failed {load.failed} of {len(load.replies)} requests, on {versions} versions (target 0)")
-    print(
-        f"        load: {statistics.median(end - start for start, end in spans) * 1e3:.0f} ms until requests can have it, median"
-    )
-    for name, gaps in (("quiet", quiet), ("loading", busy)):
-        print(
-            f"        gaps, {name}: p50 {statistics.median(gaps) * 1e3:.1f} ms, p95 {gaps[int(0.95 * len(gaps))] * 1e3:.1f},"
-            f" most {gaps[-1] * 1e3:.1f} ({len(gaps)} tokens)"
-        )
+    report(f"{of}: median pause", statistics.median(pauses) * 1e3, "ms")
+    failed = f"of {len(load.replies)}, on {versions} versions"
+    report(f"{of}: requests that failed", load.failed, number=19, at_most=0, note=failed)
+    loads = [1e3 * (end - start) for start, end in spans]
+    report(f"{of}: time until requests can have it", medians(loads, 3), "ms")
+    for name, gaps in (("in quiet times", quiet), ("while it is loaded", busy)):
+        if gaps:
+            note = f"95th percentile {gaps[int(0.95 * len(gaps))] * 1e3:.1f} ms, longest {gaps[-1] * 1e3:.1f}, of {len(gaps)}"
+            report(f"{of}: time between a client's tokens, {name}", statistics.median(gaps) * 1e3, "ms", note=note)
 
 
 async def shares(model: LocalChatModel, folders: list[Path], repeat: int) -> None:
@@ -174,16 +179,17 @@ async def shares(model: LocalChatModel, folders: list[Path], repeat: int) -> Non
                     start = time.process_time()
                     passes(parts)
                     taken.append(time.process_time() - start)
-            base, first, both = (statistics.median(taken) for taken in spent)
-            print(
-                f"adapter {name}: {base * 1e3:.1f} ms CPU, one adapter {first / base:.3f}, two by turns {both / base:.3f} (1.15)"
-            )
+            base, first, both = (medians(taken, 5) for taken in spent)
+            note = f"{statistics.median(base) * 1e3:.1f} ms without"
+            report(f"CPU of a pass, {name}: with an adapter, over without", ratios(first, base), at_most=1.15, note=note)
+            report(f"CPU of a pass, {name}: with two by turns, over without", ratios(both, base), at_most=1.15)
 
     await engine.run(measure)
     await engine.close()
 
 
 async def batching(model: LocalChatModel, streams: int, length: int) -> None:
+    speeds = {}
     for batch in (1, 64):
         engine = LocalEngine(model, rank=16, max_batch_size=batch, cache_megabytes=0)
         load = Load(engine)
@@ -196,8 +202,10 @@ async def batching(model: LocalChatModel, streams: int, length: int) -> None:
 
         await asyncio.gather(*(one(i) for i in range(streams)))
         spent = time.process_time() - start
-        print(f"batching, batch={batch}: {engine.counts.generated_tokens / spent:.0f} tokens per CPU second, {streams} streams")
+        speeds[batch] = engine.counts.generated_tokens / spent
         await engine.close()
+    note = f"{speeds[64]:.0f} tokens per CPU second"
+    report(f"tokens per CPU second of {streams} streams at once, over one after the other", speeds[64] / speeds[1], note=note)
 
 
 async def pocket(streams: int) -> None:
@@ -224,17 +232,16 @@ async def pocket(streams: int) -> None:
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
         made = engine.counts.generated_tokens - before
         firsts.sort()
-        print(
-            f"pocket, {streams} streams at once, {attempt}: {made / wall:.0f} tokens/s ({made / cpu:.0f} per CPU second), first token"
-            f" p50 {firsts[len(firsts) // 2] * 1e3:.0f} ms, p99 {firsts[int(0.99 * len(firsts))] * 1e3:.0f} ms"
-        )
-    print(f"        finished {finished}, failed {engine.counts.failed}")
+        note = f"99th percentile {firsts[int(0.99 * len(firsts))] * 1e3:.0f} ms; {made / cpu:.0f} tokens per CPU second"
+        what = f"`pocket`, {streams} streams at once, {attempt}"
+        report(f"{what}: tokens per second", made / wall, note=note)
+        report(f"{what}: first token, median", firsts[len(firsts) // 2] * 1e3, "ms")
+    report(f"`pocket`, {streams} streams at once: failed", engine.counts.failed, at_most=0, note=f"{finished} finished")
     await engine.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a small model, to see that it runs")
+    parser = make_parser(__doc__, rounds=30)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--swaps", type=int, default=20)
     options = parser.parse_args()
@@ -242,17 +249,17 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make(folder / "model", *((500, 2, 64, 128) if options.small else (24_000, 8, 384, 1024)))
-        folders = [folder / f"v{i}" for i in range(options.swaps)]
+        make(folder / "model", *((500, 2, 64, 128) if options.quick else (24_000, 8, 384, 1024)))
+        folders = [folder / f"v{i}" for i in range(4 if options.quick else options.swaps)]
         for i, one in enumerate(folders):
             make_adapter(folder / "model", one, i)
         model = LocalChatModel(model=str(folder / "model"), threads=1)
         size = (folders[0] / "adapter_model.safetensors").stat().st_size
         print(f"model of {model.network.num_parameters() / 1e6:.1f} M parameters, adapters of {size / 2**20:.2f} MB")
-        asyncio.run(swaps(model, folders, options.streams, 16 if options.small else 32))
-        asyncio.run(shares(model, folders, 10 if options.small else 30))
+        asyncio.run(swaps(model, folders, options.streams, 16 if options.quick else 32))
+        asyncio.run(shares(model, folders, options.rounds))
         asyncio.run(batching(model, 32, 8))
-    asyncio.run(pocket(200))
+    asyncio.run(pocket(20 if options.quick else 200))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,26 @@
 """A benchmark of two tenants of one service: a short reply of the second beside 256 streams of the first.
 
-    python tests/performance/bench_tenants.py [--model guard] [--streams 256] [--replies 20] [--short]
+    python tests/performance/bench_tenants.py [--model guard] [--streams 256] [--replies 10]
 
 Starts a server in a process of its own with a key for each tenant. Shown are the times of replies of 8 tokens, alone and beside the
-other tenant's streams, each followed by the next. Its replies have 400 tokens and do not end before; with `--short` they end by
+other tenant's streams, each followed by the next. Its replies have 400 tokens and do not end before; or they end by
 themselves, `guard`'s after a few tokens, so that most of the work is requests, not tokens. The target is a ratio of 5 at most. The first
 tenant's clients are a process of their own, which shares the machine with the server. Nothing is asserted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import aiohttp
 from bench_serving import asked, server
+from rows import make_parser, medians, ratios, report
 
 from learngraph.tools.models.models import GUARD, POCKET
 
@@ -72,8 +71,8 @@ def run_crowd(url: str, model: str, streams: int, is_short: bool) -> None:
     asyncio.run(crowd(url, model, streams, is_short))
 
 
-async def compare(url: str, model: str, streams: int, replies: int, is_short: bool) -> None:
-    """Print the times of both rounds."""
+async def compare(url: str, model: str, streams: int, replies: int, is_short: bool, wait: float) -> None:
+    """Report the times alone and beside the streams."""
     draw, no_limit = random.Random(0), aiohttp.ClientTimeout(total=None)
     rows = []
     async with aiohttp.ClientSession(url, headers={"authorization": "Bearer second"}, timeout=no_limit) as second:
@@ -83,31 +82,33 @@ async def compare(url: str, model: str, streams: int, replies: int, is_short: bo
         first = multiprocessing.get_context("spawn").Process(target=run_crowd, args=(url, model, streams, is_short))
         first.start()
         try:
-            await asyncio.sleep(8)
+            await asyncio.sleep(wait)
             rows.append([await time_reply(second, model, draw) for _ in range(replies)])
             if not first.is_alive():
                 raise SystemExit("a stream of the first tenant broke")
         finally:
             first.terminate()
             first.join()
-    for name, times in zip(("alone", f"beside {streams} streams"), rows, strict=True):
-        print(f"{name:>20}: median {1e3 * statistics.median(times):6.0f} ms, longest {1e3 * max(times):6.0f} ms")
-    print(f"{'ratio':>20}: {statistics.median(rows[1]) / statistics.median(rows[0]):.1f} (target: 5 at most)")
+    alone, beside = (medians(times, 3) for times in rows)
+    kind = "a few tokens, one after the other" if is_short else "400 tokens"
+    name = f"a tenant's reply of 8 tokens beside {streams} streams of {kind} of another one, over the same alone"
+    report(name, ratios(beside, alone), at_most=5, note=f"longest {1e3 * max(rows[1]):.0f} ms, alone {1e3 * max(rows[0]):.0f}")
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, rounds=1)
     parser.add_argument("--model", default="guard")
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--replies", type=int, default=20)
-    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--replies", type=int, default=12)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys.yaml"
-        keys.write_text("first: {keys: [first]}\nsecond: {keys: [second]}\n")
-        with server(args.model, "off", Path(folder) / "out", ["--keys", str(keys)]) as (url, _, _):
-            asyncio.run(compare(url, args.model, args.streams, args.replies, args.short))
+    streams, replies, wait = (16, 3, 2.0) if args.quick else (args.streams, args.replies, 8.0)
+    for is_short in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = Path(folder) / "keys.yaml"
+            keys.write_text("first: {keys: [first]}\nsecond: {keys: [second]}\n")
+            with server(args.model, "off", Path(folder) / "out", ["--keys", str(keys)]) as (url, _, _):
+                asyncio.run(compare(url, args.model, streams, replies, is_short, wait))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A learning step of Training-Free GRPO against slow models: row 21 of the performance targets. Asserts nothing.
+"""A learning step of Training-Free GRPO against slow models: target 21. Asserts nothing.
 
     OMP_NUM_THREADS=1 python tests/performance/bench_training_free.py [--quick]
     python tests/performance/bench_training_free.py --serve SECONDS      a chat server on its own; prints its base URL
@@ -12,10 +12,8 @@ counts; the others wait in earnest, and this process's own work comes on top: on
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
-import itertools
 import json
 import random
 import re
@@ -35,6 +33,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
+from rows import make_parser, report
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
@@ -424,27 +423,29 @@ def cache_costs(folder: Path, count: int = 4000, size: int = 3000) -> dict[str, 
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
+    asked = make_parser(__doc__, rounds=10)
     asked.add_argument("--serve", type=float)
-    asked.add_argument("--quick", action="store_true")
     options = asked.parse_args()
     if options.serve is not None:
         asyncio.run(serve(options.serve))
         return
-    print(f"{'32 problems x 8':<36}{'slots':>6}{'graph':>8}{'barrier':>9}{'calls':>7}{'work/slots':>12}{'chain':>7}")
-    for slots, salt in itertools.product((16, 64, 128, 256), ("",) if options.quick else ("", "a", "b")):
-        ours, theirs, calls = ratios(Plan(slots=ConcurrencyLimit(slots)), salt)
-        work = sum(call.latency for call in calls) / slots
-        print(
-            f"{'virtual':<36}{slots:>6}{ours:>8.3f}{theirs:>9.3f}{len(calls):>7}{work:>12.2f}{chain(calls):>7.2f}", flush=True
+    problems = 8 if options.quick else 32
+    for slots in (128,) if options.quick else (128, 16, 64, 256):
+        draws = [str(n or "") for n in range(options.rounds if slots == 128 else 2)]
+        found = [ratios(Plan(problems=problems, slots=ConcurrencyLimit(slots)), salt) for salt in draws]
+        what = f"a step of {problems} problems x 8 on {slots} slots, makespan over the lower bound, virtual time"
+        number = {"number": 21, "at_most": 1.25} if slots == 128 else {}
+        report(what, [ours for ours, _, _ in found], limit=1, note="rounds are draws of latencies", **number)
+        report(
+            "the same with a barrier after each stage, as in the reference code", [theirs for _, theirs, _ in found], limit=1
         )
-    unit = 1.0 if options.quick else 4.0
+    unit = 1.0
     model, calls = scripted(unit)
-    virtually(Plan().play(model))
+    virtually(Plan(problems=problems).play(model))
     least = bound(calls, 128) * unit
     with tempfile.TemporaryDirectory() as folder:
-        for name, path in (("in this process", "a"), ("the same, all in the cache", "a"), ("over HTTP", "b")):
-            plan = Plan(cache=Cache(Path(folder) / path))
+        for name, path in (("in this process", "a"), ("all from the cache", "a"), ("over HTTP", "b")):
+            plan = Plan(problems=problems, cache=Cache(Path(folder) / path))
             before = sum(usage.calls for usage in plan.cache.usage_by_stage().values())
             if name == "over HTTP":
                 with served(unit) as behind:
@@ -452,11 +453,17 @@ def main() -> None:
                     _, wall, cpu = in_earnest(plan, behind)
             else:
                 _, wall, cpu = in_earnest(plan, scripted(unit)[0])
-            made = sum(usage.calls for usage in plan.cache.usage_by_stage().values()) - before
-            ratio = f"{wall / least:.3f}" if made else ""
-            per = f"{cpu / made * 1e3:.2f} ms CPU a call" if made else ""
-            print(f"{name:<36}{128:>6}{ratio:>8}{'':>9}{made:>7}   wall {wall:.2f} s, CPU {cpu:.2f} s  {per}", flush=True)
-        print("cache, us a call:", {name: round(us) for name, us in cache_costs(Path(folder)).items()})
+            if made := sum(usage.calls for usage in plan.cache.usage_by_stage().values()) - before:
+                report(
+                    f"the same in earnest, a rollout's call of {unit:g} s on average, {name}: over the lower bound",
+                    wall / least,
+                    limit=1,
+                )
+                report(f"a model call, made and stored, {name}: CPU", cpu / made * 1e3, "ms")
+            else:
+                report("a model call from the cache: CPU", cpu / len(calls) * 1e3, "ms")
+        for name, us in cache_costs(Path(folder), 400 if options.quick else 4000).items():
+            report(f"the cache of model calls, {name}", us, "us")
 
 
 if __name__ == "__main__":

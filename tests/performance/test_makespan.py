@@ -5,28 +5,12 @@ In virtual time: the clock jumps to the next thing that happens, so that only th
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
+import bench_training_free as bench
 import pytest
 
 from learngraph.nodes.cached_model import ConcurrencyLimit
-
-
-def _bench() -> Any:
-    path = Path(__file__).parent / "bench_training_free.py"
-    spec = importlib.util.spec_from_file_location("bench_training_free", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = _bench()
 
 
 @pytest.mark.slow
