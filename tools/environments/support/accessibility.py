@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AccessibleNode", "page_text", "read_snapshot"]
+__all__ = ["AccessibleNode", "page_text", "read_ax_tree", "read_snapshot"]
 
 CLICKED = frozenset(
     [
@@ -66,6 +66,33 @@ class AccessibleNode:
         return "disabled" in self.states
 
 
+def read_ax_tree(tree: Mapping[str, Any]) -> tuple[AccessibleNode, ...]:
+    """The nodes of an accessibility tree of Chromium's DevTools, as BrowserGym hands it over: `ref` is BrowserGym's id (`bid`)."""
+    by_id = {node["nodeId"]: node for node in tree.get("nodes", ())}
+    inner = {child for node in by_id.values() for child in node.get("childIds", ())}
+    items = [_read_ax_node(node, by_id) for key, node in by_id.items() if key not in inner]
+    return _count_names([node for item in items for node in _flatten(item)])
+
+
+def _read_ax_node(node: Mapping[str, Any], by_id: Mapping[str, Any]) -> _Item:
+    role = str(node.get("role", {}).get("value", "")) or "generic"
+    name = _line(str(node.get("name", {}).get("value", "")))
+    children = tuple(_read_ax_node(by_id[child], by_id) for child in node.get("childIds", ()) if child in by_id)
+    if role in ("StaticText", "InlineTextBox"):
+        return _Item("text", "", (), "" if role == "InlineTextBox" else name, ())
+    if node.get("ignored"):
+        return _Item("generic", "", (), "", children)
+    found = {str(one["name"]): one.get("value", {}).get("value") for one in node.get("properties", ())}
+    states = [state for state in _SHOWN_STATES if found.get(state) not in (None, False, "false")]
+    bid = str(node.get("browsergym_id") or "")
+    states += [f"ref={bid}"] if bid else []
+    role = {"image": "img", "RootWebArea": "generic", "MenuListPopup": "generic"}.get(role, role)
+    if role == "combobox":  # the options of a closed list lie below a popup
+        options = [option for child in children for option in (child.children if child.role == "generic" else (child,))]
+        children = tuple(_Item("option", one.name, one.states[:-1] if one.ref else one.states, "", ()) for one in options)
+    return _Item(role, name, tuple(states), _line(str(node.get("value", {}).get("value", ""))), children)
+
+
 def read_snapshot(snapshot: str) -> tuple[AccessibleNode, ...]:
     """The nodes of an aria snapshot, in the order of the page. Containers without a name of their own are left out.
 
@@ -80,8 +107,12 @@ def read_snapshot(snapshot: str) -> tuple[AccessibleNode, ...]:
         tree = yaml.load(snapshot, loader) or []
     except yaml.YAMLError as cause:
         raise ValueError(f"an aria snapshot was expected, got {snapshot[:80]!r}: {cause}") from cause
+    return _count_names([*_read_items(tree)])
+
+
+def _count_names(found: Sequence[AccessibleNode]) -> tuple[AccessibleNode, ...]:
+    """The nodes with their ordinals, without texts that only repeat the name of the control before them."""
     nodes, counts = list[AccessibleNode](), dict[tuple[str, str], int]()
-    found = [*_read_items(tree)]
     for before, node in zip([None, *found], found, strict=False):
         if before is not None and before.ref and not node.ref and node.name == before.name:
             continue  # the label of a checkbox, which is its name
@@ -175,7 +206,7 @@ def _flatten(item: _Item) -> Iterator[AccessibleNode]:
     elif item.is_control and item.role not in CLICKED:
         yield AccessibleNode(item.role, item.name, item.text, _states(item), ref=item.ref)
         for child in item.children:
-            yield from _flatten(child)
+            yield from (node for node in _flatten(child) if node.ref)
     elif item.ref and (item.is_control or item.has_pointer) and not inner:
         own = [item.name] if item.name else [*item.words()]
         yield AccessibleNode(item.role, _cut(" ".join(own)), "", _states(item), ref=item.ref)

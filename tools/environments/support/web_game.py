@@ -35,6 +35,11 @@ Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
 
 _ELEMENT_SECONDS = 3.0
+_CLICK = """([element]) => {
+  if (element instanceof SVGElement) ['mousedown', 'mouseup', 'click'].forEach(kind => element.dispatchEvent(new Event(kind)));
+  else if (element) { element.click(); element.focus(); }
+  return Boolean(element);
+}"""
 _SCROLL = "up => window.scrollBy(0, (up ? -0.8 : 0.8) * window.innerHeight)"
 
 
@@ -55,6 +60,8 @@ class WebTask:
     """True if the title tells kinds of pages apart that have the same address."""
     seconds: float = 10.0
     """Time in which a page has to load."""
+    clicks_by_script: bool = False
+    """True if a click is an event of its element wherever that lies; else the mouse clicks there, and what covers the element counts."""
     tab_key: str = ""
     """Episodes with the same key may use a tab one after the other; empty: each has a fresh one, without history and cookies."""
 
@@ -136,7 +143,7 @@ class WebGame:
         try:
             if action.kind in ("click", "fill", "select"):
                 node = find_node(action, self._nodes)
-                await _act_on(tab, tab.page.locator(f"aria-ref={node.ref}"), action, node)
+                await _act_on(tab, tab.page.locator(f"aria-ref={node.ref}"), action, node, self.task.clicks_by_script)
                 return element_action(action.kind, node, action.text)
             await self._act_on_page(tab, action)
         except TimeoutError as cause:
@@ -194,7 +201,7 @@ class WebGame:
         return tuple(sorted({*listed, *further}))
 
 
-async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: AccessibleNode) -> None:
+async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: AccessibleNode, by_script: bool) -> None:
     """Act on an element.
 
     Raises:
@@ -202,18 +209,23 @@ async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: Access
     """
     from playwright.async_api import TimeoutError
 
-    if not await element.count():
+    is_script = by_script and action.kind == "click"
+    if not await (element.evaluate_all(_CLICK) if is_script else element.count()):
         raise ValueError(f"{node.role} {node.name!r} is no longer on the page")
+    if is_script:
+        return
+    before, limit = tab.page.url, 1000 * _ELEMENT_SECONDS
     try:
         match action.kind:
             case "click":
-                await element.click()
+                await element.click(timeout=limit)
             case "fill":
-                await element.fill(action.text, timeout=1000 * _ELEMENT_SECONDS)
+                await element.fill(action.text, timeout=limit)
             case _:
-                await element.select_option(label=action.text, timeout=1000 * _ELEMENT_SECONDS)
+                await element.select_option(label=action.text, timeout=limit)
     except TimeoutError as cause:
-        if "navigat" in str(cause):
-            raise
         tab.check_alive(cause)
+        if "navigat" in str(cause):  # the click is done, and leads to a page that has not answered yet
+            await tab.page.wait_for_url(lambda url: url != before, wait_until="commit")
+            return
         raise ValueError(f"{node.role} {node.name!r} cannot be reached: it is covered, hidden or moving") from cause

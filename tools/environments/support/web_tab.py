@@ -13,7 +13,7 @@ from .chromium import shared_chromium
 from .page_templates import HostMap
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, BrowserContext, Dialog, Download, Page
+    from playwright.async_api import Browser, BrowserContext, Dialog, Download, Frame, Page
 
 __all__ = ["WebTab"]
 
@@ -50,6 +50,7 @@ class WebTab:
     """Sentences on what happened since they were last read."""
     _page: Page | None = None
     _is_dead: bool = False
+    _has_navigated: bool = False
 
     @classmethod
     async def open(cls, browser: Browser, hosts: HostMap, seconds: float, key: str = "") -> WebTab:
@@ -134,9 +135,10 @@ class WebTab:
         from playwright.async_api import Error, TimeoutError
 
         for _ in range(3):
-            page = self.page
+            page, has_navigated, self._has_navigated = self.page, self._has_navigated, False
             try:
-                await page.wait_for_load_state("domcontentloaded")
+                if has_navigated:  # asking costs some messages, at every step
+                    await page.wait_for_load_state("domcontentloaded")
             except TimeoutError:
                 await self.stop_loading()
             except Error as cause:
@@ -172,12 +174,17 @@ class WebTab:
         if self._page is not None:
             self.notices.append("a new tab has opened")
         self._page = page
+        self._has_navigated = True
         page.on("crash", self._note_crash)
+        page.on("framenavigated", self._note_navigation)
         page.on("dialog", self._accept_dialog)
         page.on("download", self._refuse_download)
 
     def _note_crash(self, page: Page) -> None:
         self._is_dead = True
+
+    def _note_navigation(self, frame: Frame) -> None:
+        self._has_navigated |= frame.parent_frame is None
 
     async def _accept_dialog(self, dialog: Dialog) -> None:
         self.notices.append(f"a dialog ({dialog.type}) was accepted: {dialog.message}")
