@@ -134,7 +134,7 @@ def open_environment(
     if name == "browser:shop":
         return BrowserShop(settings, **limit)
     if family == "webarena" and game:
-        return WebArena(game, settings, **limit)
+        return WebArena(game, settings) if horizon is None else WebArena(game, settings, horizon)
     if family == "miniwob" and game:
         return MiniWob(game, settings, **limit)
     if family == "reasoning" and game:

@@ -123,7 +123,8 @@ class WebArena:
             UserError: the episode was over before the last action, or the browser or a server has failed.
         """
         check_actions(self.name, actions)
-        return self._run(self._observe, task, tuple(actions))
+        shown: Observation = self._run(self._observe, task, tuple(actions))
+        return shown
 
     def abstract(self, observation: Observation) -> str:
         """Kind of page, task, and what was done; see `browser.abstract_page`."""
