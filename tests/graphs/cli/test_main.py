@@ -50,14 +50,14 @@ def objects(text: str) -> list[dict[str, Any]]:
     [
         (
             "jump",
-            "there are run, bench, serve, calibrate, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
+            "there are run, bench, serve, calibrate, win-rates, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
         ),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
         ),
-        ("run jitlr", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
-        ("run jitrl --compare jitlr", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
+        ("run jitlr", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
+        ("run jitrl --compare jitlr", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
@@ -87,7 +87,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
         ("run jitrl --env toy --prompts nowhere", "nowhere"),
         ("draw", "there are jitrl"),
-        ("draw jitlr -o x.svg", "there are adamem, awm, best-of-n, cot, evotest, icrl, jitrl, "),
+        ("draw jitlr -o x.svg", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
         ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
         ("draw nowhere:graph", "the module nowhere, which cannot be imported"),
         ("draw ./nothing.py:graph", "there is no file ./nothing.py"),

@@ -80,7 +80,7 @@ def test_the_thirty_tasks_and_their_settings() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("scienceworld:alchemy", r"no task 'alchemy'; there are boil, .*, use-thermometer$"),
+        ("scienceworld:alchemy", r"no task 'alchemy'; there are all, boil, .*, use-thermometer$"),
         ("scienceworld:boil?doors=open", r"no setting 'doors'; it has simplifications, limit, actions, embedder"),
         ("scienceworld:boil?limit=0", r"limit must be official, none or a number of steps, got '0'"),
         ("scienceworld:boil?actions=all", r"no list of actions 'all'; there are compact, valid, none"),
