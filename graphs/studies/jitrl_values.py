@@ -28,7 +28,7 @@ from ..wiring.flags import CommandError, parse_flags
 from .benchmark import Interval, final_count, interval, markdown_table, mean, with_interval
 from .recorded_worlds import RecordedScorer, RecordedWorld
 from .reward_variants import VARIANTS
-from .value_arms import ARMS, StudyArm, play_arm
+from .value_arms import ARMS, StudyArm, family, play_arm
 from .workers import environment_defaults, run_workers
 
 WORLDS = (
@@ -77,6 +77,8 @@ class ValueStudyOptions:
     """The tasks, as in `0-19` or `0,3,7`. If not given: 0-19; in a search 0-7 outside the toy."""
     episodes: int = 30
     """Episodes of a run."""
+    horizon: int | None = None
+    """Steps after which an episode ends; the world's own limit if not given. JitRL's paper plays 50 episodes of 60 steps of Jericho."""
     jobs: int = 1
     """Number of processes."""
     cache: Path | None = None
@@ -131,6 +133,8 @@ class StudyRun:
     episodes: int
     digest: str
     """Digest of the arm's settings: a run with other settings is another run."""
+    horizon: int | None = None
+    """Steps after which an episode ends; None: the world's own limit."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,14 @@ class StudyBatch:
     cache: Path | None
 
 
-_open_worlds: dict[str, RecordedWorld] = {}
+_open_worlds: dict[tuple[str, int | None], RecordedWorld] = {}
 _scorers: dict[Path | None, RecordedScorer] = {}
 
 
 def play_batch(batch: StudyBatch) -> None:
     """Play the runs of a task one after the other; each that is finished becomes a line of the file."""
     first = batch.runs[0][0]
-    world = open_world(first.world, batch.cache)
+    world = open_world(first.world, batch.cache, first.horizon)
     task = world.task(first.seed, first.split)
     for run, arm in batch.runs:
         scores = play_arm(arm, VARIANTS[run.variant], world, task, run.episodes, _model_policy(batch.cache))
@@ -160,19 +164,20 @@ def play_batch(batch: StudyBatch) -> None:
     world.save()
 
 
-def open_world(name: str, cache: Path | None) -> RecordedWorld:
-    """A recorded world, opened once in a process.
+def open_world(name: str, cache: Path | None, horizon: int | None = None) -> RecordedWorld:
+    """A recorded world, opened once in a process. A game of Jericho has the walkthrough's random numbers in every task.
 
     Raises:
         UserError: something has to be installed first.
     """
     from ...tools.environments.catalogue import open_environment
 
-    if name not in _open_worlds:
+    if (name, horizon) not in _open_worlds:
         folder = None if cache is None else cache / "worlds"
-        live: Any = open_environment(name, cache_dir=None if cache is None else cache / "actions")
-        _open_worlds[name] = RecordedWorld(live, folder)
-    return _open_worlds[name]
+        spec = f"{name}?seed=0" if family(name) == "jericho" else name
+        live: Any = open_environment(spec, horizon, cache_dir=None if cache is None else cache / "actions")
+        _open_worlds[name, horizon] = RecordedWorld(live, folder)
+    return _open_worlds[name, horizon]
 
 
 def close_worlds() -> None:
@@ -212,7 +217,7 @@ def plan_batches(options: ValueStudyOptions, arms: Mapping[str, StudyArm]) -> li
     batches = []
     for world in options.worlds:
         try:
-            open_world(world, options.cache).task(options.world_seeds(world)[0], options.fold)
+            open_world(world, options.cache, options.horizon).task(options.world_seeds(world)[0], options.fold)
             close_worlds()  # its games are played in the worker processes
         except UserError as missing:
             print(f"left out {world}: {missing}", file=sys.stderr)
@@ -221,7 +226,8 @@ def plan_batches(options: ValueStudyOptions, arms: Mapping[str, StudyArm]) -> li
             runs = []
             for variant, (name, arm) in product(variants, arms.items()):
                 digest = arm.digest(world, VARIANTS[variant])
-                runs.append((StudyRun(world, options.fold, variant, name, seed, options.episodes, digest), arm))
+                run = StudyRun(world, options.fold, variant, name, seed, options.episodes, digest, options.horizon)
+                runs.append((run, arm))
             batches.append(StudyBatch(tuple(runs), options.out, options.cache))
     return batches
 

@@ -137,7 +137,8 @@ class RecordedWorld:
         self.world.close()
 
     def _open(self, task: Task) -> None:
-        if self._task == task:
+        if self._task is not None and self._start(self._task) == self._start(task):
+            self._task = task
             return
         self.save()
         self._forget()
@@ -152,7 +153,12 @@ class RecordedWorld:
         if self._folder is None or self._task is None:
             return None
         world = f"{self.name}-{self.horizon}".replace(":", "-").replace("/", "-")
-        return self._folder / world / f"{self._task.id.replace('/', '-')}.json.gz"
+        return self._folder / world / f"{self._start(self._task).replace('/', '-')}.json.gz"
+
+    def _start(self, task: Task) -> str:
+        """A name for how the task starts; tasks with the same one share their recorded observations."""
+        start: Callable[[Task], str] | None = getattr(self.world, "start", None)
+        return task.id if start is None else start(task)
 
     def _node(self, task: Task, actions: Sequence[str]) -> int:
         """The node of a history; what is missing on the way is asked of the world."""

@@ -92,7 +92,7 @@ def open_environment(
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
-    `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
+    `jericho:detective?games=DIR,cache=DIR,seed=0` (cache=none keeps no lists of actions), `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
     `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `reasoning:countdown?max_numbers=4`,
     `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`, `webshop?products=200`,
     `alfworld?data=DIR,split=valid_unseen`, `tau2:telecom?policy=manual,reward=share`.
@@ -101,7 +101,7 @@ def open_environment(
         spec: name of the environment, with settings.
         horizon: number of steps after which an episode ends; None: the environment's default.
         games_dir: folder of Jericho's game files, if the spec names none.
-        cache_dir: folder for Jericho's lists of actions, if the spec names none.
+        cache_dir: folder for Jericho's lists of actions, if the spec names none; a folder in the user's cache if neither does.
 
     Raises:
         UserError: there is no such environment or setting, or something has to be installed first.
@@ -147,9 +147,18 @@ def open_environment(
     if family == "scienceworld" and game:
         return ScienceWorld(game, settings, horizon=horizon)
     if family == "jericho" and game:
-        allow("games", "cache")
-        games, cache = settings.get("games") or games_dir, settings.get("cache") or cache_dir
-        return Jericho(game, games_dir=games, cache_dir=cache, **limit)
+        allow("games", "cache", "seed")
+        folder = settings.get("cache") or cache_dir or "default"
+        seed = settings.get("seed", "")
+        if seed and not seed.isdecimal():
+            raise UserError(f"environment {spec!r}: seed is a whole number, got {seed!r}")
+        return Jericho(
+            game,
+            games_dir=settings.get("games") or games_dir,
+            cache_dir=None if folder == "none" else folder,
+            seed=int(seed) if seed else None,
+            **limit,
+        )
     if family == "tau2" and game in DOMAINS:
         return TauBench(game, settings, **limit)
     if family == "bfcl" and game in CATEGORIES:

@@ -17,14 +17,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_split
 from .support.live import LiveGames
+from .support.time_limit import call_within
 
-__all__ = ["Jericho", "ValidActions"]
+__all__ = ["Jericho", "ValidActions", "default_cache"]
 
 _INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
 _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
@@ -98,7 +99,11 @@ class Jericho:
         horizon: number of steps after which an episode ends.
         games_dir: folder of the game files; $JERICHO_GAMES if not given.
         live: number of games kept open.
-        cache_dir: folder that keeps the lists of actions from run to run; None: they are kept in memory only.
+        cache_dir: folder that keeps the lists of actions from run to run, by default `default_cache()`; None: they are kept in
+            memory only.
+        seed: the seed of the game's random numbers in every task; None: each task has its own. With 0 every task is the same
+            game, that of the walkthrough, as in published runs; only the agent's draws differ from task to task.
+        time_limit: seconds that a step may take, the list of actions included. A game that takes longer is given up.
     """
 
     free_text = True
@@ -110,13 +115,24 @@ class Jericho:
         horizon: int = 50,
         games_dir: str | Path | None = None,
         live: int = 8,
-        cache_dir: str | Path | None = None,
+        cache_dir: str | Path | Literal["default"] | None = "default",
+        seed: int | None = None,
+        time_limit: float = 60.0,
     ) -> None:
         self.game = game
         self.name = f"jericho:{game}"
         self.horizon = horizon
+        self.time_limit = time_limit
+        self._seed = seed
+        if seed is not None and not 0 <= seed < 1_000_000:
+            raise UserError(f"{self.name}: seed is from 0 to 999999, got {seed}")
         self._package = _package(self.name)
         self.path = _game_file(self.name, game, games_dir)
+        known = hashlib.md5(self.path.read_bytes()).hexdigest()
+        if known not in importlib.import_module("jericho.defines").BINDINGS_DICT:  # the interpreter would end the process
+            raise UserError(
+                f"{self.name}: {self.path} is damaged, or not a version of a game that Jericho knows (by its checksum, {known})"
+            )
         self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
         self._lock = threading.Lock()
         self._idle: dict[int, list[Any]] = {}
@@ -127,9 +143,8 @@ class Jericho:
         """Points that the game gives before the first action."""
         self._most = float(probe.get_max_score())
         self._release(0, probe)
-        known = hashlib.md5(self.path.read_bytes()).hexdigest()
-        stored = None if cache_dir is None else Path(cache_dir) / f"{game}-{known[:12]}-actions-1.jsonl"
-        self.valid = ValidActions(stored)
+        folder = default_cache() if cache_dir == "default" else cache_dir and Path(cache_dir)
+        self.valid = ValidActions(folder / f"{game}-{known[:12]}-actions-1.jsonl" if folder else None)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The game with the seed-th random numbers of a split; text and map of the game are always the same.
@@ -140,7 +155,11 @@ class Jericho:
         if not 0 <= seed < 1_000_000:
             raise UserError(f"{self.name}: task seeds are 0 to 999999, got {seed}")
         goal = f"You are playing the text adventure {self.game}. Score as many points as you can."
-        return Task(f"{self.game}-{split}-{seed}", goal, _SPLITS[split] + seed)
+        return Task(f"{self.game}-{split}-{seed}", goal, _SPLITS[split] + seed if self._seed is None else self._seed)
+
+    def start(self, task: Task) -> str:
+        """A name for how the task starts: tasks with the same one are the same game, random numbers included."""
+        return f"{self.game}-{task.seed}"
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The observation after these actions."""
@@ -187,24 +206,19 @@ class Jericho:
         with self._lock:
             if self._idle.get(seed):
                 return self._idle[seed].pop()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unknown game is refused below, in words
-            try:
-                emulator = self._package.FrotzEnv(str(self.path), seed or None)
-            except AttributeError:  # the package looks up a seed among the bindings, which an unknown game has not
-                emulator = None
-        if emulator is None or not emulator.is_fully_supported or not emulator.bindings:
-            raise UserError(f"{self.name}: {self.path} is not a version of a game that Jericho knows (by its checksum)")
-        return emulator
+        return self._package.FrotzEnv(str(self.path), seed or None)
 
     def _release(self, seed: int, emulator: Any) -> None:
         with self._lock:
             self._idle.setdefault(seed, []).append(emulator)
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
-        emulator = self._emulator(task.seed)
+        return call_within(self.time_limit, self._start_now, task.seed)
+
+    def _start_now(self, seed: int) -> tuple[_Episode, Observation]:
+        emulator = self._emulator(seed)
         text, info = emulator.reset()
-        episode = _Episode(self, task.seed, emulator, float(info["score"]))
+        episode = _Episode(self, seed, emulator, float(info["score"]))
         return episode, episode.show(text, 0.0)
 
 
@@ -216,8 +230,22 @@ class _Episode:
     seed: int
     emulator: Any
     score: float
+    is_lost: bool = False
+    """True if a step has not come back: another thread still works on the emulator."""
 
     def step(self, action: str) -> Observation:
+        """The observation after an action.
+
+        Raises:
+            TimeoutError: the game did not answer in time.
+        """
+        try:
+            return call_within(self.world.time_limit, self._step_now, action)
+        except TimeoutError:
+            self.is_lost = True
+            raise
+
+    def _step_now(self, action: str) -> Observation:
         if _OUTSIDE.search(action):
             return self.show("That command is not available here.", 0.0)
         text, _, _, info = self.emulator.step(action)
@@ -238,7 +266,8 @@ class _Episode:
         return Observation("\n\n".join(part for part in (answer, look, inventory) if part), actions, reward)
 
     def close(self) -> None:
-        self.world._release(self.seed, self.emulator)
+        if not self.is_lost:
+            self.world._release(self.seed, self.emulator)
 
 
 @dataclass
@@ -265,7 +294,7 @@ class ValidActions:
                     key, actions = json.loads(line)
                 except ValueError:
                     continue  # empty, or cut off by a crash: worked out again when needed
-                self.actions_by_state[key] = tuple(actions)
+                self.actions_by_state.setdefault(key, tuple(actions))  # of two processes the first
 
     def actions(self, game: Any, look: str, inventory: str) -> tuple[str, ...]:
         """The sorted actions of the present state of a game; the game is left as it was."""
@@ -276,12 +305,27 @@ class ValidActions:
             with self._lock:
                 self.computed_lists += 1
                 self.actions_by_state[key] = actions
-                if self.cache_file is not None:
-                    self.cache_file.parent.mkdir(parents=True, exist_ok=True)
-                    with self.cache_file.open("a", encoding="utf-8") as file:
-                        # The line break comes first: whatever a crash cut off before must not spoil this line.
-                        file.write("\n" + json.dumps([key, actions]))
+                self._store(key, actions)
         return self.actions_by_state[key]
+
+    def _store(self, key: str, actions: Sequence[str]) -> None:
+        if self.cache_file is None:
+            return
+        # The line break comes first: whatever a crash cut off before must not spoil this line. One write: lines of several
+        # processes do not mix.
+        line = "\n" + json.dumps([key, actions])
+        try:
+            self.cache_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.cache_file.open("ab", buffering=0) as file:
+                file.write(line.encode())
+        except OSError as error:  # a full disk, a folder that belongs to somebody else: it is only a cache
+            warnings.warn(f"lists of actions are not kept in {self.cache_file}: {error}", stacklevel=2)
+            self.cache_file = None
+
+
+def default_cache() -> Path:
+    """The folder of the lists of actions for all runs of a user: $XDG_CACHE_HOME/learngraph/jericho, or ~/.cache/...."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learngraph" / "jericho"
 
 
 def find_valid_actions(game: Any) -> tuple[str, ...]:

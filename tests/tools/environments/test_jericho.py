@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +13,22 @@ from pathlib import Path
 import pytest
 
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments.jericho import Jericho, find_valid_actions
+from learngraph.memory.records import Observation
+from learngraph.tools.environments.jericho import Jericho, _Episode, default_cache, find_valid_actions
 
-BESIDE = Path(__file__).parents[4] / "shared" / "data" / "jericho"
-GAMES_DIR = os.environ.get("JERICHO_GAMES") or (str(BESIDE) if BESIDE.is_dir() else "")
+GAMES_DIR = os.environ.get("JERICHO_GAMES", "")
 needs_package = pytest.mark.skipif(find_spec("jericho") is None, reason="NOT TESTED: pip install --no-deps jericho numpy")
 needs_games = pytest.mark.skipif(
     find_spec("jericho") is None or not GAMES_DIR,
     reason="NOT TESTED: pip install --no-deps jericho numpy, and set JERICHO_GAMES to a folder with detective.z5, zork1.z5",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache_of_this_test_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +53,11 @@ def test_missing_and_wrong_files_are_said(monkeypatch: pytest.MonkeyPatch, tmp_p
         Jericho("detective", games_dir=tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"no detective.z3 ... .z8 in .*; it has no game files"):
         Jericho("detective", games_dir=tmp_path)
-    (tmp_path / "detective.z5").write_bytes(b"\x05" + bytes(2000))
     monkeypatch.setenv("JERICHO_GAMES", str(tmp_path))
-    with pytest.raises(UserError, match="is not a version of a game that Jericho knows"):
-        Jericho("detective")
+    for damaged in (b"\x05" + bytes(2000), b"", b"no game at all", b"\x09" + bytes(70000)):
+        (tmp_path / "detective.z5").write_bytes(damaged)  # the interpreter would end the process at some of them
+        with pytest.raises(UserError, match=r"is damaged, or not a version of a game that Jericho knows \(by its checksum, "):
+            Jericho("detective")
     with pytest.raises(UserError, match=r"no zork1.z3 ... .z8 in .*; it has detective"):
         Jericho("zork1")
 
@@ -99,6 +108,7 @@ def test_lists_of_actions_are_kept_and_the_same_in_every_process(zork: Jericho, 
     first = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
     shown = first.observe(first.task(0), ["north", "east"])
     assert first.valid.computed_lists == 3
+    assert zork.valid.cache_file == default_cache() / first.valid.cache_file.name
     (file,) = tmp_path.glob("zork1-*.jsonl")
     with file.open("a") as torn:
         torn.write('\n["cut off by a cr')
@@ -136,13 +146,89 @@ def test_working_out_leaves_the_game_as_it_was(zork: Jericho) -> None:
 
 @pytest.mark.jericho
 @needs_games
-def test_the_walkthrough_earns_what_is_known_of_it() -> None:
-    env = Jericho("zork1", games_dir=GAMES_DIR)
-    assert len(env.gold(env.task(0))) == 50
-    assert env.optimum(env.task(0)) == 63
-    assert env.optimum(env.task(5)) == 63  # the yardstick of every task
-    detective = Jericho("detective", games_dir=GAMES_DIR)
-    assert detective.given == 10
-    assert detective.given + detective.optimum(detective.task(0)) == 360
-    assert detective.knows_optimum(detective.task(0))  # all points of the game
-    assert not env.knows_optimum(env.task(0))
+@pytest.mark.parametrize(
+    ("game", "given", "points"),
+    [
+        ("detective", 10, {15: 70, 50: 360, 60: 360, 110: 360}),
+        ("library", 0, {15: 0, 50: 30, 60: 30, 110: 30}),
+        ("zork1", 0, {15: 15, 50: 63, 60: 63, 110: 102}),
+    ],
+)
+def test_the_walkthrough_earns_what_is_known_of_it_at_any_horizon(game: str, given: int, points: dict[int, int]) -> None:
+    """With the points that the game gives before the first action, as published scores count."""
+    for horizon, score in points.items():
+        env = Jericho(game, horizon=horizon, games_dir=GAMES_DIR)
+        assert len(env.gold(env.task(0))) == min(horizon, len(env._walkthrough))
+        assert env.given == given
+        assert env.given + env.optimum(env.task(0)) == score
+        assert env.optimum(env.task(5)) == env.optimum(env.task(0))  # the yardstick of every task
+        assert env.knows_optimum(env.task(0)) == (score == env._most)
+        fixed = Jericho(game, horizon=horizon, games_dir=GAMES_DIR, seed=0)
+        task = fixed.task(7)
+        played = (
+            [fixed.observe(task, fixed.gold(task)[: n + 1]).reward for n in range(len(fixed.gold(task)))]
+            if horizon == 15
+            else []
+        )
+        assert not played or sum(played) == env.optimum(task)
+
+
+@pytest.mark.jericho
+@needs_games
+def test_with_one_seed_every_task_is_the_same_game() -> None:
+    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, seed=0)
+    tasks = [env.task(n) for n in range(3)]
+    assert len({task.id for task in tasks}) == 3
+    assert len({env.start(task) for task in tasks}) == 1
+    assert len({env.observe(task, ["north", "wait"]).text for task in tasks}) == 1
+    with pytest.raises(UserError, match="seed is from 0 to 999999, got -1"):
+        Jericho("zork1", games_dir=GAMES_DIR, seed=-1)
+
+
+@pytest.mark.jericho
+@needs_games
+def test_a_game_that_hangs_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, time_limit=30)
+    task, never = env.task(0), threading.Event()
+    env.observe(task, ["north"])
+
+    def step(episode: _Episode, action: str) -> Observation:
+        if action == "loop":
+            never.wait()
+        return real(episode, action)
+
+    real = _Episode._step_now
+    monkeypatch.setattr(_Episode, "_step_now", step)
+    env.time_limit = 0.3
+    with pytest.raises(
+        UserError, match=r"of zork1-test-0 died twice at step 1 \('loop'\): TimeoutError: no answer within 0.3 s"
+    ):
+        env.observe(task, ["north", "loop"])
+    env.time_limit = 30
+    hung = {id(one) for one in env._idle.get(0, [])}
+    assert env.observe(task, ["north", "wait"]).text  # in a game of its own: the hung ones are not used again
+    assert len(hung) <= 1
+    never.set()
+    env.close()
+
+
+@pytest.mark.jericho
+@needs_games
+def test_a_state_where_nothing_changes_the_world_offers_to_let_time_pass(
+    zork: Jericho, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = zork._emulator(0)
+    emulator.reset()
+    monkeypatch.setattr(emulator, "_filter_candidate_actions", lambda *_, **__: {})
+    assert find_valid_actions(emulator) == ("look", "wait")
+
+
+@pytest.mark.jericho
+@needs_games
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, cache_dir=tmp_path / "file")
+    with pytest.warns(UserWarning, match="lists of actions are not kept in"):
+        shown = env.observe(env.task(0), [])
+    assert shown.actions
+    assert env.observe(env.task(0), ["north"]).actions
