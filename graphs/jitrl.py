@@ -61,6 +61,7 @@ from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ..nodes.retrieve.context import ContextPrompt, WorldWithContext
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import (
     AdviceChannels,
@@ -74,6 +75,7 @@ from ..nodes.state import (
 )
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.parts import SHARED, MethodInputs, check_literals
+from .wiring.state_keys import check_state_key, history_similarity, make_trace_node
 
 FLOW = """
 flowchart LR
@@ -82,6 +84,10 @@ flowchart LR
   act -->|over| judge --> remember --> END
 """
 
+FLOW_WITH_HISTORY = FLOW.replace("begin --> recall", "begin --> trace --> recall").replace(
+    "|next step| recall", "|next step| trace"
+)
+"""The drawing where the state key says how the state was reached."""
 
 DECISION_CHANNELS = ("prior", "candidates", "estimates")
 """The channels of one decision that the journal keeps with the step."""
@@ -107,6 +113,14 @@ class JitRL:
     single visits. Paper: 10."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
+    threshold_decay: float = 0.0
+    """Fall of min_similarity over the first 20 steps of an episode. Paper and its code: 0.1."""
+    state_key: Literal["room", "hierarchy", "summary", "embedding"] = "room"
+    """The state that is compared. `room`: the world's state alone. `hierarchy`: also the milestones and the path that led there
+    (nodes/retrieve/context.py). `summary`: both as the model writes them, a call more at every step. `embedding`: as `hierarchy`, by
+    the cosine of sentence embeddings. The history weighs .3 (`paper`: .25)."""
+    embedder: str = ""
+    """`embedding`: a sentence-transformers model by folder or name, or `openai:NAME`."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if experience from other tasks of the same environment is recalled too."""
     gamma: float = 0.8
@@ -142,6 +156,7 @@ class JitRL:
 
     def __post_init__(self) -> None:
         check_literals(self, "jitrl")
+        check_state_key(self.state_key, self.embedder)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -160,12 +175,15 @@ class JitRL:
 
         Args:
             shelf: the store that keeps it for good; None keeps it in this process.
-            similarity: another comparison of states than the estimator's own, such as the environment's (`open_memory`).
+            similarity: another comparison of states than the estimator's own, such as the environment's (`open_memory`). Keys with
+                a history have a comparison of their own.
             credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
                 `guarded` takes the reward as the return, where Eq. 3 would count the same steps again.
         """
         credit: Credit = returns
         tokens: dict[str, Any] = {}
+        if self.state_key != "room":
+            similarity = history_similarity(self.state_key, self.embedder, self.advantage_estimator)
         match self.advantage_estimator:
             case "guarded" if credits_future:
                 credit = _rewards_as_returns
@@ -196,10 +214,16 @@ class JitRL:
 
     @classmethod
     def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
-        """The paper's table. It gives no beta: 1 is what its formula says if the advantage is taken as it is."""
+        """The paper's table. It gives no beta: 1 is what its formula says if the advantage is taken as it is.
+
+        For Jericho states are compared with their history, less strictly from step to step. A model that writes is asked for three
+        options, an action that only the memory knows is added, and the world's list of actions limits both.
+        """
         jericho = benchmark == "jericho"
         return cls(
             advantage_estimator="paper",
+            state_key="hierarchy" if jericho else "room",
+            threshold_decay=0.1 if jericho else 0.0,
             beta=1.0,
             gamma=0.5 if jericho else 0.1,
             min_similarity=0.95 if jericho else 0.8,
@@ -221,6 +245,8 @@ class JitRL:
         jericho = benchmark == "jericho"
         return cls(
             advantage_estimator="reference",
+            state_key="hierarchy" if jericho else "room",
+            threshold_decay=0.1,
             gamma=0.5 if jericho else 0.1,
             min_similarity=0.95 if jericho else 0.8,
             unseen_bonus=1.0,
@@ -233,6 +259,7 @@ _RANGES = {
     "gamma": (0, 1),
     "k": (1, 1e9),
     "min_similarity": (0, 1),
+    "threshold_decay": (0, 1),
     "shrinkage_visits": (1e-9, 1e9),
     "exploration_bonus": (0, 1e6),
     "repeat_penalty": (0, 1e6),
@@ -295,9 +322,16 @@ def build(
             f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
             "make it with open_memory(settings, parts)"
         )
+    flow, view, keys = FLOW, parts.recent_steps_view(), dict[str, Node]()
+    if settings.state_key != "room":
+        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", parts)}
+        parts = replace(parts, environment=WorldWithContext(parts.environment))
+        if parts.chats:
+            view = ContextPrompt(max_steps=parts.history_steps, **parts.prompt_arguments())
     nodes: dict[str, Node] = {
+        **keys,
         "begin": Begin(parts.environment),
-        "propose": parts.make_policy(parts.recent_steps_view()),
+        "propose": parts.make_policy(view),
         "act": Act(
             parts.environment,
             parts.journal,
@@ -309,7 +343,7 @@ def build(
         **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment, parts.journal),
     }
     builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
+    return compile_graph(wire(builder, flow, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
 
 
 def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
@@ -354,7 +388,12 @@ def _reference_nodes(settings: JitRL, memory: Experiences, environment: Environm
 
 
 def _recall_arguments(settings: JitRL) -> dict[str, Any]:
-    return {"k": settings.k, "threshold": settings.min_similarity, "cross_task": settings.cross_task}
+    return {
+        "k": settings.k,
+        "threshold": settings.min_similarity,
+        "threshold_decay": settings.threshold_decay,
+        "cross_task": settings.cross_task,
+    }
 
 
 VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment, Journal], Mapping[str, Node]]] = {

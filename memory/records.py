@@ -86,6 +86,9 @@ class Observation:
     its reward is unknown, which is not zero."""
     over: bool = False
     """True when the episode has ended; then `actions` is empty."""
+    key: str = ""
+    """The state key that a node has made of the observation and of what led to it (nodes/retrieve/context.py); empty: there is
+    none but the environment's."""
 
     def __post_init__(self) -> None:
         _tuple(self, "actions", self.actions)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import numpy as np
 from langchain_core.embeddings import Embeddings
 from typing_extensions import override
 
 from ..errors import UserError
+from ..storage.chroma_store import embedder_name
+from .sections import split_sections
 
-__all__ = ["APIEncoder", "EncoderOptions", "Prompts", "SentenceEncoder", "open_encoder"]
+__all__ = ["APIEncoder", "EncoderOptions", "Prompts", "SectionEncoder", "SentenceEncoder", "open_encoder"]
 
 
 class Prompts(NamedTuple):
@@ -152,4 +156,36 @@ class APIEncoder(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+class SectionEncoder(Embeddings):
+    """An encoder of keys with sections (memory/search/sections.py): a key's vector holds those of its sections side by side.
+
+    Each is scaled to length sqrt(weight), so that with weights that add up to 1 the cosine of two keys is the weighted mean of
+    their sections' cosines.
+
+    Args:
+        encoder: embeds the text of a section.
+        weights: name of a section -> its weight. A section that a key lacks is empty; a text without sections is the first one.
+    """
+
+    def __init__(self, encoder: Embeddings, weights: Mapping[str, float]) -> None:
+        self.encoder, self.weights = encoder, dict(weights)
+        self.model_name = f"{embedder_name(encoder)} by sections {self.weights}"
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """The vector of each key; one call of the encoder for all."""
+        keys = [split_sections(text) or {next(iter(self.weights)): text} for text in texts]
+        parts = [key.get(name, "") for key in keys for name in self.weights]
+        distinct = {part: number for number, part in enumerate(dict.fromkeys(parts))}
+        vectors = np.asarray(self.encoder.embed_documents([*distinct]), np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        scales = np.sqrt(list(self.weights.values()))
+        found = vectors[[distinct[part] for part in parts]].reshape(len(texts), len(scales), -1) * scales[:, None]
+        rows: list[list[float]] = found.reshape(len(texts), -1).tolist()
+        return rows
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of one key."""
         return self.embed_documents([text])[0]

@@ -28,6 +28,13 @@ class ExperienceQuery:
     """The least similarity, in [0, 1]."""
     cross_task: bool = False
     """True: experience from other tasks of the same environment counts."""
+    threshold_decay: float = 0.0
+    """Fall of the threshold over the first 20 steps of an episode: later states are longer told, and seldom quite alike."""
+
+    def least_similarity(self, state: EpisodeChannels) -> float:
+        """The least similarity of a neighbour at this step of the episode."""
+        fall = self.threshold_decay * min(state["step"] / 20, 1) if self.threshold_decay else 0.0
+        return max(self.threshold - fall, 0.0)
 
     def scope(self, state: EpisodeChannels) -> ExperienceScope:
         """The experiences that count in this state: of this environment, from before this episode."""
@@ -38,10 +45,10 @@ class ExperienceQuery:
             "before": (state["run"], state["episode"]),
         }
 
-    def visits(self, state: EpisodeChannels, threshold: float) -> list[tuple[float, Experience]]:
-        """Single visits at least `threshold` similar to the present state, as (similarity, experience), oldest first."""
-        key = self.environment.abstract(state["observation"])
-        return self.experiences.raw_neighbours(key, threshold=threshold, **self.scope(state))
+    def visits(self, state: EpisodeChannels) -> list[tuple[float, Experience]]:
+        """Single visits to states that are similar enough to the present one, as (similarity, experience), oldest first."""
+        key, least = self.environment.abstract(state["observation"]), self.least_similarity(state)
+        return self.experiences.raw_neighbours(key, threshold=least, **self.scope(state))
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Recall(ExperienceQuery):
 
     def __call__(self, state: EpisodeChannels) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), self.scope(state)
-        found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
+        found = self.experiences.neighbours(key, k=self.k, threshold=self.least_similarity(state), **scope)
         average, variance = self.experiences.moments(**scope)
         return {"neighbours": list(found), "average": average, "variance": variance, "repeats": self._repeats(state, key)}
 
@@ -72,7 +79,7 @@ class RecallVisits(ExperienceQuery):
     """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
-        newest = reversed(self.visits(state, self.threshold))
+        newest = reversed(self.visits(state))
         return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
 
 
@@ -80,13 +87,11 @@ class RecallVisits(ExperienceQuery):
 class ReferenceRecall(ExperienceQuery):
     """Retrieve as the authors' code does: among equals the highest returns first, near-copies beyond k, a falling threshold."""
 
-    threshold_decay: float = 0.1
-    """Fall of the threshold over the first 20 steps."""
     near_copy_similarity: float = 0.98
     """All visits more similar than this are kept, even beyond k."""
 
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
-        found = self.visits(state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
+        found = self.visits(state)
         found.sort(key=lambda one: (-one[0], -one[1].value))
         sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)
         return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
