@@ -21,7 +21,8 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
                          - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
     modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0, or any
-              while S^2 = 0, has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone   Eq. 10
+              while S^2 = 0 or if `patience` visits found no G_i > G_avg, has at least z = log
+              min_prior; with N(s) empty A~ is -rho m(a) alone                                       Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
@@ -34,7 +35,8 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
 - Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
 - Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
 - Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
-  was found: then every action is lifted, or a model that is surely wrong would never see a reward.
+  was found: then every action is lifted, or a model that is surely wrong would never see a reward. The same holds in a state where the
+  prior had its chances and nothing better than usual came of them, or the first points would be the last.
 - Eq. 26': within an episode, an action that led back to the same state without progress (memory/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 
@@ -139,6 +141,10 @@ class JitRL:
     min_prior: float = 0.01
     """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`; in
     `shrunk` that of every candidate)."""
+
+    prior_patience: int = 10
+    """patience, Eq. 10: visits to a state without a return above the average, after which every action is lifted there (`guarded`
+    only). Chosen on the train fold."""
 
     # Untried actions
     shrinkage_visits: float = 0.5
@@ -267,12 +273,16 @@ _RANGES = {
     "unseen_bonus": (-1e9, 1e9),
     "unseen_bonus_probability": (0, 1),
     "temperature": (0, 1e6),
+    "prior_patience": (1, 1e9),
 }
 _UNUSED = {
     "guarded": ("unseen_bonus", "unseen_bonus_probability"),
-    "shrunk": ("exploration_bonus", "unseen_bonus", "unseen_bonus_probability", "repeat_penalty"),
-    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
-    "reference": ("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "unseen_bonus_probability"),
+    "shrunk": ("exploration_bonus", "unseen_bonus", "unseen_bonus_probability", "repeat_penalty", "prior_patience"),
+    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "prior_patience"),
+    "reference": (
+        *("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
+        *("unseen_bonus_probability", "prior_patience"),
+    ),
 }
 """Estimator -> the settings that have no effect with it."""
 
@@ -351,7 +361,7 @@ def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environmen
         "recall": Recall(memory, environment, **_recall_arguments(settings), journal=journal),
         "augment": Augment(),
         "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
-        "modulate": Modulate(beta=settings.beta, min_prior=settings.min_prior, lift_only_proven=True),
+        "modulate": Modulate(settings.beta, settings.min_prior, lift_only_proven=True, prior_patience=settings.prior_patience),
         "choose": Choose(settings.temperature),
     }
 

@@ -88,6 +88,7 @@ ARMS: Mapping[str, StudyArm] = {
     "reference-history": StudyArm("jitrl", preset="reference"),
     "paper": StudyArm("jitrl", {"state_key": "room", "threshold_decay": 0.0}, preset="paper"),
     "paper-history": StudyArm("jitrl", preset="paper"),
+    "jitrl-sure-prior": StudyArm("jitrl", {"prior_patience": 1_000_000_000}),
     "jitrl-history": StudyArm("jitrl", {"state_key": "hierarchy"}),
     "paper-well-set": StudyArm(
         "jitrl",

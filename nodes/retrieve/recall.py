@@ -87,6 +87,7 @@ class RecallVisits(ExperienceQuery):
 class ReferenceRecall(ExperienceQuery):
     """Retrieve as the authors' code does: among equals the highest returns first, near-copies beyond k, a falling threshold."""
 
+    threshold_decay: float = 0.1
     near_copy_similarity: float = 0.98
     """All visits more similar than this are kept, even beyond k."""
 

@@ -307,13 +307,15 @@ def guarded(
     bonus: float = 0.25,
     penalty: float = 0.5,
     repeats: dict[str, int] | None = None,
+    patience: int = 10,
     **chances: float,
 ) -> dict[str, object]:
     """The decision of the default estimator, advised and with its logits updated."""
     known = {"average": average, "variance": variance, "repeats": repeats or {}}
     state: dict[str, object] = {**decision(neighbours, **chances), **known}
     state |= GuardedAdvice(kappa=0.5, bonus=bonus, penalty=penalty)(state)  # type: ignore[arg-type]
-    state |= Modulate(beta=10.0, min_prior=0.01, lift_only_proven=True)(state)  # type: ignore[arg-type]
+    modulate = Modulate(beta=10.0, min_prior=0.01, lift_only_proven=True, prior_patience=patience)
+    state |= modulate(state)  # type: ignore[arg-type]
     return state
 
 
@@ -324,6 +326,22 @@ def shifts_of(state: dict[str, object]) -> dict[str, float]:
 def chances_of(state: dict[str, object]) -> dict[str, float]:
     candidates: list[Candidate] = state["candidates"]  # type: ignore[assignment]
     return dict(zip([c.action for c in candidates], softmax([c.logit for c in candidates]), strict=True))
+
+
+def test_eq_10_after_enough_visits_without_a_return_above_the_average_every_action_is_lifted() -> None:
+    """A sure prior, a = .9999, was followed in vain: its logits stay until the tenth visit, then b has the logit of .01."""
+    few, many = ([Neighbour("x", 1.0, "a", visits, 0.0)] for visits in (9, 10))
+    shift = shifts_of(guarded(many, average=1.0, variance=2.0, a=0.9999, b=0.0001))["b"]
+    for here, least in ((few, 0.0001), (many, 0.01)):
+        state = guarded(here, average=1.0, variance=2.0, a=0.9999, b=0.0001)
+        by_action = {c.action: c.logit for c in state["candidates"]}  # type: ignore[attr-defined]
+        assert by_action["b"] == pytest.approx(math.log(least) + 10 * shifts_of(state)["b"])
+        assert by_action["a"] == pytest.approx(math.log(0.9999) + 10 * shifts_of(state)["a"])
+    assert shift > 0
+    paid = [Neighbour("x", 1.0, "a", 20, 1.1)]  # it is worth more than usual here: the prior keeps its say
+    state = guarded(paid, average=1.0, variance=2.0, a=0.9999, b=0.0001)
+    lowest = {c.action: c.logit for c in state["candidates"]}["b"]  # type: ignore[attr-defined]
+    assert lowest == pytest.approx(math.log(0.0001) + 10 * shifts_of(state)["b"])
 
 
 def test_eq_4_prime_an_untried_action_is_worth_the_lower_of_average_and_state() -> None:
@@ -383,7 +401,7 @@ def test_eq_10_while_all_returns_are_the_same_every_action_is_lifted() -> None:
     after = [c.logit for c in nothing["candidates"]]  # type: ignore[attr-defined]
     assert after == pytest.approx([z + 10 * shifts[a] for z, a in zip(floors, "abc", strict=True)])
     assert chances_of(nothing)["b"] > 0.05
-    something = guarded(here, average=0.0, variance=1e-6, a=0.9998, b=0.0001, c=0.0001)
+    something = guarded(here, average=0.0, variance=1e-6, patience=1000, a=0.9998, b=0.0001, c=0.0001)
     assert chances_of(something)["b"] < 0.01
 
 
