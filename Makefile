@@ -17,6 +17,8 @@ READY := .venv/ready
 CODE := graphs nodes memory tools tests src
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# The games of Jericho are played where their files are (JERICHO_GAMES) and the package is.
+NOT_ASKED = not long and not dev$(if $(JERICHO_GAMES),, and not jericho)
 
 export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
@@ -30,10 +32,12 @@ run: $(READY)
 test: quick $(if $(CI),slow check)
 
 quick: $(READY)
-	$(PYTEST) -m "not slow and not long and not jericho and not dev" $(ARGS)
+	@$(if $(JERICHO_GAMES),$(BIN)/python -c "import jericho" 2>/dev/null || echo "Jericho is not played: pip install --no-deps jericho numpy",\
+	  echo "Jericho is not played: set JERICHO_GAMES to a folder of game files")
+	$(PYTEST) -m "not slow and $(NOT_ASKED)" $(ARGS)
 
 slow: $(READY)
-	$(PYTEST) -m "slow and not long and not jericho and not dev" $(ARGS)
+	$(PYTEST) -m "slow and $(NOT_ASKED)" $(ARGS)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)

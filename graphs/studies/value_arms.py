@@ -103,7 +103,8 @@ ARMS: Mapping[str, StudyArm] = {
 }
 """Name -> arm. `former` has the formulas of our earlier default, `paper-well-set` the paper's with beta and alpha chosen on the
 train fold (but for Jericho), `optimistic-table` Q-learning with an initial value and an epsilon chosen there, too. With memory cut,
-only what the running episode shows is left."""
+only what the running episode shows is left. `…-history` compares states with what led to them, `jitrl-sure-prior` never lifts an action
+because its prior was tried in vain."""
 
 
 def family(world: str) -> str:
