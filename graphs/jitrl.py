@@ -76,8 +76,9 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
-from .wiring.parts import SHARED, MethodInputs, check_literals
-from .wiring.state_keys import check_state_key, history_similarity, make_trace_node
+from .wiring.jitrl_settings import check_jitrl
+from .wiring.parts import SHARED, MethodInputs
+from .wiring.state_keys import history_similarity, make_trace_node
 
 FLOW = """
 flowchart LR
@@ -161,18 +162,7 @@ class JitRL:
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "jitrl")
-        check_state_key(self.state_key, self.embedder)
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise UserError(f"jitrl: {name} is a number from {low:g} to {high:g}, got {value}")
-        for name in _UNUSED[self.advantage_estimator]:
-            usual = type(self).__dataclass_fields__[name].default
-            if getattr(self, name) != usual:
-                raise UserError(
-                    f"jitrl: {name} has no effect with advantage_estimator='{self.advantage_estimator}'; leave it at {usual}"
-                )
+        check_jitrl(self)
 
     def memory(
         self, shelf: TrajectoryStore | None = None, *, credits_future: bool = False, similarity: Similarity | None = None
@@ -258,33 +248,6 @@ class JitRL:
             unseen_bonus=1.0,
             temperature=0.0,
         )
-
-
-_RANGES = {
-    "beta": (0, 1e6),
-    "gamma": (0, 1),
-    "k": (1, 1e9),
-    "min_similarity": (0, 1),
-    "threshold_decay": (0, 1),
-    "shrinkage_visits": (1e-9, 1e9),
-    "exploration_bonus": (0, 1e6),
-    "repeat_penalty": (0, 1e6),
-    "min_prior": (0, 1),
-    "unseen_bonus": (-1e9, 1e9),
-    "unseen_bonus_probability": (0, 1),
-    "temperature": (0, 1e6),
-    "prior_patience": (1, 1e9),
-}
-_UNUSED = {
-    "guarded": ("unseen_bonus", "unseen_bonus_probability"),
-    "shrunk": ("exploration_bonus", "unseen_bonus", "unseen_bonus_probability", "repeat_penalty", "prior_patience"),
-    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "prior_patience"),
-    "reference": (
-        *("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
-        *("unseen_bonus_probability", "prior_patience"),
-    ),
-}
-"""Estimator -> the settings that have no effect with it."""
 
 
 def _rewards_as_returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:

@@ -11,20 +11,7 @@ from ...nodes.retrieve.context import HISTORY, STATE, TraceHistory, write_summar
 from .flow import Node
 from .parts import MethodInputs
 
-__all__ = ["check_state_key", "compare_by_embeddings", "compare_by_words", "history_similarity", "make_trace_node"]
-
-
-def check_state_key(state_key: str, embedder: str) -> None:
-    """Check that an embedder is named just where keys are compared by embeddings.
-
-    Raises:
-        UserError: it is not.
-    """
-    if (state_key == "embedding") != bool(embedder):
-        raise UserError(
-            f"jitrl: state_key='embedding' goes with an embedder (and only that does), got state_key={state_key!r} and "
-            f"embedder={embedder!r}"
-        )
+__all__ = ["compare_by_embeddings", "compare_by_words", "history_similarity", "make_trace_node"]
 
 
 def history_similarity(state_key: str, embedder: str, estimator: str) -> Similarity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,10 @@ def engine_scores(build: Callable[..., Any], settings: Any, task: Task, episodes
     [
         ("jitrl", jitrl.build, JitRL()),
         ("former", jitrl.build, JitRL(advantage_estimator="shrunk")),
-        ("paper", jitrl.build, JitRL.paper()),
-        ("reference", jitrl.build, JitRL.reference()),
+        ("paper", jitrl.build, replace(JitRL.paper(), state_key="room", threshold_decay=0.0)),
+        ("paper-history", jitrl.build, JitRL.paper()),
+        ("reference", jitrl.build, replace(JitRL.reference(), state_key="room")),
+        ("reference-history", jitrl.build, JitRL.reference()),
         ("static", static.build, static.Static()),
         ("tabular", tabular.build, tabular.Tabular()),
     ],
