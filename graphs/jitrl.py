@@ -21,8 +21,8 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
                          - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
     modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0, or any
-              while S^2 = 0 or if `patience` visits found no G_i > G_avg, has at least z = log
-              min_prior; with N(s) empty A~ is -rho m(a) alone                                       Eq. 10
+              while S^2 = 0 or if `patience` visits found no G_i > max(G_avg, 0), has at least
+              z = log min_prior; with N(s) empty A~ is -rho m(a) alone                               Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3

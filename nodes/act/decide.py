@@ -292,8 +292,8 @@ class Modulate:
     """True: only actions that were tried and found better than the state's value are lifted to `min_prior`, and all of them as long as
     every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure."""
     prior_patience: float = math.inf
-    """Visits to the neighbours after which all actions are lifted, too, if none of these was found better than the average return:
-    the prior had its chances here."""
+    """Visits to the neighbours after which all actions are lifted, too, if none of these was found better than the average return or,
+    where the average is a loss, than nothing: the prior had its chances here."""
 
     def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
@@ -301,7 +301,8 @@ class Modulate:
         lowest = math.log(self.min_prior) if self.min_prior and neighbours else -math.inf
         lift_all = not self.lift_only_proven or state["variance"] == 0
         if not lift_all and sum(n.count for n in neighbours) >= self.prior_patience:
-            lift_all = all(n.mean <= state["average"] + 1e-12 for n in neighbours)
+            usual = max(state["average"], 0.0)
+            lift_all = all(n.mean <= usual + 1e-12 for n in neighbours)
         lifted = [lift_all or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
         scores = [max(c.logit, lowest) if lift else c.logit for c, lift in zip(state["candidates"], lifted, strict=True)]
         return _update(state, scores, self.beta)

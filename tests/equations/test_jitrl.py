@@ -338,6 +338,9 @@ def test_eq_10_after_enough_visits_without_a_return_above_the_average_every_acti
         assert by_action["b"] == pytest.approx(math.log(least) + 10 * shifts_of(state)["b"])
         assert by_action["a"] == pytest.approx(math.log(0.9999) + 10 * shifts_of(state)["a"])
     assert shift > 0
+    some_died = guarded([Neighbour("x", 1.0, "a", 10, 0.0)], average=-0.1, variance=2.0, a=0.9999, b=0.0001)
+    lowest = {c.action: c.logit for c in some_died["candidates"]}["b"]  # type: ignore[attr-defined]
+    assert lowest == pytest.approx(math.log(0.01) + 10 * shifts_of(some_died)["b"])  # to earn nothing is no success
     paid = [Neighbour("x", 1.0, "a", 20, 1.1)]  # it is worth more than usual here: the prior keeps its say
     state = guarded(paid, average=1.0, variance=2.0, a=0.9999, b=0.0001)
     lowest = {c.action: c.logit for c in state["candidates"]}["b"]  # type: ignore[attr-defined]

@@ -156,7 +156,8 @@ def test_without_listed_actions_the_remembered_ones_are_rated() -> None:
 
 
 def test_settings_are_those_of_jitrl_and_checked_as_there() -> None:
-    assert PromptUpdate.paper().as_jitrl() == replace(jitrl.JitRL.paper(), beta=jitrl.JitRL().beta)
+    paper = replace(jitrl.JitRL.paper(), state_key="room", threshold_decay=0.0)
+    assert PromptUpdate.paper().as_jitrl() == replace(paper, beta=jitrl.JitRL().beta)
     assert PromptUpdate().as_jitrl() == jitrl.JitRL()
     with pytest.raises(UserError, match=r"prompt-update: gamma is a number from 0 to 1, got 2"):
         PromptUpdate(gamma=2)

@@ -71,7 +71,7 @@ def test_the_values_computed_again_are_those_of_the_journal(played: Path, method
         assert f"the agent took '{decision.state['action']}'." in shown.sentences[0]
         assert sum(row[0] == f"* {decision.state['action']}" for row in shown.actions) == 1
         assert len(shown.remembered) == 1 + len(decision.state["neighbours"])
-    assert known >= 3
+    assert known >= 2  # few states of four episodes have the same history
 
 
 def test_the_published_formulas_are_put_into_their_own_words(played: Path) -> None:
