@@ -21,8 +21,7 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
                          - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
     modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0, or any
-              while S^2 = 0 or if `patience` visits found no G_i > max(G_avg, 0), has at least
-              z = log min_prior; with N(s) empty A~ is -rho m(a) alone                               Eq. 10
+              while S^2 = 0, has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone   Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
@@ -35,8 +34,8 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
 - Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
 - Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
 - Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
-  was found: then every action is lifted, or a model that is surely wrong would never see a reward. The same holds in a state where the
-  prior had its chances and nothing better than usual came of them, or the first points would be the last.
+  was found: then every action is lifted, or a model that is surely wrong would never see a reward. With `prior_patience` the
+  same holds in a state where so many visits found no return above max(G_avg, 0).
 - Eq. 26': within an episode, an action that led back to the same state without progress (memory/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 
@@ -51,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -143,9 +143,9 @@ class JitRL:
     """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`; in
     `shrunk` that of every candidate)."""
 
-    prior_patience: int = 10
-    """patience, Eq. 10: visits to a state without a return above the average, after which every action is lifted there (`guarded`
-    only). Chosen on the train fold."""
+    prior_patience: int = 0
+    """Visits to a state without a return above the average, after which every action is lifted there (`guarded` only); 0: never. On the
+    train folds 10 did neither better nor worse."""
 
     # Untried actions
     shrinkage_visits: float = 0.5
@@ -324,7 +324,9 @@ def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environmen
         "recall": Recall(memory, environment, **_recall_arguments(settings), journal=journal),
         "augment": Augment(),
         "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
-        "modulate": Modulate(settings.beta, settings.min_prior, lift_only_proven=True, prior_patience=settings.prior_patience),
+        "modulate": Modulate(
+            settings.beta, settings.min_prior, lift_only_proven=True, prior_patience=settings.prior_patience or inf
+        ),
         "choose": Choose(settings.temperature),
     }
 

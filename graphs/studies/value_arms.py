@@ -88,7 +88,7 @@ ARMS: Mapping[str, StudyArm] = {
     "reference-history": StudyArm("jitrl", preset="reference"),
     "paper": StudyArm("jitrl", {"state_key": "room", "threshold_decay": 0.0}, preset="paper"),
     "paper-history": StudyArm("jitrl", preset="paper"),
-    "jitrl-sure-prior": StudyArm("jitrl", {"prior_patience": 1_000_000_000}),
+    "jitrl-patient": StudyArm("jitrl", {"prior_patience": 10}),
     "jitrl-history": StudyArm("jitrl", {"state_key": "hierarchy"}),
     "paper-well-set": StudyArm(
         "jitrl",
@@ -103,8 +103,8 @@ ARMS: Mapping[str, StudyArm] = {
 }
 """Name -> arm. `former` has the formulas of our earlier default, `paper-well-set` the paper's with beta and alpha chosen on the
 train fold (but for Jericho), `optimistic-table` Q-learning with an initial value and an epsilon chosen there, too. With memory cut,
-only what the running episode shows is left. `…-history` compares states with what led to them, `jitrl-sure-prior` never lifts an action
-because its prior was tried in vain."""
+only what the running episode shows is left. `…-history` compares states with what led to them, `jitrl-patient` gives the prior ten visits to a
+state to find something there."""
 
 
 def family(world: str) -> str:

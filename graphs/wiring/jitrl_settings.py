@@ -22,7 +22,7 @@ _RANGES = {
     "unseen_bonus": (-1e9, 1e9),
     "unseen_bonus_probability": (0, 1),
     "temperature": (0, 1e6),
-    "prior_patience": (1, 1e9),
+    "prior_patience": (0, 1e9),
 }
 _UNUSED = {
     "guarded": ("unseen_bonus", "unseen_bonus_probability"),
