@@ -169,14 +169,14 @@ def play_alone(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFa
         jobs[0].folder.mkdir(parents=True, exist_ok=True)
         (jobs[0].folder / "error.txt").write_text(f"{text}\n", encoding="utf-8")
         reason = f"{text.splitlines()[-1]} ({jobs[0].folder / 'error.txt'} has the traceback)"
-        failed = [RunFailure(job.method, job.seed, reason) for job in jobs if not sweeps.is_finished(job)]
+        failed = [RunFailure(job.method, job.seed, reason) for job in jobs if not _is_done(job)]
     return None if failed is None else [(jobs[0].folder.parent, failure) for failure in failed]
 
 
 def _lost_failures(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]]:
     """The failures of runs whose process was killed."""
     reason = "the process that played it was killed (out of memory?)"
-    return [(job.folder.parent, RunFailure(job.method, job.seed, reason)) for job in work[1] if not sweeps.is_finished(job)]
+    return [(job.folder.parent, RunFailure(job.method, job.seed, reason)) for job in work[1] if not _is_done(job)]
 
 
 def _unfinished(one: BenchSweep) -> tuple[list[list[Job]], list[RunFailure]]:
@@ -299,6 +299,8 @@ def _report(
     if options.json:
         for one in objects:
             print(json.dumps(one))
+        for note in notes:
+            say(note)
     else:
         print(page)
         print(f"\nreport           {folder / 'report.html'}: every number there leads to its rows")

@@ -116,6 +116,8 @@ def _make_sweep(
     values: dict[str, Any] = {"seeds": file.seeds, "split": file.split, "episodes": file.episodes, "judge": file.judge}
     values |= {**file.options, **environment.options, **model.options}
     seeds = seed_list(values.pop("seeds"))
+    if model.name == UNIFORM:  # it costs nothing
+        values = {name: value for name, value in values.items() if name not in ("token_budget", "dollar_budget")}
     options = RunOptions(
         env=environment.name,
         model="pocket" if model.name == UNIFORM else model.name,

@@ -294,6 +294,25 @@ def test_prices_make_dollars_and_nothing_else_does(here: Path, capsys: pytest.Ca
     assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 3  # with the scores by cost
 
 
+def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'environments = ["toy", { name = "toy", label = "short", horizon = 3, seeds = [4, 9], judge = "self" }]\n'
+        'models = ["uniform", { name = "openai:me", max_tokens = 7, horizon = 5, price_out = 1 }]\n'
+        'methods = ["tabular", "react"]\n[options]\nhorizon = 8\ndollar_budget = 2\n'
+    )
+    planned = plan_sweeps(read_bench_file(path, [*METRICS]), tmp_path, 1)
+    found = {
+        one.name: (one.setup.options.horizon, one.setup.options.max_tokens, one.setup.options.dollar_budget) for one in planned
+    }
+    assert found == {
+        **{"toy, uniform": (8, None, 0.0), "toy, openai:me": (5, 7, 2.0), "toy, no model": (8, None, 0.0)},
+        **{"short, uniform": (3, None, 0.0), "short, openai:me": (5, 7, 2.0), "short, no model": (3, None, 0.0)},
+    }
+    assert {(one.seeds, one.setup.options.judge) for one in planned} == {(tuple(range(10)), "environment"), ((4, 9), "self")}
+    assert {one.setup.options.stop_at_full_score for one in planned} == {False}
+
+
 def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(write(TINY.replace('"random"', '"random", "static"').replace('"uniform"', '"pocket"')), "--dry-run") == 0
     shown = capsys.readouterr().out
