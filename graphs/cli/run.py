@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...memory.errors import UserError
 from ..studies import sweep, workers
 from ..studies.old_names import former_defaults
+from ..studies.ray_pool import is_ray
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
@@ -81,6 +82,7 @@ def play_sweep(setup: SweepSetup) -> int:
     seeds = parse_seeds(options.seeds)
     if options.episodes < 1 or options.workers < 1:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
+    is_ray(options.engine)  # refuses an unknown one
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
     runs_at_once(setup)
@@ -132,7 +134,7 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFa
         for batch in batches
     ]
     with show_progress(rows) as tick:
-        failures = play_missing([(setup, batches)], play, options.workers, tick)
+        failures = play_missing([(setup, batches)], play, options.workers, tick, engine=options.engine)
         tick()
     return failures
 

@@ -43,7 +43,17 @@ def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
     # A run that stopped at the full score goes on if it is asked for all episodes.
-    for name in ("out", "workers", "concurrency", "json", "compare", "stop_at_full_score", *REQUEST_OPTIONS, *COST_OPTIONS):
+    for name in (
+        "out",
+        "workers",
+        "engine",
+        "concurrency",
+        "json",
+        "compare",
+        "stop_at_full_score",
+        *REQUEST_OPTIONS,
+        *COST_OPTIONS,
+    ):
         del options[name]
     for name in DRAW_OPTIONS:  # a folder of an earlier version has none of them
         if options[name] is None:

@@ -162,7 +162,7 @@ def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[
             with _progress(setup) as tick, workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
                     work = [(setup, seed, splits[seed]) for seed in due]
-                    wrong = workers.run_workers(work, play_seed, setup.options.workers, tick, 1)
+                    wrong = workers.run_workers(work, play_seed, setup.options.workers, tick, engine=setup.options.engine)
                     tick()
                     if wrong:
                         raise UserError("; ".join(dict.fromkeys(wrong)))

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ...memory.errors import UserError
+from .ray_pool import is_ray, run_on_ray
 
 __all__ = ["environment_defaults", "play_in_threads", "run_workers"]
 
@@ -40,8 +42,9 @@ def run_workers(
     tick: Callable[[], None] = lambda: None,
     concurrency: int = 1,
     lost: Callable[[Any], Any] | None = None,
+    engine: str = "processes",
 ) -> list[Any]:
-    """Call `play` on every batch, in worker processes that are started by spawn.
+    """Call `play` on every batch, in worker processes that are started by spawn, or on a Ray cluster.
 
     A batch that fails says so by what `play` returns, and the others are played on: calls in flight are paid for.
 
@@ -54,6 +57,7 @@ def run_workers(
             among the processes beforehand.
         lost: batch -> what to return for it, if the process that plays it is killed; the other batches are played on. None: that
             is an error.
+        engine: `processes`, `ray` or `ray://HOST:PORT`.
 
     Returns:
         What `play` returned for the batches, in the order in which they ended, without None.
@@ -63,7 +67,12 @@ def run_workers(
     """
     count = min(workers, len(batches))
     parts = [[batch] for batch in batches] if concurrency == 1 else [batches[n::count] for n in range(count)]
-    found, left = _run_pool(parts, play, count, tick, concurrency)
+    if is_ray(engine):
+        found, left = run_on_ray(parts, partial(_play_quietly, play, concurrency), engine, count, tick)
+        found += [lost(batch) for part in left for batch in part] if lost is not None else []
+        left = [] if lost is not None else left
+    else:
+        found, left = _run_pool(parts, play, count, tick, concurrency)
     while left and lost is not None:
         # Work is handed out in order: one of the first of these has killed its process. Each is played in one of its own.
         for part in left[: count + 1]:
@@ -154,10 +163,22 @@ class RepeatFilter(logging.Filter):
         return count <= self.most
 
 
+def _play_quietly(play: Callable[[Any], Any], concurrency: int, part: Sequence[Any]) -> list[Any]:
+    _repeat_no_warning()
+    return play_in_threads(part, play, concurrency)
+
+
 def _begin_worker(listen: Connection) -> None:
     """Prepare a new worker process: it ends with its parent, and repeats no warning without end."""
-    logging.getLogger("learngraph.nodes.ask").addFilter(RepeatFilter())
+    _repeat_no_warning()
     _exit_with_parent(listen)
+
+
+def _repeat_no_warning() -> None:
+    """Show no more than three of each warning about unusable replies, in this process."""
+    logger = logging.getLogger("learngraph.nodes.ask")
+    if not any(isinstance(one, RepeatFilter) for one in logger.filters):
+        logger.addFilter(RepeatFilter())
 
 
 def _exit_with_parent(listen: Connection) -> None:

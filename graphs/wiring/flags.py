@@ -125,6 +125,8 @@ class SharedOptions(ModelOptions):
     """The output: the run folder; made from the settings under `runs/` if not given. The same command continues it."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that work at the same time."""
+    engine: str = "processes"
+    """Where they run: `processes` of this machine, `ray` (a Ray cluster on it, or $RAY_ADDRESS), or `ray://HOST:PORT`."""
     concurrency: int | None = None
     """Work that each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
     behind an API, and 1 for a model in this process, which can do one thing at a time."""

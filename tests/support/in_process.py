@@ -18,8 +18,9 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
         play: Callable[[Any], Any],
         workers: int,
         tick: Callable[[], None],
-        concurrency: int,
+        concurrency: int = 1,
         lost: Callable[[Any], Any] | None = None,
+        engine: str = "processes",
     ) -> list[Any]:
         found = []
         for batch in batches:

@@ -49,6 +49,8 @@ class BenchOptions:
     """Its folder; `runs/bench-NAME` for `NAME.toml` if not given. The same command continues it."""
     jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that play at the same time."""
+    engine: str = "processes"
+    """Where runs are played: `processes` of this machine, `ray` (a cluster on it, or $RAY_ADDRESS), or `ray://HOST:PORT`."""
     seeds: str | None = None
     """Other seeds than the file's: `5`, `0,3,7` or `20-39`. More of them are added to those that are played."""
     episodes: int | None = None
@@ -89,7 +91,7 @@ def bench(args: Sequence[str]) -> int:
         stack.enter_context(sweeps.claim_folder(folder, {"bench": name}))
         for one in planned:
             stack.enter_context(sweeps.claim_folder(one.folder, growing_record(one)))
-        failures = _play(planned, options.jobs, folder)
+        failures = _play(planned, options.jobs, options.engine, folder)
         return _report(file, options, folder, planned, failures)
 
 
@@ -117,7 +119,7 @@ Failures = dict[tuple[Path, str, int], RunFailure]
 """Folder of a sweep, method and seed -> why that run has no result."""
 
 
-def _play(planned: Sequence[BenchSweep], jobs: int, folder: Path) -> Failures:
+def _play(planned: Sequence[BenchSweep], jobs: int, engine: str, folder: Path) -> Failures:
     """Play what is left. Returns the runs that failed."""
     failures: Failures = {}
     left: list[tuple[BenchSweep, list[list[Job]]]] = []
@@ -143,7 +145,7 @@ def _play(planned: Sequence[BenchSweep], jobs: int, folder: Path) -> Failures:
             show_progress(rows, [total]) as tick,
         ):
             work = [(one.setup, batches) for one, batches in left]
-            failures |= _by_run(play_missing(work, play_alone, jobs, tick, lost=_lost_failures))
+            failures |= _by_run(play_missing(work, play_alone, jobs, tick, lost=_lost_failures, engine=engine))
             tick()
     except KeyboardInterrupt:
         say(f"stopped; finished episodes are in {folder}, and the same command goes on from there")

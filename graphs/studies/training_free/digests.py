@@ -32,7 +32,7 @@ __all__ = [
 
 # fmt: off
 RESULT_NEUTRAL_OPTIONS = (
-    "out", "workers", "concurrency", "json", "dry_run", "compare", "token_budget", "dollar_budget",
+    "out", "workers", "engine", "concurrency", "json", "dry_run", "compare", "token_budget", "dollar_budget",
     "price_in", "price_out", "critic_price_in", "critic_price_out",
 )
 # fmt: on
