@@ -1,20 +1,20 @@
 """Steps per second of our worlds in a browser, beside bare Playwright's on the same actions.
 
-    python tests/performance/bench_web.py [--rounds 7] [--steps 30]
+    python tests/performance/bench_web.py [--rounds 7]
 
 Bare Playwright opens the same pages in the same Chromium and does what any agent on it has to do at a step: act on the element by role
 and name (`get_by_role`, with the mouse or as a click event, as our world does it), ask whether the episode is over, and take the
 page's accessibility snapshot. Ours also reads the snapshot, lists the admissible actions and writes the text. The two are
-interleaved, round by round; each number is the median of the rounds, and the rate is the median of the rounds' ratios.
+interleaved, round by round. The start of an episode is not counted.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from rows import make_parser, ratios, report
 
 from learngraph.memory.records import Task
 from learngraph.tools.environments.browser import BrowserShop
@@ -61,35 +61,33 @@ def play_bare(world: Any, task: Task, actions: Sequence[str]) -> float:
     return shared_chromium().run(play, 300)
 
 
-def measure(name: str, world: Any, task: Task, actions: Sequence[str], rounds: int) -> str:
-    """One row of the table."""
+def measure(name: str, world: Any, task: Task, actions: Sequence[str], rounds: int) -> None:
+    """Report the rows of a world."""
     plays: tuple[Callable[[Any, Task, Sequence[str]], float], ...] = (play_ours, play_bare)
     for play in plays:  # warm both
         play(world, task, actions[:3])
-    rates = [[play(world, task, actions) for play in (plays if n % 2 else plays[::-1])] for n in range(rounds)]
-    pairs = [pair if n % 2 else pair[::-1] for n, pair in enumerate(rates)]
-    ours, bare = (statistics.median(pair[k] for pair in pairs) for k in (0, 1))
-    ratios = sorted(one / other for one, other in pairs)
+    ours, bare = list[float](), list[float]()
+    for n in range(rounds):
+        for play, rates in ((play_ours, ours), (play_bare, bare))[:: 1 if n % 2 else -1]:
+            rates.append(play(world, task, actions))
     world.close()
-    return f"| {name} | {ours:.1f} | {bare:.1f} | {statistics.median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |"
+    report(f"steps in a browser, {name}", ours, "per second")
+    report(f"the same over bare Playwright's, {name}", ratios(ours, bare), at_least=0.8)
 
 
 def main() -> None:
-    """Print the table row by row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=30)
-    given = parser.parse_args()
-    print("| world | ours, steps/s | bare Playwright, steps/s | ratio [least, most] |\n|---|---|---|---|")
-    boxes = MiniWob("click-checkboxes", horizon=given.steps + 1)
+    """Report all rows."""
+    given = make_parser(__doc__, 7).parse_args()
+    rounds, steps = (1, 6) if given.quick else (given.rounds, 30)
+    boxes = MiniWob("click-checkboxes", horizon=steps + 1)
     task = boxes.task(1)
     clicks = [action for action in boxes.observe(task, ()).actions if "checkbox" in action]
-    print(measure("miniwob:click-checkboxes", boxes, task, [clicks[n % len(clicks)] for n in range(given.steps)], given.rounds))
-    shop = BrowserShop({"products": "200"}, horizon=given.steps + 1)
+    measure("MiniWoB++", boxes, task, [clicks[n % len(clicks)] for n in range(steps)], rounds)
+    shop = BrowserShop({"products": "200"}, horizon=steps + 1)
     task = shop.task(0)
     search = next(action for action in shop.observe(task, ()).actions if action.startswith("fill"))
     around = [search, 'click[button "Search"]', 'click[button "Back to Search"]']
-    print(measure("browser:shop", shop, task, [around[n % 3] for n in range(given.steps)], given.rounds))
+    measure("our shop", shop, task, [around[n % 3] for n in range(steps)], rounds)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ TOPICS: dict[str, dict[str, tuple[int, ...]]] = {
     "Scoring actions with a local model": {"bench_scoring": (13, 14, 15, 16)},
     "Many calls at once": {"bench_rollouts": (11, 12), "bench_icrl": (16,), "bench_training_free": (21,)},
     "What a learning middleware adds to a model call of an agent": {"bench_agents": ()},
+    "A real browser": {"bench_web": ()},
     "Learning": {"bench_lora": (17, 18), "bench_replay": ()},
     "Serving": {"bench_swap": (19,), "bench_serving": (20,), "bench_generate": (), "bench_tenants": ()},
 }
