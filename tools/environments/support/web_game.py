@@ -35,10 +35,10 @@ Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
 
 _ELEMENT_SECONDS = 3.0
-_CLICK = """([element]) => {
+_VANISHED_SECONDS = 1.0
+_CLICK = """element => {
   if (element instanceof SVGElement) ['mousedown', 'mouseup', 'click'].forEach(kind => element.dispatchEvent(new Event(kind)));
-  else if (element) { element.click(); element.focus(); }
-  return Boolean(element);
+  else { element.click(); element.focus(); }
 }"""
 _SCROLL = "up => window.scrollBy(0, (up ? -0.8 : 0.8) * window.innerHeight)"
 
@@ -209,11 +209,17 @@ async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: Access
     """
     from playwright.async_api import TimeoutError
 
-    is_script = by_script and action.kind == "click"
-    if not await (element.evaluate_all(_CLICK) if is_script else element.count()):
-        raise ValueError(f"{node.role} {node.name!r} is no longer on the page")
-    if is_script:
+    # A reference is known in Playwright's own world of scripts only: `evaluate` finds it, `evaluate_all` and `dispatch_event` do not.
+    missing = ValueError(f"{node.role} {node.name!r} is no longer on the page")
+    if by_script and action.kind == "click":
+        try:
+            await element.evaluate(_CLICK, timeout=1000 * _VANISHED_SECONDS)
+        except TimeoutError as cause:
+            tab.check_alive(cause)
+            raise missing from cause
         return
+    if not await element.count():
+        raise missing
     before, limit = tab.page.url, 1000 * _ELEMENT_SECONDS
     try:
         match action.kind:
