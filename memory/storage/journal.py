@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ..display import Table, make_table
@@ -20,6 +21,12 @@ from .rows import Rows
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _FIELDS = ("id", "parent", "step", "state", "action", "reward", "observation")
+MAX_HISTORIES = 64
+"""Episodes whose history is kept from step to step: nodes ask for it at each step, and to build it anew reads every step so far."""
+
+
+def _transition(row: Mapping[str, Any]) -> Transition:
+    return Transition(row["state"], row["action"], row["reward"], row.get("observation", ""))
 
 
 class JournalError(UserError, RuntimeError):
@@ -39,6 +46,8 @@ class Journal:
 
     def __init__(self, path: Path | str | None = None, details: Sequence[str] | None = ()) -> None:
         self._rows = Rows(path, keep=None if details is None else (*_FIELDS, *details))
+        self._histories: dict[str, tuple[Transition, ...]] = {}  # head -> history, the one asked for last at the end
+        self._lock = Lock()
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
@@ -67,9 +76,19 @@ class Journal:
         Raises:
             JournalError: `head` is neither the start of an episode nor a step written here.
         """
-        return tuple(
-            Transition(row["state"], row["action"], row["reward"], row.get("observation", "")) for row in self.rows(head, last)
-        )
+        row = self._rows.get(head)
+        if row is None or last is not None:
+            return tuple(map(_transition, self.rows(head, last)))
+        with self._lock:
+            found = self._histories.pop(head, None)
+            before = self._histories.pop(row["parent"], None) if found is None else None
+        if found is None:
+            found = tuple(map(_transition, self.rows(head))) if before is None else (*before, _transition(row))
+        with self._lock:
+            self._histories[head] = found
+            if len(self._histories) > MAX_HISTORIES:
+                del self._histories[next(iter(self._histories))]
+        return found
 
     def rows(self, head: str, last: int | None = None) -> list[Mapping[str, Any]]:
         """The rows of the steps up to `head`, as `history`: `step`, `state`, `action`, `reward`, `observation` if it has one, and the

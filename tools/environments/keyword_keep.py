@@ -191,6 +191,7 @@ class KeywordKeep:
         """Does nothing: no process or file is held open."""
 
 
+@lru_cache(maxsize=64)
 def _actions(place: str) -> tuple[str, ...]:
     kind = place.partition(" ")[0]
     return tuple(sorted(ANSWERS[kind] + MOVES[kind]))
