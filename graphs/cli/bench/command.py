@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from ..play import loads_model, play
 from ..progress import ProgressRow, show_progress
 from ..report import ScoreFollower, say
 from ..run import check_sweep, play_missing, runs_at_once
-from ..run_folder import parse_seeds, shares_memory
+from ..run_folder import parse_seeds
 from .file import NO_MODEL, BenchFile, read_bench_file
+from .folder import Failures, Run, is_done, read_results, unfinished_runs
 from .plan import BenchSweep, growing_record, plan_sweeps, sweep_prices, unplayed_notes
 
 __all__ = ["bench"]
@@ -115,16 +116,13 @@ def _with_flags(file: BenchFile, options: BenchOptions) -> BenchFile:
 
 # Playing
 
-Failures = dict[tuple[Path, str, int], RunFailure]
-"""Folder of a sweep, method and seed -> why that run has no result."""
-
 
 def _play(planned: Sequence[BenchSweep], jobs: int, engine: str, folder: Path) -> Failures:
     """Play what is left. Returns the runs that failed."""
     failures: Failures = {}
     left: list[tuple[BenchSweep, list[list[Job]]]] = []
     for one in planned:
-        batches, refused = _unfinished(one)
+        batches, refused = unfinished_runs(one)
         failures |= _by_run((one.folder, failure) for failure in refused)
         if not batches:
             continue
@@ -171,48 +169,14 @@ def play_alone(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFa
         jobs[0].folder.mkdir(parents=True, exist_ok=True)
         (jobs[0].folder / "error.txt").write_text(f"{text}\n", encoding="utf-8")
         reason = f"{text.splitlines()[-1]} ({jobs[0].folder / 'error.txt'} has the traceback)"
-        failed = [RunFailure(job.method, job.seed, reason) for job in jobs if not _is_done(job)]
+        failed = [RunFailure(job.method, job.seed, reason) for job in jobs if not is_done(job)]
     return None if failed is None else [(jobs[0].folder.parent, failure) for failure in failed]
 
 
 def _lost_failures(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]]:
     """The failures of runs whose process was killed."""
     reason = "the process that played it was killed (out of memory?)"
-    return [(job.folder.parent, RunFailure(job.method, job.seed, reason)) for job in work[1] if not _is_done(job)]
-
-
-def _unfinished(one: BenchSweep) -> tuple[list[list[Job]], list[RunFailure]]:
-    """The runs of a sweep that are to be played, method by method, and those that cannot be: their files are damaged."""
-    batches, refused = [], []
-    for batch in one.batches():
-        left = []
-        for job in batch:
-            try:
-                if not sweeps.is_finished(job):
-                    ScoreFollower(job).read_scores()
-                    left.append(job)
-            except (UserError, ValueError, KeyError) as error:
-                reason = (
-                    str(error)
-                    if isinstance(error, UserError)
-                    else f"{job.folder} is damaged ({error}); remove it to play again"
-                )
-                refused.append(RunFailure(job.method, job.seed, reason, fails_again=True))
-        if left and shares_memory(one.setup, batch[0].method) and _memory_is_ahead(batch, left):
-            reason = (
-                "its seeds share one memory and are played in turn, and later ones have been played already: it cannot be given "
-                "more episodes or earlier seeds; give another --out"
-            )
-            refused += [RunFailure(job.method, job.seed, reason, fails_again=True) for job in left]
-        elif left:
-            batches.append(left)
-    return batches, refused
-
-
-def _memory_is_ahead(batch: Sequence[Job], left: Sequence[Job]) -> bool:
-    """True if a run that is to be played comes before one that has begun, or has an end already."""
-    first = batch.index(left[0])
-    return (left[0].folder / "result.json").exists() or any((job.folder / "steps.jsonl").exists() for job in batch[first + 1 :])
+    return [(job.folder.parent, RunFailure(job.method, job.seed, reason)) for job in work[1] if not is_done(job)]
 
 
 def _progress_row(name: str, parts: Sequence[tuple[BenchSweep, Sequence[Sequence[Job]]]]) -> ProgressRow:
@@ -226,7 +190,7 @@ def _progress_row(name: str, parts: Sequence[tuple[BenchSweep, Sequence[Sequence
 # Results
 
 
-def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failures) -> list[BenchTable]:
+def make_tables(file: BenchFile, planned: Sequence[BenchSweep], results: Mapping[Run, SeedResult]) -> list[BenchTable]:
     """The tables of the finished runs, also of methods of the file that are not to be played now."""
     tables = list[BenchTable]()
     for environment in dict.fromkeys(one.environment.label for one in planned):
@@ -234,19 +198,15 @@ def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failur
         runs, folders = dict[tuple[str, str], list[SeedResult]](), dict[tuple[str, str, int], Path]()
         for one in here:
             for key, arm in one.arms.items():
-                jobs = [
-                    job for seed in one.seeds if _is_done(job := one.job(key, seed)) and (one.folder, key, seed) not in failures
-                ]
-                if jobs:
-                    is_judged = one.setup.options.judge != "environment"
-                    results = [replace(sweeps.seed_result(job, is_judged=is_judged), method=arm.label) for job in jobs]
-                    runs[one.model.label, arm.label] = results
-                    folders |= {(one.model.label, arm.label, job.seed): job.folder for job in jobs}
+                if seeds := [seed for seed in one.seeds if (one.folder, key, seed) in results]:
+                    found = [results[one.folder, key, seed] for seed in seeds]
+                    runs[one.model.label, arm.label] = [replace(result, method=arm.label) for result in found]
+                    folders |= {(one.model.label, arm.label, seed): one.job(key, seed).folder for seed in seeds}
         runs = dict(zip(runs, with_common_optimum([*runs.values()]), strict=True))
         for one in [one for one in here if one.model.label != NO_MODEL] or here:
             # A method that asks no model stands beside those of each model.
             models = [one.model.label, NO_MODEL]
-            found = {
+            shown = {
                 arm.label: runs[model, arm.label] for arm in file.methods for model in models if (model, arm.label) in runs
             }
             places = {(label, seed): path for (model, label, seed), path in folders.items() if model in models}
@@ -254,7 +214,7 @@ def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failur
                 BenchTable(
                     environment,
                     one.model.label,
-                    found,
+                    shown,
                     file.against,
                     one.setup.options.episodes,
                     sweep_prices(one),
@@ -265,13 +225,6 @@ def make_tables(file: BenchFile, planned: Sequence[BenchSweep], failures: Failur
     return tables
 
 
-def _is_done(job: Job) -> bool:
-    try:
-        return sweeps.is_finished(job)
-    except UserError:
-        return False  # among the failures, if it was to be played
-
-
 def _report(
     file: BenchFile,
     options: BenchOptions,
@@ -280,7 +233,9 @@ def _report(
     failures: Failures,
 ) -> int:
     """Write and print the results. Returns the exit status."""
-    tables = make_tables(file, planned, failures)
+    results, damaged = read_results(planned, failures)
+    failures |= damaged
+    tables = make_tables(file, planned, results)
     notes = [*unplayed_notes(file), *_failure_notes(planned, failures)]
     page = markdown_page(file.title, file.text, _command(options), tables, notes)
     objects = [one for table in tables for one in as_objects(table)]

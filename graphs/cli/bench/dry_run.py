@@ -6,36 +6,44 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....memory.errors import UserError, plural
-from ...studies import sweep as sweeps
 from ...studies.benchmark import markdown_table
+from ...studies.folder_settings import check_settings
 from ..dry_run import cost_estimates
-from .plan import BenchSweep
+from .folder import unfinished_runs
+from .plan import BenchSweep, growing_record
 
 __all__ = ["show_dry_run"]
 
 
 def show_dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Path) -> int:
-    """Print a row for each sweep and method. Returns the exit status: 2 if an environment cannot be opened."""
+    """Print a row for each sweep and method. Returns the exit status: 2 if the command itself would leave some of them out."""
     lines = [["environment", "model", "method", "runs left", "episodes", "calls", "tokens", "dollars"]]
     problems, runs = list[str](), 0
     for one in planned:
         try:
+            if one.folder.exists():
+                check_settings(one.folder, growing_record(one))
             estimates = {estimate.method: estimate.expected for estimate in cost_estimates(one.setup, one.folder)}
         except UserError as error:
             problems.append(f"{one.name}: cannot be played: {error}")
             continue
+        batches, refused = unfinished_runs(one)
+        counts = {batch[0].method: len(batch) for batch in batches}
+        problems += [
+            f"{one.name}: {one.arms[run.method].label}, seed {run.seed}: cannot be played: {run.reason}" for run in refused
+        ]
         for batch in one.batches():
-            left = [job for job in batch if not sweeps.is_finished(job)]
-            share, whole = len(left) / len(batch), estimates[batch[0].method]
+            left = counts.get(batch[0].method, 0)
+            share, whole = left / len(batch), estimates[batch[0].method]
             tokens = round(share * (whole.input_tokens + whole.output_tokens))
             dollars = f"{share * whole.dollars:,.2f}" if one.setup.options.has_prices else "–"
             lines.append(
                 [
-                    *(one.environment.label, one.model.label, one.arms[batch[0].method].label, f"{len(left)} of {len(batch)}"),
+                    *(one.environment.label, one.model.label, one.arms[batch[0].method].label, f"{left} of {len(batch)}"),
                     *(str(batch[0].episodes), f"{round(share * whole.calls):,}", f"{tokens:,}", dollars),
                 ]
             )
-            runs += len(left)
+            runs += left
     print(f"{folder}: nothing was played. {plural(runs, 'run')} left; from their first episode they would take about\n")
     print(markdown_table(lines, left=3))
     for line in [*problems, *notes]:

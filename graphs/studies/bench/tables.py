@@ -93,7 +93,8 @@ def score_table(table: BenchTable) -> Rows:
         for arm, runs in table.runs.items()
     ]
     top = f"{table.optimum:.3g}"
-    bests = {**dict.fromkeys(OF_SCORE, top), "success": "1.00", "regret": "0"}
+    can_solve = all(run.solved is None or run.optimum >= run.solved for run in table.all_runs)
+    bests = {**dict.fromkeys(OF_SCORE, top), "success": "1.00" if can_solve else "–", "regret": "0"}
     return [head, *rows, [optimum_name(table.all_runs), "–", *(bests.get(name, "–") for name in table.columns)]]
 
 

@@ -19,6 +19,7 @@ from openai_server import OpenAIServer
 from learngraph import graphs
 from learngraph.graphs.cli import play
 from learngraph.graphs.cli.bench.file import read_bench_file, seed_list
+from learngraph.graphs.cli.bench.folder import read_results
 from learngraph.graphs.cli.bench.plan import plan_sweeps
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies.bench.measures import METRICS
@@ -176,6 +177,8 @@ def test_fewer_episodes_are_refused(here: Path, capsys: pytest.CaptureFixture[st
     assert bench(write(TINY)) == 0
     assert bench("tiny.toml", "--episodes", "2") == 2
     assert "episodes is 3 there, 2 was asked for" in capsys.readouterr().err
+    assert bench("tiny.toml", "--episodes", "2", "--dry-run") == 2
+    assert "episodes is 3 there, 2 was asked for" in capsys.readouterr().out
 
 
 def test_seeds_that_share_a_memory_cannot_be_extended(here: Path) -> None:
@@ -259,6 +262,42 @@ def test_rows_that_were_cut_are_played_again(here: Path, capsys: pytest.CaptureF
     assert bench("tiny.toml") == 2
     assert f"random, seed 1: failed: {path}, line 2, is damaged" in capsys.readouterr().out
     assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
+
+
+def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(write(TINY)) == 0
+    planned = plan_sweeps(read_bench_file(Path("tiny.toml"), [*METRICS]), Path("runs/bench-tiny"), 1)
+    run = Path("runs/bench-tiny/toy/no-model/random-s1")
+    key = (run.parent, "random", 1)
+    results, damaged = read_results(planned, [])
+    assert len(results) == 4
+    assert damaged == {}
+    assert read_results(planned, [key])[0].keys() == results.keys() - {key}
+    for name, old, new, says in (
+        ("seconds.jsonl", b"{", b"[", "seconds.jsonl, line 1, is damaged"),
+        ("steps.jsonl", b"{", b"[", "random-s1 is damaged (Expecting"),
+        ("episodes.jsonl", b'"score"', b'"scare"', "random-s1 is damaged ('score' is missing); remove it"),
+        ("episodes.jsonl", b'"score": ', b'"score": NaN, "was": ', "a score is not a finite number"),
+        ("episodes.jsonl", b'"episode": 0', b'"episode": 1', "episodes.jsonl has 3 of 3 episodes"),
+        ("result.json", b'"optimum"', b'"opt"', "'optimum' is missing"),
+    ):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole.replace(old, new, 1))
+        left, damaged = read_results(planned, [])
+        assert left.keys() == results.keys() - {key}
+        assert damaged.keys() == {key}
+        assert says in damaged[key].reason
+        if name == "seconds.jsonl":
+            assert bench("tiny.toml") == 2
+            assert (
+                f"- toy, no model: random, seed 1: failed: {run}/seconds.jsonl, line 1, is damaged" in capsys.readouterr().out
+            )
+        (run / name).write_bytes(whole)
+    (run / "result.json").write_text("{}")
+    assert bench("tiny.toml", "--dry-run") == 2
+    shown = capsys.readouterr().out
+    assert "| random  |    0 of 2 |" in shown
+    assert "toy, no model: random, seed 1: cannot be played: " in shown
 
 
 def test_a_sweep_of_a_benchmark_is_a_run_folder_and_the_whole_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

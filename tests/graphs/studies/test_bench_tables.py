@@ -122,6 +122,12 @@ def test_tables() -> None:
     assert as_objects(found)[1]["lead_of_against"]["avg"]["differences"] == {0: 3.75, 1: 3.5, 2: 3.25}
 
 
+def test_an_optimum_that_no_episode_can_solve_promises_no_success() -> None:
+    for solved, shown in ((4.0, "1.00"), (5.0, "–")):  # 5: the step limit cuts the way
+        rows = score_table(table({"a": [run([0.0], n, solved=solved) for n in range(2)]}))
+        assert rows[-1][rows[0].index("success")] == shown
+
+
 def test_a_page_without_runs_says_why() -> None:
     page = markdown_page("T", "", "learngraph bench x.toml", [table({}, against="a")], ["nothing was played"])
     assert page == "**T**\n\n```sh\nlearngraph bench x.toml\n```\n\n- nothing was played"
