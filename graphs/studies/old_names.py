@@ -105,17 +105,27 @@ VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"un
 
 FORMER_DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "jitrl": ("repeat_penalty", {"advantage_estimator": "shrunk"}),
+    "jitrl:paper": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
+    "jitrl:reference": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
     "training-free-grpo": (
         "margin",
         {"held_out": 20, "trial_rollouts": 1, "margin": 0.0, "regression_share": 0.0, "max_step_edits": 0},
     ),
 }
-"""Method -> a setting that earlier versions lack, and what other settings were by default (or for want of them) in folders that
+"""Method, with its preset if it has one -> a setting that earlier versions lack, and what other settings were by default (or for want of them) in folders that
 lack it. Training-Free GRPO's record names the last three only where they are not 0."""
 
 NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},
-    "jitrl": {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25), "memory_control": (None, "none")},
+    "jitrl": {
+        "repeat_penalty": (None, 0.5),
+        "exploration_bonus": (0.5, 0.25),
+        "memory_control": (None, "none"),
+        "prior_patience": (None, 0),
+        "state_key": (None, "room"),
+        "threshold_decay": (None, 0.0),
+        "embedder": (None, ""),
+    },
     "self-refine": {"rewards": (None, "none")},
     "tabular": {"initial_value": (None, 0.0)},
 }
@@ -163,7 +173,8 @@ def former_defaults(folder: Path | None, method: str, settings: Any) -> Any:
     arm = next((record[table].get(method) for table in ("methods", "arms") if table in record), None)
     if not arm or missing in arm:
         return settings
-    usual = type(settings)()
+    preset = method.partition(":")[2]
+    usual = getattr(type(settings), preset)() if preset else type(settings)()
     return replace(settings, **{name: old for name, old in former.items() if getattr(settings, name) == getattr(usual, name)})
 
 

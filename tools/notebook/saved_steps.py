@@ -125,7 +125,10 @@ def _find_name(graph: Any) -> str:
     for module, held in list(sys.modules.items()):
         if module != "__main__" and not module.startswith("learngraph."):
             for name, value in list(vars(held).items()) if hasattr(held, "__dict__") else ():
-                if isinstance(value, CompiledStateGraph) and value.builder is graph.builder and not name.startswith("_"):
+                is_graph = issubclass(
+                    type(value), CompiledStateGraph
+                )  # isinstance would ask the value, and SWIG's globals raise
+                if is_graph and value.builder is graph.builder and not name.startswith("_"):
                     return f"{module}:{name}"
     raise StepperError(
         "a test has to import the graph, and no module holds this one: name it with graph='my_module:name', where name is the "

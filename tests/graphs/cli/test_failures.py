@@ -84,7 +84,7 @@ def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         workers,
         "run_workers",
-        lambda batches, play, count, tick, concurrency: workers.play_in_threads(batches, play, concurrency),
+        lambda batches, play, count, tick, concurrency, engine: workers.play_in_threads(batches, play, concurrency),
     )
     words = json.dumps(start(1))[1:-1]
 

@@ -507,7 +507,7 @@ def test_a_full_disk_is_said_in_one_line(
 
 
 def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any, engine: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "run_workers", interrupted)
@@ -587,9 +587,9 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
     batches: list[Any] = []
     inline = workers.run_workers
 
-    def work(given: Sequence[Any], *rest: Any) -> Any:
+    def work(given: Sequence[Any], *rest: Any, engine: str) -> Any:
         batches.extend([job.run for job in jobs] for _, jobs in given)
-        return inline(given, *rest)
+        return inline(given, *rest, engine=engine)
 
     monkeypatch.setattr(workers, "run_workers", work)
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
@@ -649,7 +649,7 @@ def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]
         assert f"{verb}: " in shown
     assert main(["nodes", "Recall"]) == 0
     shown = capsys.readouterr().out
-    assert "reads     episode, head, observation, run, task" in shown
+    assert "reads     episode, head, observation, run, step, task" in shown
     assert "writes    average, neighbours, repeats, variance" in shown
     assert "settings  k: int, threshold: float, cross_task: bool = False" in shown
     assert main(["nodes", "--writes", "action"]) == 0
