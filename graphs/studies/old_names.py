@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -106,31 +106,37 @@ VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"un
 FORMER_DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "jitrl": ("repeat_penalty", {"advantage_estimator": "shrunk"}),
     "jitrl:paper": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
-    "jitrl:reference": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
+    "jitrl:reference": ("state_key", {"state_key": "room"}),
     "training-free-grpo": (
         "margin",
         {"held_out": 20, "trial_rollouts": 1, "margin": 0.0, "regression_share": 0.0, "max_step_edits": 0},
     ),
 }
-"""Method, with its preset if it has one -> a setting that earlier versions lack, and what other settings were by default (or for want of them) in folders that
+"""Method, perhaps with a preset -> a setting that earlier versions lack, and what other settings were by default (or for want of them) in folders that
 lack it. Training-Free GRPO's record names the last three only where they are not 0."""
 
-NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
-    "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},
-    "jitrl": {
-        "repeat_penalty": (None, 0.5),
-        "exploration_bonus": (0.5, 0.25),
-        "memory_control": (None, "none"),
-        "prior_patience": (None, 0),
-        "state_key": (None, "room"),
-        "threshold_decay": (None, 0.0),
-        "embedder": (None, ""),
-    },
-    "self-refine": {"rewards": (None, "none")},
-    "tabular": {"initial_value": (None, 0.0)},
+Defaults = Mapping[str, tuple[Any, Any]]
+"""Settings that came together: name -> (its default in versions that lack one of them, or None; today's)."""
+
+
+def _jitrl(threshold_decay: float) -> tuple[Defaults, ...]:
+    return (
+        {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25)},
+        {"memory_control": (None, "none")},
+        {"state_key": (None, "room"), "embedder": (None, ""), "threshold_decay": (None, threshold_decay)},
+        {"prior_patience": (None, 0)},
+    )
+
+
+NEW_DEFAULTS: Mapping[str, Sequence[Defaults]] = {
+    "adamem": ({"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},),
+    "jitrl": _jitrl(0.0),
+    "jitrl:reference": _jitrl(0.1),  # it fell before it was a setting
+    "self-refine": ({"rewards": (None, "none")},),
+    "tabular": ({"initial_value": (None, 0.0)},),
 }
-"""Method -> setting -> (its default in versions that lack one of these settings, or None; today's). A run of such a version goes on
-with today's default, as it does with today's comparison of states, whose scale differs."""
+"""Method, perhaps with a preset -> the settings that it has gained. A run of a version without them goes on with today's default, as it
+does with today's comparison of states, whose scale differs."""
 
 DIGESTS: Mapping[str, str] = {"0a66e803a722ee81": "66696dadfd1d334e", "76d0c07178537b18": "24e148dd8c1db270"}
 """Old digest of a file -> today's. The pocket model's was once taken over its card, too, which is prose; that of the prompts over
@@ -173,15 +179,15 @@ def former_defaults(folder: Path | None, method: str, settings: Any) -> Any:
     arm = next((record[table].get(method) for table in ("methods", "arms") if table in record), None)
     if not arm or missing in arm:
         return settings
-    preset = method.partition(":")[2]
-    usual = getattr(type(settings), preset)() if preset else type(settings)()
+    form, preset = type(settings), method.partition(":")[2]
+    usual = getattr(form, preset)() if preset else form()
     return replace(settings, **{name: old for name, old in former.items() if getattr(settings, name) == getattr(usual, name)})
 
 
 def _method_defaults(settings: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]]:
-    """The settings of each method, to be changed in place, with its `NEW_DEFAULTS`."""
+    """The settings of each method, to be changed in place, with each group of its `NEW_DEFAULTS`."""
     for method, fields in (settings.get("methods") or {}).items():
-        if new := NEW_DEFAULTS.get(method.partition(":")[0]):
+        for new in NEW_DEFAULTS.get(method, NEW_DEFAULTS.get(method.partition(":")[0], ())):
             yield fields, new
 
 

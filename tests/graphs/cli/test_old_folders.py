@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from in_process import play_in_process
 
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.cli.method_settings import method_settings
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.studies import old_names
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -114,6 +115,24 @@ def test_learning_goes_on_and_ends_with_the_numbers_of_the_version_that_began_it
     assert "s0/1: 4 lessons" in capsys.readouterr().out
     assert main([*LEARN.split(), "--json", "--out", "tf"]) == 0
     assert_same(rows(capsys.readouterr().out), rows((BEFORE / "training_free.jsonl").read_text()))
+
+
+@pytest.mark.parametrize("method", ["jitrl", "jitrl:paper", "jitrl:reference"])
+def test_settings_that_jitrl_has_gained_change_no_run_that_lacks_them(method: str, tmp_path: Path) -> None:
+    """Of a version without state keys, and of one without patience alone: the same command goes on, under the same digest."""
+    usual = method_settings(method)
+    today = {"methods": {method: asdict(usual)}}
+    for lacks in (["prior_patience"], ["prior_patience", "state_key", "embedder", "threshold_decay"]):
+        record = {"methods": {method: {k: v for k, v in asdict(usual).items() if k not in lacks}}}
+        (tmp_path / "settings.json").write_text(json.dumps(record))
+        asked = old_names.former_defaults(tmp_path, method, usual)
+        assert old_names.read_settings(tmp_path / "settings.json") == {"methods": {method: asdict(asked)}}
+        if asked == usual:
+            assert old_names.with_first_names(record) == old_names.with_first_names(today)
+    assert asked.state_key == "room"
+    assert asked.threshold_decay == (0.1 if method == "jitrl:reference" else 0.0)
+    chosen = replace(usual, exploration_bonus=0.5) if method == "jitrl" else usual
+    assert old_names.with_todays_names({"methods": {method: asdict(chosen)}}) == {"methods": {method: asdict(chosen)}}
 
 
 def test_a_finished_arm_keeps_its_folder(tmp_path: Path) -> None:
