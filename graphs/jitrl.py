@@ -58,6 +58,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
 from ..memory.experiences import Credit, Experiences, TrajectoryStore, control_credit, reference_returns, returns
+from ..memory.search.sections import SectionSimilarity
 from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
@@ -180,6 +181,8 @@ class JitRL:
         tokens: dict[str, Any] = {}
         if self.state_key != "room":
             similarity = history_similarity(self.state_key, self.embedder, self.advantage_estimator)
+        elif isinstance(similarity, SectionSimilarity) and self.advantage_estimator in ("paper", "reference"):
+            similarity = similarity.by_single_tokens()  # on the web both compare what was done by single words
         match self.advantage_estimator:
             case "guarded" if credits_future:
                 credit = _rewards_as_returns
@@ -229,7 +232,7 @@ class JitRL:
     @classmethod
     def paper_web(cls) -> JitRL:
         """The paper's table for the web, where all tasks of a site share a memory. The environment says how states are compared
-        (tools/environments/browser.py)."""
+        (tools/environments/browser.py): pages of the same kind whose task resembles, then .3 task + .7 what was done there."""
         return replace(cls.paper("webarena"), cross_task=True)
 
     @classmethod

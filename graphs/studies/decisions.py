@@ -17,6 +17,7 @@ from typing import Any
 
 from ...memory.experiences import Experiences, ExperienceScope
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
+from ...memory.search.sections import split_sections
 from ...nodes.act.advantage import reference_exploration, unseen_value
 from ...nodes.act.choose import Choose, softmax
 from ...nodes.act.decide import loss_shares, untried_value
@@ -28,7 +29,7 @@ __all__ = ["Explanation", "explain_decision"]
 MAX_ROWS = 20
 """Most rows of the table of remembered steps."""
 MAX_TITLE = 60
-"""Most characters of a state's first line."""
+"""Most characters of a state's title."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,9 @@ def _action_table(decision: _Decision) -> tuple[tuple[str, ...], ...]:
 
 
 def _title(state: str) -> str:
-    line = next(iter(state.strip().splitlines()), "").replace("|", "/")
+    """The first line of a state, or of each section of a key that has some."""
+    firsts = [text.strip().partition("\n")[0] for text in split_sections(state).values() or (state,)]
+    line = ", ".join(first for first in firsts if first.strip(" |")).replace("|", "/")
     return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +126,10 @@ class SectionSimilarity:
 
     def rows(self) -> SectionRows:
         return SectionRows(list(self.sections.values()))
+
+    def by_single_tokens(self) -> SectionSimilarity:
+        """The same comparison without pairs or longer runs of tokens."""
+        return SectionSimilarity({name: replace(section, ngram=1) for name, section in self.sections.items()})
 
 
 class SectionRows:

@@ -133,8 +133,8 @@ def test_every_estimator_compares_states_as_the_world_says(settings: jitrl.JitRL
     world, journal = Rooms(), Journal()
     parts = MethodInputs(world, journal)
     memory = jitrl.open_memory(settings, parts)
-    assert memory.similarity is world.state_similarity
-    assert jitrl.open_memory(settings, MethodInputs(TOY, journal)).similarity is not world.state_similarity
+    assert memory.similarity == world.state_similarity
+    assert jitrl.open_memory(settings, MethodInputs(TOY, journal)).similarity != world.state_similarity
     states = [join_sections({"room": room, "rest": "a lamp"}) for room in ("hall", "cave")]
     memory.add(Trajectory("r/0", TOY.task(0), tuple(Transition(one, "go", 1.0) for one in states), run="r", domain=world.name))
     query = join_sections({"room": "cave", "rest": "no lamp at all"})

@@ -27,6 +27,12 @@ PAGES = {
     "/closed": "<title>Closed</title><button onclick='while (true) {}'>Spin</button>",
     "/hang": "<title>Hang</title><p>Before the script</p><script src='/never'></script><p>After it</p>",
     "/answer": "<title>Answer</title><p>42</p>",
+    "/labels": """<title>Labels</title><input aria-label="Name, first [as in 'pass']"> <input aria-label='Say "hi"' value="x">
+<a href="#a">O'Neil, Ann</a> <a href="#b">O'Neil, Ann</a> <a href="#c">a ] b</a> <a href="#d">back\\slash, (x) #2</a>
+<iframe srcdoc="<input aria-label=&quot;Name, first [as in 'pass']&quot;><a href='#e'>O'Neil, Ann</a>"></iframe>
+<script>addEventListener('hashchange', () => document.title = location.hash);
+document.querySelector('iframe').onload = event => event.target.contentDocument.querySelector('a').onclick = () => document.title = '#e';
+</script>""",
 }
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from fault_site import FaultSite
 
+from learngraph.graphs.jitrl import JitRL, open_memory
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.search.sections import split_sections
@@ -20,6 +25,7 @@ from learngraph.tools.environments.browser import BrowserShop, BrowserWorld, abs
 from learngraph.tools.environments.support import chromium
 from learngraph.tools.environments.support.chromium import find_chromium, shared_chromium
 from learngraph.tools.environments.support.page_templates import HostMap
+from learngraph.tools.environments.support.web_actions import WebAction
 from learngraph.tools.environments.support.web_game import Verdict, WebTask
 from learngraph.tools.environments.support.web_tab import WebTab
 from learngraph.tools.environments.web_shop import WebShop
@@ -40,9 +46,9 @@ TASK = Task("start", "look around")
 class Site(BrowserWorld):
     """A world over the site: a page's title says whether the task is done."""
 
-    def __init__(self, url: str, first: str = "/", verdict: Exception | None = None) -> None:
+    def __init__(self, url: str, first: str = "/", verdict: Exception | None = None, by_script: bool = False) -> None:
         super().__init__("site", 6)
-        self.url, self.first, self.error = url, first, verdict
+        self.url, self.first, self.error, self.by_script = url, first, verdict, by_script
 
     def web_task(self, task: Task) -> WebTask:
         async def open_page(page: Any) -> Verdict:
@@ -57,7 +63,16 @@ class Site(BrowserWorld):
 
         kinds = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
         hosts = HostMap({"site": self.url})
-        return WebTask(task.instruction, hosts, open_page, ("some text",), kinds=kinds, shows_title=True, seconds=2)
+        return WebTask(
+            task.instruction,
+            hosts,
+            open_page,
+            ("some text",),
+            kinds=kinds,
+            shows_title=True,
+            seconds=2,
+            clicks_by_script=self.by_script,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +91,23 @@ def world(site: FaultSite) -> Iterator[Site]:
 def line(shown: Observation, name: str) -> str:
     """The line of an observation with this name; empty if there is none."""
     return next((text.partition(": ")[2] for text in shown.text.split("\n")[:5] if text.startswith(f"{name}: ")), "")
+
+
+def find_processes(kind: str) -> list[int]:
+    """The browser's processes of a kind: `browser` is its first one, `renderer` those of its pages."""
+
+    async def ask(browser: Any) -> list[int]:
+        session = await browser.new_browser_cdp_session()
+        found = await session.send("SystemInfo.getProcessInfo")
+        return [int(one["id"]) for one in found["processInfo"] if one["type"] == kind]
+
+    return shared_chromium().run(ask, 10)
+
+
+def find_driver() -> list[int]:
+    """Playwright's driver: the program between this process and the browser."""
+    own = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True)
+    return [int(line.split()[0]) for line in own.stdout.splitlines() if "run-driver" in line]
 
 
 # What needs no browser
@@ -110,6 +142,28 @@ def test_states_are_neighbours_on_pages_of_one_kind_with_tasks_that_resemble() -
     rows.add(key("login", "enter a and b", 'fill[textbox, "a"] -> fill[textbox #2, "b"]'))
     _, near = rows.nearest(key("login", "enter a and b", 'fill[textbox, "b"] -> fill[textbox #2, "a"]'), 9, 0.0, None)
     assert near[0] < 0.8
+
+
+def test_the_papers_preset_finds_the_kind_of_page_then_the_task_then_what_was_done_word_by_word() -> None:
+    """0.7 context + 0.3 task of at least .27, over single words, on pages of the same kind."""
+    world, settings = Site("http://127.0.0.1:1"), JitRL.paper_web()
+    assert (settings.cross_task, settings.min_similarity, settings.gamma, settings.k) == (True, 0.8, 0.1, 10)
+    memory = open_memory(settings, MethodInputs(world))
+    rows = memory.similarity.rows()
+
+    def key(page: str, task: str, done: str) -> Any:
+        return memory.similarity.read_query(abstract_page(f"page: {page}\ntask: {task}\nbefore: \ndone: {done}\n"))
+
+    for page, task, done in (
+        ("login", "enter a and b", "a -> b"),  # other words in the same places
+        ("login", "enter a and c", "b -> a"),  # the task resembles
+        ("login", "find the price of flights", "b -> a"),  # no such task
+        ("shop", "enter a and b", "b -> a"),  # no such page
+    ):
+        rows.add(key(page, task, done))
+    found, near = rows.nearest(key("login", "enter a and b", "b -> a"), 9, settings.min_similarity, None)
+    assert found.tolist() == [0, 1]
+    assert near.tolist() == pytest.approx([1, 0.7 + 0.3 * 3 / 5])
 
 
 def test_without_a_browser_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +228,29 @@ class TestInABrowser:
         assert line(filled, "done") == shown.actions[3]
         world.close()
 
+    def test_awkward_labels_and_texts_reach_the_page_as_they_are(self, site: FaultSite) -> None:
+        """The reference splits texts at commas, loses labels with an apostrophe or a bracket and frames, and takes the first of equal links."""
+        world = Site(site.url, "/labels")
+        shown = world.observe(TASK, ())
+        links = {
+            'click[link "O\'Neil, Ann"]': "#a",
+            'click[link "O\'Neil, Ann" #2]': "#b",
+            'click[link "O\'Neil, Ann" #3]': "#e",
+            'click[link "a ] b"]': "#c",
+            'click[link "back\\\\slash, (x) #2"]': "#d",
+        }
+        assert [action for action in shown.actions if action.startswith("click")] == sorted(links)
+        for action, title in links.items():
+            assert line(world.observe(TASK, [action]), "page") == f'site/labels "{title}"'
+        text = """a, 'b', "c" [d] (e) \\ #2, f"""
+        fills = [str(WebAction("fill", "textbox", "Name, first [as in 'pass']", n, text)) for n in (1, 2)]
+        fills.append(str(WebAction("fill", "textbox", 'Say "hi"', 1, text)))
+        filled = world.observe(TASK, fills)
+        assert filled.text.count(f": {json.dumps(text)}") == 3
+        assert line(filled, "done") == " -> ".join(fills)
+        assert not line(filled, "notice")
+        world.close()
+
     def test_a_step_that_cannot_be_done_says_why_and_changes_nothing(self, world: Site) -> None:
         actions = ['click[link "Nowhere"]', "look around", "goto[http://other.example/]", "back[]", "press[NoSuchKey]"]
         shown = [world.observe(TASK, actions[: n + 1]) for n in range(5)]
@@ -216,6 +293,18 @@ class TestInABrowser:
         assert "the page did not load within 2 seconds" in line(half, "notice")
         assert time.monotonic() - start < 30
 
+    def test_a_first_page_that_never_comes_is_one_sentence(self, site: FaultSite) -> None:
+        with FaultSite() as gone:
+            pass
+        for url, first, said in (
+            (site.url, "/never", "the first page did not load within 2 seconds$"),
+            (gone.url, "/", "the first page cannot be opened: [^\n]*ERR_CONNECTION_REFUSED[^\n]*$"),
+        ):
+            world = Site(url, first)
+            with pytest.raises(UserError, match=rf"^site: the game of start died twice at the start: RuntimeError: {said}"):
+                world.observe(TASK, ())
+            world.close()
+
     def test_a_page_that_spins_ends_in_a_sentence(self, site: FaultSite) -> None:
         world = Site(site.url, "/closed")
         with pytest.raises(UserError, match=r"site: the game of start died twice at step 0 \('click\[button \"Spin\"\]'\)"):
@@ -225,14 +314,19 @@ class TestInABrowser:
         assert other.observe(TASK, ()).actions
         other.close()
 
-    def test_an_element_that_vanishes_or_is_covered_is_a_sentence(self, site: FaultSite) -> None:
-        world = Site(site.url, "/vanish")
+    @pytest.mark.parametrize("by_script", [False, True])
+    def test_an_element_that_vanishes_or_is_covered_is_a_sentence(self, site: FaultSite, by_script: bool) -> None:
+        world = Site(site.url, "/vanish", by_script=by_script)
         assert 'click[button "Gone"]' in world.observe(TASK, ()).actions
         time.sleep(0.6)
         gone = world.observe(TASK, ['click[button "Gone"]'])
         assert line(gone, "notice") == "refused: button 'Gone' is no longer on the page"
+        assert (line(gone, "done"), gone.over) == ("", False)
         covered = world.observe(TASK, ['click[button "Gone"]', 'click[button "Covered"]'])
-        assert "cannot be reached: it is covered, hidden or moving" in line(covered, "notice")
+        if by_script:  # a click is an event of its element, wherever that lies
+            assert line(covered, "page") == 'site/vanish "hit"'
+        else:
+            assert "cannot be reached: it is covered, hidden or moving" in line(covered, "notice")
         world.close()
 
     def test_dialogs_are_accepted_and_quoted(self, world: Site) -> None:
@@ -280,16 +374,12 @@ class TestInABrowser:
             world.observe(TASK, ['answer["42"]'])
         world.close()
 
-    def test_a_browser_that_is_killed_is_replaced_by_replay(self, world: Site) -> None:
+    @pytest.mark.parametrize("victim", ["browser", "renderer", "driver"])
+    def test_what_is_killed_is_replaced_by_replay(self, world: Site, victim: str) -> None:
         path = ['click[link "Item" #2]', "back[]"]
         before = world.observe(TASK, path)
-
-        async def find_process(browser: Any) -> int:
-            session = await browser.new_browser_cdp_session()
-            found = await session.send("SystemInfo.getProcessInfo")
-            return next(int(one["id"]) for one in found["processInfo"] if one["type"] == "browser")
-
-        os.kill(shared_chromium().run(find_process, 10), signal.SIGKILL)
+        for process in find_driver() if victim == "driver" else find_processes(victim):
+            os.kill(process, signal.SIGKILL)
         after = world.observe(TASK, [*path, 'click[link "Item"]'])
         assert line(after, "page") == 'site/items/{id} "Item"'
         assert "Item /items/7" in after.text
@@ -310,6 +400,39 @@ class TestInABrowser:
         for thread in threads:
             thread.join()
         assert all(f"Item /items/{n}" in found[n] for n in range(4))
+        world.close()
+
+    @needs_shop
+    def test_the_shops_check_leaves_the_agents_page_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The reference's check opens the address that it asks for in the agent's own page."""
+        world, checks = BrowserShop({"products": "48"}), list[tuple[float, bool]]()
+        web_task = world.web_task
+
+        def watch(task: Task) -> WebTask:
+            plain = web_task(task)
+
+            async def open_page(page: Any) -> Verdict:
+                requests = list[str]()
+                judge = await plain.open(page)
+                page.on("request", lambda request: requests.append(request.url))
+
+                async def judge_watched(answer: str | None) -> tuple[float, bool]:
+                    before = (page.url, await page.content(), list(requests))
+                    found = await judge(answer)
+                    await page.wait_for_timeout(50)
+                    assert (page.url, await page.content(), requests) == before
+                    checks.append(found)
+                    return found
+
+                return judge_watched
+
+            return replace(plain, open=open_page)
+
+        monkeypatch.setattr(world, "web_task", watch)
+        task = world.task(1)
+        path = world.gold(task)
+        assert world.observe(task, path).over
+        assert checks == [(0.0, False)] * (len(path) - 1) + [(1.0, True)]
         world.close()
 
     @needs_shop

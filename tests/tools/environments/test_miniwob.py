@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import play_in_process
 
+import learngraph
+from learngraph.graphs.cli import play
+from learngraph.graphs.cli.explain import read_decision
+from learngraph.graphs.cli.main import main
 from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import miniwob
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.miniwob import TEN, MiniWob, quoted_texts
 from learngraph.tools.environments.support.chromium import find_chromium, shared_chromium
+from learngraph.tools.environments.support.web_game import Verdict, WebTask
 
 MISSING = None
 if find_spec("playwright") is None or find_spec("miniwob") is None:
@@ -51,6 +64,17 @@ def solution(page: str, utterance: str, actions: tuple[str, ...]) -> list[str]:
         case "login-user":
             return [f'fill[textbox, "{quoted[0]}"]', f'fill[textbox #2, "{quoted[1]}"]', 'click[button "Login"]']
     return []
+
+
+def kill_browser() -> None:
+    """Kill the browser of this process."""
+
+    async def find(browser: Any) -> int:
+        session = await browser.new_browser_cdp_session()
+        found = await session.send("SystemInfo.getProcessInfo")
+        return next(int(one["id"]) for one in found["processInfo"] if one["type"] == "browser")
+
+    os.kill(shared_chromium().run(find, 10), signal.SIGKILL)
 
 
 def search(world: MiniWob, seed: int) -> list[str]:
@@ -142,6 +166,93 @@ class TestInABrowser:
         shown = world.observe(world.task(1), ['click[button "ONE"]'])
         assert (shown.reward, shown.over) == (1.0, True)
         world.close()
+
+    def test_the_check_only_reads_and_when_it_fails_there_is_no_success(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world, checks = MiniWob("click-test-2"), list[tuple[float, bool]]()
+        web_task = world.web_task
+
+        def watch(task: Task) -> WebTask:
+            plain = web_task(task)
+
+            async def open_page(page: Any) -> Verdict:
+                judge = await plain.open(page)
+
+                async def judge_watched(answer: str | None) -> tuple[float, bool]:
+                    before = (page.url, await page.content())
+                    checks.append(await judge(answer))
+                    assert (page.url, await page.content()) == before
+                    return checks[-1]
+
+                return judge_watched
+
+            return replace(plain, open=open_page)
+
+        monkeypatch.setattr(world, "web_task", watch)
+        task = world.task(3)
+        path = ['click[button "Nowhere"]', 'click[button "ONE"]']
+        assert world.observe(task, path).reward == 1.0
+        assert checks == [(0.0, False), (1.0, True)]
+        monkeypatch.setattr(miniwob, "_RESULT", "() => nothing.of_the_kind")
+        with pytest.raises(UserError, match=r"died twice at step 0 .*nothing is not defined"):
+            world.observe(world.task(4), ['click[button "ONE"]'])
+        world.close()
+
+    @pytest.mark.parametrize("is_back", [True, False])
+    def test_a_run_goes_on_when_its_browser_dies_and_resumes_where_there_was_none(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_back: bool
+    ) -> None:
+        """The browser is killed in mid-episode. If a new one can be started the run goes on, else it ends in a sentence and is resumed."""
+        here = play_in_process(monkeypatch, tmp_path)
+        command = [
+            "run",
+            "jitrl",
+            "--env",
+            "miniwob:enter-text",
+            "--prior",
+            "uniform",
+            "--seeds",
+            "1",
+            "--episodes",
+            "4",
+            "--out",
+        ]
+        assert main([*command, "whole"]) == 0
+        observe, seen = MiniWob.observe, list[int]()
+
+        def observe_and_kill(world: MiniWob, task: Task, actions: Sequence[str]) -> Observation:
+            seen.append(len(actions))
+            if seen.count(1) == 2 and seen[-1] == 1:  # before the first action of the second episode is played
+                kill_browser()
+                if not is_back:
+                    monkeypatch.setenv("CHROMIUM", str(here / "no-chromium"))
+            return observe(world, task, actions)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MiniWob, "observe", observe_and_kill)
+            play.shared_environment.cache_clear()
+            assert main([*command, "broken"]) == (0 if is_back else 2)
+        assert seen.count(1) >= 2
+        if not is_back:
+            assert re.search(r"pages in a browser need a Chromium.*no-chromium", capsys.readouterr().err)
+            monkeypatch.delenv("CHROMIUM")
+            assert main([*command, "broken"]) == 0
+        rows = [
+            [(row["action"], row["reward"]) for row in map(json.loads, (here / name / "jitrl-s0/steps.jsonl").open())]
+            for name in ("whole", "broken")
+        ]
+        assert rows[0] == rows[1]
+
+    def test_the_papers_preset_brings_what_one_page_taught_to_the_next(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        play_in_process(monkeypatch, tmp_path)
+        command = "run jitrl --preset paper-web --env miniwob:click-link --prior uniform --seeds 2 --episodes 2 --out run"
+        assert main(command.split()) == 0
+        shown = read_decision(tmp_path / "run", 0, seed=1, episode=0)
+        assert {one.run for one in shown.memory} == {"jitrl-s0"}
+        text = " ".join(str(learngraph.explain("run", 0, seed=1, episode=0)).split())
+        assert "in the state 'miniwob:click-link, Click on the link" in text
+        assert "V(s), their mean return" in text
 
     def test_seeds_and_splits_draw_different_pages_and_the_same_again(self) -> None:
         world, again = MiniWob("click-option"), MiniWob("click-option")

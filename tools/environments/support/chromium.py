@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....memory.errors import UserError
@@ -51,6 +52,7 @@ class Chromium:
         self._playwright: Playwright | None = None
         self._browser: Browser | None = None
         self._starting: asyncio.Lock | None = None
+        self._is_gone = False
 
     def run(self, work: Callable[[Browser], Coroutine[Any, Any, _Result]], seconds: float) -> _Result:
         """The result of `work` on the running browser.
@@ -62,7 +64,12 @@ class Chromium:
 
         async def call() -> _Result:
             browser = await self._open()
-            return await asyncio.wait_for(work(browser), seconds)
+            try:
+                return await asyncio.wait_for(work(browser), seconds)
+            except Exception:
+                if browser is self._browser and not await _answers(browser):
+                    self._is_gone = True
+                raise
 
         return self._submit(call(), seconds + _LAUNCH_SECONDS)
 
@@ -97,7 +104,7 @@ class Chromium:
     async def _open(self) -> Browser:
         assert self._starting is not None
         async with self._starting:
-            if self._browser is None or not self._browser.is_connected():
+            if self._browser is None or self._is_gone or not self._browser.is_connected():
                 await self._stop()
                 self._playwright, self._browser = await _launch()
             return self._browser
@@ -105,12 +112,26 @@ class Chromium:
     async def _stop(self) -> None:
         browser, playwright = self._browser, self._playwright
         self._browser = self._playwright = None
-        try:
-            if browser is not None and browser.is_connected():
-                await browser.close()
-        finally:
-            if playwright is not None:
-                await playwright.stop()
+        self._is_gone = False
+        if browser is not None:
+            await _end(browser.close())
+        if playwright is not None:
+            await _end(playwright.stop())
+
+
+async def _end(closing: Coroutine[Any, Any, None]) -> None:
+    with suppress(Exception):  # it is dead already
+        await asyncio.wait_for(closing, _GRACE_SECONDS)
+
+
+async def _answers(browser: Browser) -> bool:
+    """False if the browser has died, or the driver between it and us, of whose death `is_connected` knows nothing."""
+    try:
+        session = await asyncio.wait_for(browser.new_browser_cdp_session(), _GRACE_SECONDS)
+        await session.detach()
+    except Exception:
+        return False
+    return True
 
 
 async def _launch() -> tuple[Playwright, Browser]:

@@ -5,16 +5,17 @@ Whatever a page does, a step ends in an observation: what could not be done, or 
 | the page | the step |
 |---|---|
 | has lost the element since it was seen, or covers it | is refused, says so |
-| does not load in time | stops loading, says so; what is there is shown |
+| does not load in time | stops loading, says so; what is there is shown. The first page of a task: raises |
 | opens a dialog (alert, confirm, prompt) | accepts it and quotes it; else it would block the page for ever |
 | opens a new tab | opens it in this tab, so that `back[]` leads back; where that fails, goes on in the new one, which `back[]` closes |
 | offers a download | refuses it |
 | leads to a site that is not the task's | goes back; other hosts are not reached at all, not even by scripts |
-| dies, or the browser does | raises; the game is then replayed in a fresh one (`live.py`) |
+| dies, or the browser does, or Playwright's driver | raises; the game is then replayed in a fresh one (`live.py`) |
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -111,9 +112,16 @@ class WebGame:
             tab.release()
 
     async def _start(self, browser: Browser) -> Observation:
+        from playwright.async_api import Error, TimeoutError
+
         self._tab = await WebTab.open(browser, self.task.hosts, self.task.seconds, self.task.tab_key)
-        self._verdict = await self.task.open(self._tab.page)
-        return await self._look(0.0, over=False)
+        try:
+            self._verdict = await self.task.open(self._tab.page)
+        except TimeoutError as cause:
+            raise RuntimeError(f"the first page did not load within {self.task.seconds:g} seconds") from cause
+        except Error as cause:
+            raise RuntimeError(f"the first page cannot be opened: {str(cause).splitlines()[0]}") from cause
+        return self._show(await self._read_page(), 0.0, over=False)
 
     async def _step(self, text: str) -> Observation:
         if self._tab is None or self._verdict is None:
@@ -129,8 +137,9 @@ class WebGame:
             action = None
         await self._tab.settle()
         answer = action.text if action is not None and action.kind == "answer" else None
-        reward, over = await self._verdict(answer)
-        return await self._look(reward, over=over or answer is not None, taken=action)
+        # Both at once: neither changes the page, and the browser works on one while the other's message is on its way.
+        (reward, over), page = await asyncio.gather(self._verdict(answer), self._read_page())
+        return self._show(page, reward, over=over or answer is not None, taken=action)
 
     async def _act(self, tab: WebTab, action: WebAction) -> WebAction:
         """Take an action. Returns it with its element by role and name.
@@ -173,11 +182,20 @@ class WebGame:
                 focused = page.locator(":focus")
                 await (focused.press(action.text) if await focused.count() == 1 else page.keyboard.press(action.text))
 
-    async def _look(self, reward: float, *, over: bool, taken: WebAction | None = None) -> Observation:
+    async def _read_page(self) -> tuple[str, str]:
+        """The kind of the page, and its snapshot."""
         assert self._tab is not None
         page = self._tab.page
-        self._nodes = () if over else read_snapshot(await page.aria_snapshot(mode="ai"))
-        kind = page_template(page.url, self.task.hosts) + (f' "{await page.title()}"' if self.task.shows_title else "")
+        if not self.task.shows_title:
+            snapshot = await page.aria_snapshot(mode="ai")
+            return page_template(page.url, self.task.hosts), snapshot
+        snapshot, title = await asyncio.gather(page.aria_snapshot(mode="ai"), page.title())
+        return f'{page_template(page.url, self.task.hosts)} "{title}"', snapshot
+
+    def _show(self, page: tuple[str, str], reward: float, *, over: bool, taken: WebAction | None = None) -> Observation:
+        assert self._tab is not None
+        kind, snapshot = page
+        self._nodes = () if over else read_snapshot(snapshot)
         if taken is not None:
             self._done.append(taken)
         if self._kind and kind != self._kind:
