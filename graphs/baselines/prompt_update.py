@@ -1,7 +1,8 @@
 """Prompt Update: JitRL's retrieval and JitRL's advantages, written into the prompt: the ablation of the logit update.
 
 JitRL's paper (arXiv:2601.18510) asks with it what the update of the logits is worth. All that memory works out is the same, by the
-same nodes (graphs/jitrl.py has the equations); then the model reads the numbers, and its logits stay as they are.
+same nodes (graphs/jitrl.py has the equations); then the model reads the numbers, and its logits stay as they are. Where JitRL's state
+key has a history, so has this one's, and a model that chats reads it as it does there.
 
     recall    N(s) and m(a), as in JitRL                                      Eq. 24
     list      candidates: the actions that the world lists; where it lists none, those that memory knows
@@ -16,7 +17,7 @@ actions are scored both are all admissible actions, and the numbers are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -28,7 +29,8 @@ from ...nodes.act.choose import Choose
 from ...nodes.act.decide import ListActions, route_known_actions
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.advantages import AdvantagesPrompt
+from ...nodes.retrieve.advantages import AdvantagesPrompt, AdvantagesWithContext
+from ...nodes.retrieve.context import WorldWithContext
 from ...nodes.retrieve.recall import Remember
 from ...nodes.state import (
     AdviceChannels,
@@ -42,6 +44,7 @@ from ...nodes.state import (
 from ..jitrl import VARIANT_NODES, JitRL, open_memory
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.state_keys import make_trace_node
 
 FLOW = """
 flowchart LR
@@ -52,6 +55,11 @@ flowchart LR
   act -->|next step| recall
   act -->|over| judge --> remember --> END
 """
+
+FLOW_WITH_HISTORY = FLOW.replace("begin --> recall", "begin --> trace --> recall").replace(
+    "|next step| recall", "|next step| trace"
+)
+"""The drawing where the state key says how the state was reached."""
 
 
 class PromptUpdateState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, RewardChannels):
@@ -68,6 +76,12 @@ class PromptUpdate:
     """k, Eq. 24: the largest number of neighbours."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]."""
+    threshold_decay: float = 0.0
+    """Fall of min_similarity over the first 20 steps of an episode."""
+    state_key: Literal["room", "hierarchy", "summary", "embedding"] = "room"
+    """The state that is compared: the world's own, or also how it was reached."""
+    embedder: str = ""
+    """`embedding`: a sentence-transformers model by folder or name, or `openai:NAME`."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if experience from other tasks of the same environment is recalled too."""
     gamma: float = 0.8
@@ -131,13 +145,19 @@ def build(
     memory = experiences
     if memory is None:
         memory = open_memory(jitrl, parts)
+    flow, keys, view_form = FLOW, dict[str, Node](), AdvantagesPrompt
+    if settings.state_key != "room":
+        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", parts)}
+        parts = replace(parts, environment=WorldWithContext(parts.environment))
+        view_form = AdvantagesWithContext if parts.chats else AdvantagesPrompt
     same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, parts.environment, parts.journal)
-    view = AdvantagesPrompt(
+    view = view_form(
         max_steps=parts.history_steps,
         advice=Prompt.load("prompt_update/advantages", parts.prompts) if parts.chats else None,
         **parts.prompt_arguments(parts.layout(clip=None)),
     )
     nodes: dict[str, Node] = {
+        **keys,
         "begin": Begin(parts.environment),
         "recall": same["recall"],
         "list": ListActions(),
@@ -155,4 +175,4 @@ def build(
     }
     routers = {"list": route_known_actions, "act": route_episode_end}
     builder = StateGraph(PromptUpdateState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "prompt-update", **compile})
+    return compile_graph(wire(builder, flow, nodes, routers, chain=chain), **{"name": "prompt-update", **compile})

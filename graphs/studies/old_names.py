@@ -107,6 +107,8 @@ FORMER_DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "jitrl": ("repeat_penalty", {"advantage_estimator": "shrunk"}),
     "jitrl:paper": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
     "jitrl:reference": ("state_key", {"state_key": "room"}),
+    "prompt-update:paper": ("state_key", {"state_key": "room", "threshold_decay": 0.0}),
+    "prompt-update:reference": ("state_key", {"state_key": "room"}),
     "training-free-grpo": (
         "margin",
         {"held_out": 20, "trial_rollouts": 1, "margin": 0.0, "regression_share": 0.0, "max_step_edits": 0},
@@ -119,11 +121,15 @@ Defaults = Mapping[str, tuple[Any, Any]]
 """Settings that came together: name -> (its default in versions that lack one of them, or None; today's)."""
 
 
+def _state_keys(threshold_decay: float) -> Defaults:
+    return {"state_key": (None, "room"), "embedder": (None, ""), "threshold_decay": (None, threshold_decay)}
+
+
 def _jitrl(threshold_decay: float) -> tuple[Defaults, ...]:
     return (
         {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25)},
         {"memory_control": (None, "none")},
-        {"state_key": (None, "room"), "embedder": (None, ""), "threshold_decay": (None, threshold_decay)},
+        _state_keys(threshold_decay),
         {"prior_patience": (None, 0)},
     )
 
@@ -132,6 +138,8 @@ NEW_DEFAULTS: Mapping[str, Sequence[Defaults]] = {
     "adamem": ({"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},),
     "jitrl": _jitrl(0.0),
     "jitrl:reference": _jitrl(0.1),  # it fell before it was a setting
+    "prompt-update": (_state_keys(0.0),),
+    "prompt-update:reference": (_state_keys(0.1),),
     "self-refine": ({"rewards": (None, "none")},),
     "tabular": ({"initial_value": (None, 0.0)},),
 }

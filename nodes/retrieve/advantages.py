@@ -30,8 +30,9 @@ from typing import Any
 from ...memory.records import Estimate, Transition
 from ..prompt import Prompt
 from .attempts import EpisodePrompt, Layout
+from .context import ContextPrompt
 
-__all__ = ["AdvantagesPrompt", "advantage_lines"]
+__all__ = ["AdvantagesPrompt", "AdvantagesWithContext", "advantage_lines"]
 
 MAX_ALIKE = 2
 """Untried actions with one number that have a line each; more of them share one."""
@@ -56,12 +57,17 @@ class AdvantagesPrompt(EpisodePrompt):
             for number, estimate in enumerate(sorted(known[:count], key=lambda e: e.shift), 1):
                 text += head(number) + write([Transition(state["observation"].text, estimate.action, round(estimate.shift))])
             yield text + head(count + 1)
-        yield ""
+        yield self.text_before(state)
 
     def request(self, state: Mapping[str, Any]) -> str:
         """The advantages as lines under the text that says what they are."""
         rated = _rated(state) if self.advice is not None else []
         return f"{self.advice.text(actions=advantage_lines(rated))}\n\n" if self.advice is not None and rated else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantagesWithContext(AdvantagesPrompt, ContextPrompt):
+    """The same, begun with how the present state was reached, for a model that chats."""
 
 
 def advantage_lines(estimates: Sequence[Estimate]) -> str:

@@ -71,11 +71,18 @@ def test_a_reader_of_the_numbers_learns_and_only_through_them() -> None:
     assert sum(unread[-5:]) / 5 < 5
 
 
-@pytest.mark.parametrize("estimator", ["guarded", "shrunk", "paper", "reference"])
-def test_the_advantages_are_those_of_jitrl(estimator: Any) -> None:
-    """The same memory, the same state: the same neighbours and the same estimates, by every estimator."""
-    changes: dict[str, Any] = {"unseen_bonus": 1.0} if estimator == "reference" else {}
-    settings = jitrl.JitRL(advantage_estimator=estimator, **changes)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(jitrl.JitRL(advantage_estimator=estimator) for estimator in ("guarded", "shrunk", "paper")),
+        jitrl.JitRL(state_key="hierarchy", threshold_decay=0.1),
+        jitrl.JitRL.paper(),
+        jitrl.JitRL.reference(),
+    ],
+    ids=lambda one: f"{one.advantage_estimator}-{one.state_key}",
+)
+def test_the_advantages_are_those_of_jitrl(settings: jitrl.JitRL) -> None:
+    """The same memory, the same state: the same neighbours and the same estimates, by every estimator and state key."""
     memory = settings.memory()
     played = jitrl.build(MethodInputs(TOY), settings, experiences=memory, chain=True)
     run.build(played).invoke({"task": TASK, "run": "first", "episode": 0, "episodes": 6})
@@ -88,6 +95,8 @@ def test_the_advantages_are_those_of_jitrl(estimator: Any) -> None:
     assert found[0]["neighbours"] == found[1]["neighbours"] != []
     assert found[0]["estimates"] == found[1]["estimates"]
     assert found[0]["value"] == found[1]["value"]
+    assert found[0]["observation"].key == found[1]["observation"].key
+    assert bool(found[0]["observation"].key) == (settings.state_key != "room")
 
 
 def test_the_logits_stay_those_of_the_policy() -> None:
@@ -132,6 +141,17 @@ def test_a_model_that_chats_reads_them_at_the_end_of_its_prompt() -> None:
     assert second.index(f"- {right}\n") < line.start() < second.index("What could be done next?")
 
 
+def test_a_model_that_chats_reads_how_the_state_was_reached_as_with_jitrl() -> None:
+    seen = []
+    for build, settings in ((jitrl.build, jitrl.JitRL.paper()), (prompt_update.build, PromptUpdate.paper())):
+        chat = ScriptedChat(replies=['{"options": [{"action": "wait", "confidence": 100}]}'])
+        inputs = replace(MethodInputs.with_chat_model(TOY, Journal(), chat), make_policy=partial(verbalized_policy, chat))
+        build(inputs, settings).invoke({"task": TASK, "run": "r", "episode": 0})  # type: ignore[operator]
+        seen.append([line for line in chat.prompt(3).split("\n") if line.startswith(("progress: ", "location: "))])
+    assert len(seen[0]) == 2
+    assert seen[0] == seen[1]
+
+
 class Mute:
     """A world that lists no actions: two words in the right order win."""
 
@@ -156,8 +176,8 @@ def test_without_listed_actions_the_remembered_ones_are_rated() -> None:
 
 
 def test_settings_are_those_of_jitrl_and_checked_as_there() -> None:
-    paper = replace(jitrl.JitRL.paper(), state_key="room", threshold_decay=0.0)
-    assert PromptUpdate.paper().as_jitrl() == replace(paper, beta=jitrl.JitRL().beta)
+    assert PromptUpdate.paper().as_jitrl() == replace(jitrl.JitRL.paper(), beta=jitrl.JitRL().beta)
+    assert PromptUpdate.reference().as_jitrl() == jitrl.JitRL.reference()
     assert PromptUpdate().as_jitrl() == jitrl.JitRL()
     with pytest.raises(UserError, match=r"prompt-update: gamma is a number from 0 to 1, got 2"):
         PromptUpdate(gamma=2)

@@ -117,10 +117,11 @@ def test_learning_goes_on_and_ends_with_the_numbers_of_the_version_that_began_it
     assert_same(rows(capsys.readouterr().out), rows((BEFORE / "training_free.jsonl").read_text()))
 
 
-@pytest.mark.parametrize("method", ["jitrl", "jitrl:paper", "jitrl:reference"])
-def test_settings_that_jitrl_has_gained_change_no_run_that_lacks_them(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["jitrl", "prompt-update"])
+@pytest.mark.parametrize("preset", ["", ":paper", ":reference"])
+def test_settings_that_jitrl_has_gained_change_no_run_that_lacks_them(name: str, preset: str, tmp_path: Path) -> None:
     """Of a version without state keys, and of one without patience alone: the same command goes on, under the same digest."""
-    usual = method_settings(method)
+    usual = method_settings(method := name + preset)
     today = {"methods": {method: asdict(usual)}}
     for lacks in (["prior_patience"], ["prior_patience", "state_key", "embedder", "threshold_decay"]):
         record = {"methods": {method: {k: v for k, v in asdict(usual).items() if k not in lacks}}}
@@ -130,8 +131,8 @@ def test_settings_that_jitrl_has_gained_change_no_run_that_lacks_them(method: st
         if asked == usual:
             assert old_names.with_first_names(record) == old_names.with_first_names(today)
     assert asked.state_key == "room"
-    assert asked.threshold_decay == (0.1 if method == "jitrl:reference" else 0.0)
-    chosen = replace(usual, exploration_bonus=0.5) if method == "jitrl" else usual
+    assert asked.threshold_decay == (0.1 if preset == ":reference" else 0.0)
+    chosen = replace(usual, exploration_bonus=0.5) if not preset else usual
     assert old_names.with_todays_names({"methods": {method: asdict(chosen)}}) == {"methods": {method: asdict(chosen)}}
 
 
