@@ -5,6 +5,7 @@
 #   make slow       the tests that take more than a few seconds
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
 #   make check      types and style
+#   make audit      looks the pinned packages up in PyPI's list of known vulnerabilities; a package that it cannot look up is named
 #   make bench      measures speed and cost, about 20 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
 #                   ARGS=--quick checks that it runs, ARGS="--only 13 bench_lora" runs a part
 #
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test quick slow test-all check bench clean
+.PHONY: run test quick slow test-all check audit bench clean
 
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
@@ -47,6 +48,12 @@ check: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
+# In an environment of its own: the auditor's packages are none of ours.
+audit:
+	test -x .audit/bin/python || $(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet pip-audit==2.10.1
+	.audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off -r constraints.txt
+
 bench: $(READY)
 	$(BIN)/python tests/performance/run_all.py $(ARGS)
 
@@ -62,4 +69,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .audit dist build .mypy_cache .ruff_cache .pytest_cache

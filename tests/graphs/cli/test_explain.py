@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -49,12 +50,20 @@ def test_the_command_explains_a_step_of_a_run(here: Path, capsys: pytest.Capture
     assert "So memory changed nothing." in said
 
 
-@pytest.fixture
-def played(here: Path) -> Path:
+@pytest.fixture(scope="module")
+def played_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs with three estimators."""
     compared = ["--compare", "jitrl:paper", "jitrl:reference", "static"]
-    assert main([*TOY.split(), "--seeds", "0,3", "--episodes", "4", *compared, "--out", "r"]) == 0
-    return here / "r"
+    with pytest.MonkeyPatch.context() as patch:
+        folder = play_in_process(patch, tmp_path_factory.mktemp("explain"))
+        assert main([*TOY.split(), "--seeds", "0,3", "--episodes", "4", *compared, "--out", "r"]) == 0
+    return folder / "r"
+
+
+@pytest.fixture
+def played(here: Path, played_once: Path) -> Path:
+    """A copy of these runs, in the working directory."""
+    return Path(shutil.copytree(played_once, here / "r"))
 
 
 @pytest.mark.parametrize("method", ["jitrl", "jitrl:paper", "jitrl:reference"])
