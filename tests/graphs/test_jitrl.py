@@ -67,6 +67,18 @@ def test_it_learns_and_only_through_its_memory() -> None:
     assert mean([s[0] for s in learned]) < 4.5
 
 
+@pytest.mark.slow
+def test_the_shipped_negative_controls_fail_when_they_are_played() -> None:
+    """Toy world, uniform prior, 4 seeds: without memory or rewards it stays near static's .2; shuffled returns cost it much."""
+    plain, ends = jitrl.JitRL(), dict[str, float]()
+    controls = {"cut": plain.memory_cut(), "zero": plain.zero_rewards(), "shuffled": plain.shuffled_returns()}
+    for name, settings in {"none": plain, **controls}.items():
+        ends[name] = mean([mean(scores(episode(settings=settings, chain=True), seed)[-5:]) for seed in range(4)])
+    assert ends["none"] > 8
+    assert max(ends["cut"], ends["zero"]) < 4
+    assert ends["shuffled"] < ends["none"] - 1.5
+
+
 def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     """TextWorldExpress's coin collector, uniform prior, 3 maps: the coin is found again, or not if nothing is remembered."""
     pytest.importorskip("textworld_express", reason="needs the extra [twx]")

@@ -87,7 +87,7 @@ def bench(args: Sequence[str]) -> int:
     if options.dry_run:
         from .dry_run import show_dry_run
 
-        return show_dry_run(planned, unplayed_notes(file), folder)
+        return show_dry_run(planned, unplayed_notes(file, options.only), folder)
     with ExitStack() as stack:
         stack.enter_context(sweeps.claim_folder(folder, {"bench": name}))
         for one in planned:
@@ -236,7 +236,7 @@ def _report(
     results, damaged = read_results(planned, failures)
     failures |= damaged
     tables = make_tables(file, planned, results)
-    notes = [*unplayed_notes(file), *_failure_notes(planned, failures)]
+    notes = [*unplayed_notes(file, options.only), *_failure_notes(planned, failures)]
     page = markdown_page(file.title, file.text, _command(options), tables, notes)
     objects = [one for table in tables for one in as_objects(table)]
     sweeps.write_json(folder / "results.json", objects)

@@ -82,13 +82,14 @@ def plan_sweeps(file: BenchFile, folder: Path, processes: int, only: Sequence[st
     return sweeps
 
 
-def unplayed_notes(file: BenchFile) -> list[str]:
-    """A line for each method that is not played with some model, and why."""
+def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
+    """A line for each method that is not played with some model, and why, of those that `only` names (see `plan_sweeps`)."""
+    models, methods = _chosen([one.label for one in file.models], only), _chosen([one.label for one in file.methods], only)
     return [
         f"{arm.label} is not played with {model.label}: a uniform prior writes no text, and the method needs a model that does"
         for model in file.models
         for arm in file.methods
-        if model.name == UNIFORM and find_method(arm.name).needs_writer
+        if model.name == UNIFORM and find_method(arm.name).needs_writer and model.label in models and arm.label in methods
     ]
 
 

@@ -20,7 +20,7 @@ from learngraph import graphs
 from learngraph.graphs.cli import play
 from learngraph.graphs.cli.bench.file import read_bench_file, seed_list
 from learngraph.graphs.cli.bench.folder import read_results
-from learngraph.graphs.cli.bench.plan import plan_sweeps
+from learngraph.graphs.cli.bench.plan import plan_sweeps, unplayed_notes
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies.bench.measures import METRICS
 from learngraph.graphs.studies.sweep import Job
@@ -205,6 +205,10 @@ def test_a_method_without_a_model_is_played_once(here: Path, monkeypatch: pytest
     assert found.keys() == {(model, method) for model in ("uniform", "other") for method in ("tabular", "static")}
     assert found["uniform", "tabular"] == found["other", "tabular"]
     assert "reflexion is not played with uniform" in Path("runs/bench-tiny/results.md").read_text()
+    file = read_bench_file(Path("tiny.toml"), [*METRICS])
+    assert len(unplayed_notes(file)) == 2
+    assert len(unplayed_notes(file, ["other"])) == 1
+    assert unplayed_notes(file, ["static"]) == []
 
 
 def test_an_environment_that_is_missing_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
