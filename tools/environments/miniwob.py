@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,6 +95,10 @@ def quoted_texts(utterance: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(straight or curly for straight, curly in found))
 
 
+def _suggest(page: str, known: Sequence[str]) -> str:
+    return " or ".join(get_close_matches(page, known, 3, 0.5) or TEN[:3])
+
+
 class MiniWob(BrowserWorld):
     """A task of MiniWoB++.
 
@@ -111,7 +116,7 @@ class MiniWob(BrowserWorld):
         folder = pages_folder()
         known = sorted(path.stem for path in (folder / "miniwob").glob("*.html"))
         if page not in known:
-            raise UserError(f"miniwob has no task {page!r}; it has {', '.join(known)}")
+            raise UserError(f"miniwob has no task {page!r}; did you mean {_suggest(page, known)}? All: {', '.join(known)}")
         super().__init__(f"miniwob:{page}", horizon)
         self._page = page
         self._url = (folder / "miniwob" / f"{page}.html").as_uri()
