@@ -7,7 +7,8 @@ Observations, actions and memory are those of the other worlds in a browser (`br
 accessibility tree we read. Three things are done differently from agents that use it directly:
 
 - **A check never touches the agent's page.** WebArena's checks open other addresses in the page that they are given. They get a page of
-  their own, on the agent's address, which is closed afterwards; and they run when the agent has answered, not after each action.
+  their own, on the agent's address, which is closed afterwards; and they run once, when the agent has answered or the steps are used
+  up (as WebArena's own runner does it), not after each action.
 - **A check that fails is no success and no failure**: the reward is missing (None), and the observation says why.
 - What an address is called comes from those variables, not from port numbers.
 
@@ -195,10 +196,9 @@ class WebArena:
         failed = str(raw.get("last_action_error") or "")
         if failed:
             notice, action = f"refused: {failed.splitlines()[0]}", None
-        if action is not None and action.kind == "answer":
-            return self._judge(episode, raw)
-        shown = self._look(episode, raw, 0.0, over=is_last, notice=notice, taken=action)
-        return shown
+        if is_last or (action is not None and action.kind == "answer"):
+            return self._judge(episode, raw, notice)
+        return self._look(episode, raw, 0.0, over=False, notice=notice, taken=action)
 
     def _translate(self, episode: _Episode, action: WebAction) -> tuple[str, WebAction]:
         """BrowserGym's spelling of an action, and the action with its element by role and name."""
@@ -221,14 +221,14 @@ class WebArena:
                 return f"goto({url!r})", action
         return f"send_msg_to_user({action.text!r})", action
 
-    def _judge(self, episode: _Episode, raw: Any) -> Observation:
+    def _judge(self, episode: _Episode, raw: Any, notice: str) -> Observation:
         """The end of an episode: WebArena's own check, on a page of its own."""
         try:
             score = _check(episode.gym)
         except Exception as cause:
             problem = f"the check has failed, the reward is unknown: {type(cause).__name__}: {cause}"
-            return self._look(episode, raw, None, over=True, notice=problem)
-        return self._look(episode, raw, score, over=True)
+            return self._look(episode, raw, None, over=True, notice="; ".join(filter(None, (notice, problem))))
+        return self._look(episode, raw, score, over=True, notice=notice)
 
     def _look(
         self,

@@ -75,7 +75,7 @@ class Benchmark:
         page.goto(SHOP + "/checked")
         if self.error is not None:
             raise self.error
-        return float(messages[-1]["message"] == "42, or so"), True, "", {}
+        return float(bool(messages) and messages[-1]["message"] == "42, or so"), True, "", {}
 
 
 class Gym:
@@ -220,7 +220,9 @@ def test_a_failed_action_is_said_and_a_dead_browser_is_an_error(make: Callable[[
     shown = world.observe(task, ['click[link "Details"]'])
     assert "notice: refused: ValueError: timeout 500 ms" in shown.text
     assert "done: \n" in shown.text
-    assert world.observe(task, ['click[link "Details"]', "back[]"]).over  # the step limit: not judged, worth 0
+    last = world.observe(task, ['click[link "Details"]', "back[]"])  # the step limit: what was reached counts
+    assert (last.reward, last.over, gyms[-1].page.visits) == (0.0, True, [])
+    assert len(gyms[-1].task.pages) == 1
     with pytest.raises(UserError, match=r"webarena:310: step 'press\[Crash\]' failed: RuntimeError: the browser is gone"):
         world.observe(task, ["press[Crash]"])
     assert gyms[-1].is_closed
