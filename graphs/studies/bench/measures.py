@@ -98,6 +98,19 @@ METRICS: Mapping[str, Metric] = {
         about="Mean over episodes of the best score so far.",
     ),
     "best": Metric("best", lambda run, _: max(run.scores), True, about="Highest score of all episodes."),
+    "best-in-episode": Metric(
+        "best in episode",
+        lambda run, _: mean(run.bests),
+        True,
+        about="Mean over episodes of the highest score within the episode: points may be lost again before its end.",
+    ),
+    "of-optimum": Metric(
+        "Avg / optimum",
+        lambda run, _: mean(run.scores) / run.optimum if run.optimum > 0 else None,
+        True,
+        ".2f",
+        about="Avg divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
+    ),
     "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
     "regret": Metric(
         "regret", _regret, False, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."

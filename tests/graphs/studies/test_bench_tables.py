@@ -38,6 +38,8 @@ def table(runs: dict[str, list[SeedResult]], **more: Any) -> BenchTable:
         ("last", 8 / 3),
         ("running-max", (0 + 3 + 4 + 4) / 4),
         ("best", 4.0),
+        ("best-in-episode", (1 + 3 + 4 + 3) / 4),
+        ("of-optimum", 0.5),
         ("regret", 4 + 1 + 0 + 3),
         ("success", 2 / 4),
         ("steps", 5.0),
@@ -52,6 +54,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
     one = run(
         [0.0, 3.0, 4.0, 1.0],
         solved=3.0,
+        bests=(1.0, 3.0, 4.0, 3.0),
         **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
@@ -62,6 +65,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
 def test_a_metric_without_a_number_is_none() -> None:
     one = run([0.0, 5.0])
     assert METRICS["regret"].of(one, FREE) == 4  # a score above a walkthrough's takes nothing off
+    assert METRICS["of-optimum"].of(run([1.0], optimum=0.0), FREE) is None
     for name in ("success", "steps-to-success", "judged", "dollars", "seconds", "tokens"):
         assert METRICS[name].of(one, FREE) is None, name
     assert METRICS["steps-to-success"].of(run([0.0], solved=1.0), FREE) is None
@@ -111,6 +115,9 @@ def test_tables() -> None:
     assert first[:3] == ["a", "3", "4 [4, 4]"]
     assert second[3] == "2 [-0.484, 4.48]"
     assert optimum == ["optimum", "–", "4", "4", "4", "4", "0", "–", "–"]
+    rows = score_table(table({"a": ours, "b": theirs}, metrics=["best-in-episode", "of-optimum"]))
+    assert rows[0][2:] == ["best in episode", "Avg / optimum"]
+    assert [row[3] for row in rows[1:]] == ["1.00", "0.12", "1.00"]  # (.25 + .5 + .75) / 3 of 4
     (_, row) = paired_table(found)
     assert row[:3] == ["b_c", "3", "+3.5 [+2.88, +4.12]"]
     assert row[-2:] == ["3 / 0 / 0", "ahead"]
