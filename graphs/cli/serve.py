@@ -3,6 +3,8 @@
     learngraph serve --model pocket --api-key secret --out runs/claas
     learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --preset reinforce
     learngraph serve --model vllm:Qwen/Qwen3-8B --weights local:Qwen/Qwen3-8B --base-url http://127.0.0.1:8001/v1 --api-key secret
+    learngraph serve --model vllm:Qwen/Qwen3-8B --base-url http://gpu-0:8001/v1 --hand-over /srv/adapters \\
+        --trainer remote --learner-url http://gpu-1:8100 --api-key secret
 
 Joins an engine, a learner, the replay buffer, the versions and the web server. Everything that was learned lies in --out; the same
 command goes on there, also after a kill -9.
@@ -18,16 +20,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
-from ...memory.records import Exchange, Minibatch, Reply
-from ..claas import CLaaS, read_hindsight
+from ...memory.records import Exchange, Reply
+from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_options_and_settings
 from .method_settings import take_preset
-from .serve_learners import InlineLearner, LazyLearner
+from .serve_options import LOOPBACK_HOSTS, ServeOptions
+from .serve_parts import ServeParts
 
 if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
@@ -35,84 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ServeOptions", "build_service", "find_tenants", "run_server", "serve"]
 
-LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 """Names by which clients may call a server without keys."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Options of the service: its model, its clients, and the folder of what it learns."""
-
-    model: str = "pocket"
-    """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
-    base_url: str | None = None
-    """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
-    weights: str | None = None
-    """With `vllm:`, the same model for this process to train, `local:PATH_OR_NAME`; not needed with --trainer off."""
-    name: str | None = None
-    """Public name of the model, which clients send as `model`. Default: the last part of --model."""
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all."""
-    port: int = 8000
-    """Port to listen on; 0 takes a free one."""
-    out: Path = Path("runs/claas")
-    """The output: a folder for the replay buffer and all versions."""
-    api_key: tuple[str, ...] = ()
-    """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
-    keys: Path | None = None
-    """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], requests_per_minute: 60}`."""
-    no_auth: bool = False
-    """Accept any key; only on 127.0.0.1."""
-    metrics_key: tuple[str, ...] = ()
-    """Keys that may read /metrics of all tenants, and nothing else."""
-    open_metrics: bool = False
-    """/metrics needs no key."""
-    trainer: Literal["process", "inline", "off"] = "process"
-    """The learner's process: another at low priority; this one, in turns with the replies; or no learner at all."""
-    retention_file: Path | None = None
-    """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely, for the gate."""
-    max_body_bytes: int = 1 << 20
-    """Largest request, in bytes."""
-    max_connections: int = 1000
-    """Connections at once. Beyond that, those on which no request is being answered are closed."""
-    device: str = "cpu"
-    """Device of the model: `cpu`, `cuda`. Not for `vllm:MODEL`."""
-    dtype: str = "float32"
-    """Number format of the model: `float32`, `bfloat16`. Not for `vllm:MODEL`."""
-    threads: int | None = None
-    """Threads of a model in this process."""
-    learner_threads: int = 1
-    """Threads of the learner's process."""
-    learner_nice: int = 19
-    """Priority of the learner's process, from 0 to 19, the lowest: replies come first. On a busy machine it may never learn."""
-    thinking: bool = False
-    """Let a model that can (Qwen3) think before it replies. Thoughts count as tokens, and come apart from the text, as
-    `reasoning_content`."""
-    max_streams: int = 256
-    """Replies that are generated at the same time; others wait."""
-    prompts: Path | None = None
-    """A directory with prompt files. They replace those of the same name (`claas/hindsight.md`)."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.learner_nice < 20:
-            raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
-        if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
-            raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
-        if self.max_connections < 1:
-            raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
-        if not 0 <= self.port < 65536:
-            raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
-        if self.no_auth and self.host not in LOOPBACK_HOSTS:
-            raise UserError(
-                f"serve: --no-auth lets every client in and needs --host 127.0.0.1, not {self.host}; give --api-key KEY"
-            )
-        if self.model.startswith("vllm:") != (self.base_url is not None):
-            raise UserError("serve: a vLLM server is named by --model vllm:MODEL and --base-url URL, both or neither")
-        if self.model.startswith("vllm:") and self.weights is None and self.trainer != "off":
-            raise UserError("serve: to learn, this process opens the model too: --weights local:PATH_OR_NAME, or --trainer off")
-        if self.model.startswith("vllm:") and self.trainer == "inline":
-            raise UserError("serve: --trainer inline takes turns with replies of this process; with vllm: it is process or off")
 
 
 def serve(args: Sequence[str]) -> int:
@@ -251,12 +178,13 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     _make_private(options.out)
     replay = Replay(options.out / "replay.sqlite", settings.replay)
     try:
-        engine, opened = _engine(options, settings)
-        _check_base(options, settings, engine.base)
         made: list[Service] = []
-        learner = _learner(options, settings, engine, opened, lambda: made[0])
+        parts = ServeParts(options, settings, lambda: made[0])
+        engine = parts.open_engine()
+        _check_base(options, settings, engine.base)
+        learner = parts.open_learner(engine)
         name = options.name or Path(options.model.rpartition(":")[2]).name
-        retention = _retention(options, opened)
+        retention = _retention(options, parts.opened)
         made.append(Service(engine, learner, replay, root, settings, name, retention))
     except BaseException:
         replay.close()
@@ -273,40 +201,6 @@ def _make_private(folder: Path) -> None:
             with suppress(OSError):
                 if not path.is_symlink():
                     path.chmod(0o600)
-
-
-def _engine(options: ServeOptions, settings: CLaaS) -> tuple[Any, LocalChatModel | None]:
-    """The engine that answers, and the model in this process; None: there is none."""
-    if options.model.startswith("vllm:"):
-        return _vllm(options)
-    from ...tools.local.engine import LocalEngine
-
-    opened = _open(options.model, options)
-    return LocalEngine(opened, rank=settings.lora.rank, targets=settings.lora.targets, max_streams=options.max_streams), opened
-
-
-def _open(spec: str, options: ServeOptions) -> LocalChatModel:
-    from ...tools.models.models import open_model
-
-    opened: Any = open_model(
-        spec, device=options.device, dtype=options.dtype, threads=options.threads, thinking=options.thinking
-    )
-    if not hasattr(opened, "network"):
-        raise UserError(f"serve: model {spec!r} does not run in this process; use pocket, guard, local:PATH or vllm:MODEL")
-    return opened  # type: ignore[no-any-return]
-
-
-def _vllm(options: ServeOptions) -> tuple[Any, LocalChatModel | None]:
-    from ...tools.serving.vllm_engine import VllmEngine
-
-    opened = _open(options.weights, options) if options.weights else None
-    base = ""
-    if opened is not None:
-        from ...tools.local.model import fingerprint
-
-        base = fingerprint(opened)
-    assert options.base_url is not None
-    return VllmEngine(options.model.removeprefix("vllm:"), options.base_url, base=base, thinking=options.thinking), opened
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
@@ -329,49 +223,6 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
     new = path.with_name("service.json.new")
     new.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
-
-
-def _learner(
-    options: ServeOptions, settings: CLaaS, engine: Any, opened: LocalChatModel | None, service: Callable[[], Service]
-) -> Any | None:
-    """The learner of --trainer; None: off."""
-    if options.trainer == "off":
-        return None
-
-    def folder(label: str) -> Path:
-        return service().versions(*label.rpartition("@")[0].split("/")).folder(label)
-
-    def write(batch: Minibatch, made: Path, about: dict[str, Any]) -> str:
-        versions = service().versions(batch.tenant, batch.adapter)
-        return versions.write(made, batch.step, batch.parent, engine.base, {**about, "batch": batch.id})
-
-    assert opened is not None  # ServeOptions: who learns has the weights
-    common: dict[str, Any] = {
-        "folder": folder,
-        "write": write,
-        "lora": settings.lora,
-        "objective": settings.loss,
-        "hindsight": read_hindsight(opened.model, options.prompts),
-        "scratch": options.out / "scratch",
-    }
-    if options.trainer == "inline":
-        from ...tools.training.learner import InProcessLearner
-
-        return InlineLearner(InProcessLearner(opened, **common), engine)
-    from ...tools.training.learner_worker import WorkerLearner
-
-    return LazyLearner(
-        engine.base,
-        lambda: WorkerLearner(
-            options.weights or options.model,
-            threads=options.learner_threads,
-            device=options.device,
-            dtype=options.dtype,
-            nice=options.learner_nice,
-            thinking=options.thinking,
-            **common,
-        ),
-    )
 
 
 def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exchange]:

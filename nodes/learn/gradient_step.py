@@ -180,10 +180,11 @@ class Correct(_LearnerNode):
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
     """KL(pi || base) per token that a step may end with, in nats, and the share of the base model's entropy that it must leave. A gate
-    that is off sets no limits."""
+    that is off sets no limits, and a share of 0 none on the entropy."""
     if not gate.enabled:
         return math.inf, 0.0
-    return LIMIT_SHARE * gate.max_kl, 1.0 - LIMIT_SHARE * (1.0 - min(gate.min_entropy_share, 1.0))
+    least = 1.0 - LIMIT_SHARE * (1.0 - min(gate.min_entropy_share, 1.0)) if gate.min_entropy_share > 0 else 0.0
+    return LIMIT_SHARE * gate.max_kl, least
 
 
 def route_correction(state: GradientStepState) -> Literal["something left", "nothing left"]:

@@ -49,6 +49,8 @@ class VllmServer:
         self.mode, self.window, self.key = logprobs_mode, window, key
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.adapters: dict[str, str] = {}
+        self.roots: dict[str, str] = {}
+        """The path that each adapter was loaded from."""
         self.caches: dict[tuple[str, str, str], str] = {}
         """(salt, adapter's name, prompt) -> contents that the keys and values were computed with."""
         self.token_ids = True
@@ -126,7 +128,7 @@ class VllmServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         cards = [{"id": "base", "max_model_len": self.window}]
-        cards += [{"id": name, "parent": "base"} for name in self.adapters if self.lists]
+        cards += [{"id": name, "parent": "base", "root": self.roots[name]} for name in self.adapters if self.lists]
         return web.json_response({"object": "list", "data": cards})
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -141,6 +143,7 @@ class VllmServer:
         weights = folder / "adapter_model.safetensors"
         if not weights.exists():
             return _error(404, f"No adapter found for '{folder}'")
+        self.roots[name] = body["lora_path"]
         self.adapters[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 

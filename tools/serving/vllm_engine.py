@@ -24,7 +24,10 @@ Traps of such a server, and what is done about them:
 - An adapter that the server itself has evicted cannot be unloaded (status 500). That is noted, and no error.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
-- A version is unloaded when the requests on it have ended, and not before another one is loaded.
+- A version is unloaded when the requests on it have ended, and not before another one is loaded. Versions of the same adapter that an
+  engine before this one left on the server (it was killed) are taken over, and so unloaded when nothing needs them.
+- A server on another machine sees the versions' folders elsewhere, or a little later. With a store (`versions`, `there`) a version is
+  first put into the store, and loaded from where the server sees that; a load is tried again until `load_timeout`.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoa
 from ...memory.records import ChatRequest, Piece, Reply
 from ...memory.thoughts import split_leading_thought
 from ..models.api_posts import run_in_background
+from ..training.version_store import SharedVersions
 
 __all__ = ["VllmEngine"]
 
@@ -60,6 +64,8 @@ NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values of options that would change the distribution, at which they do not."""
 PROBES = ("The", "Once upon a time", "1 2", "a")
 """Prompts sent at the start to find out the kind of log-probabilities. The first whose answer is not certain decides."""
+LOAD_AGAIN_SECONDS = 1.0
+"""Seconds between two tries to load a version that the server does not see yet."""
 MAX_LINE_BYTES = 1 << 22
 """Longest line of a stream, in bytes."""
 
@@ -96,6 +102,8 @@ class VllmEngine:
         timeout: longest wait for the next piece of a reply, or for another answer, in seconds.
         load_timeout: longest time that a version may take to load, in seconds.
         thinking: the model thinks before it replies, if it can; thoughts are kept apart.
+        versions: the store by which the server gets versions; None: it reads their folders under the same path as this process.
+        there: the folder under which the server sees the store. Default: the store is a folder, and it sees it under the same path.
 
     Raises:
         UserError: the server does not answer, does not have the model, or does not return token ids.
@@ -111,8 +119,14 @@ class VllmEngine:
         timeout: float = 120.0,
         load_timeout: float = 300.0,
         thinking: bool = False,
+        versions: SharedVersions | None = None,
+        there: str = "",
     ) -> None:
         self.model, self.base, self._thinking = model, base, thinking
+        if versions is not None and not there and "://" in versions.store.url:
+            raise UserError(f"a vLLM server loads from folders: --engine-path names the one where it sees {versions.store.url}")
+        self._shared = versions
+        self._there = there or (str(Path(versions.store.url).resolve()) if versions is not None else "")
         self._url, self._load_timeout = url.rstrip("/"), load_timeout
         self._root = self._url.removesuffix("/v1")
         key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
@@ -327,21 +341,54 @@ class VllmEngine:
         async with version.ready:
             if version.is_listed:
                 return
-            body = {"lora_name": version.label, "lora_path": str(version.folder.resolve())}
-            limit = aiohttp.ClientTimeout(total=self._load_timeout)
-            try:
-                await self._json("POST", f"{self._url}/load_lora_adapter", body, limit, read=False)
-            except (
-                _RequestRefused
-            ) as error:  # it may say "already loaded", by an earlier engine: a label always has the same contents
-                if version.label not in await self._fetch_labels():
-                    raise AdapterError(f"the server does not load version {version.label}: {error}") from error
-            if version.label not in await self._fetch_labels():
+            if self._shared is None:
+                path = str(version.folder.resolve())
+            else:
+                try:
+                    await asyncio.to_thread(self._shared.publish, version.label)
+                except OSError as error:
+                    raise _unavailable(f"version {version.label} cannot be handed over: {error}") from error
+                path = f"{self._there}/{version.label}"
+            until = asyncio.get_running_loop().time() + self._load_timeout
+            while (refusal := await self._ask_to_load(version.label, path)) is not None:
+                if self._shared is None:
+                    raise AdapterError(f"the server does not load version {version.label}: {refusal}") from refusal
+                if asyncio.get_running_loop().time() > until:  # a mount or a mirror that is behind, and not the version's fault
+                    raise _unavailable(f"the server does not load version {version.label} from {path}: {refusal}") from refusal
+                await asyncio.sleep(LOAD_AGAIN_SECONDS)
+            cards = await self._fetch_cards()
+            if version.label not in cards:
                 raise _unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
             version.is_listed = True
+            self._take_over(version, cards)
 
-    async def _fetch_labels(self) -> set[str]:
-        return {str(card.get("id")) for card in (await self._json("GET", f"{self._url}/models")).get("data", [])}
+    async def _ask_to_load(self, label: str, path: str) -> _RequestRefused | None:
+        """The server's refusal to load a version; None: it has it."""
+        limit = aiohttp.ClientTimeout(total=self._load_timeout)
+        try:
+            body = {"lora_name": label, "lora_path": path}
+            await self._json("POST", f"{self._url}/load_lora_adapter", body, limit, read=False)
+        except _RequestRefused as error:
+            # It may say "already loaded", by an earlier engine: a label always has the same contents.
+            return None if label in await self._fetch_cards() else error
+        return None
+
+    def _take_over(self, version: _Version, cards: Mapping[str, Any]) -> None:
+        """Note versions of the same adapter and the same folder that an engine before this one loaded, so that they can be unloaded.
+
+        By its name alone a version may be another service's, of a tenant with the same name.
+        """
+        scope, root = version.label.rpartition("@")[0], cards[version.label].get("root")
+        for label, card in cards.items():
+            place = Path(str(card.get("root") or ""))
+            if not (root and scope and label.startswith(f"{scope}@") and place.parent == Path(root).parent):
+                continue
+            name = place.name if self._shared is None else label.rpartition("@")[2]
+            self._versions.setdefault(label, _Version(label, version.folder.with_name(name), is_listed=True))
+
+    async def _fetch_cards(self) -> dict[str, dict[str, Any]]:
+        """The server's models and adapters by name."""
+        return {str(card.get("id")): card for card in (await self._json("GET", f"{self._url}/models")).get("data", [])}
 
     @asynccontextmanager
     async def _use_version(self, label: str) -> AsyncIterator[str]:

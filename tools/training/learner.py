@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +33,7 @@ from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.model import LocalChatModel, fingerprint
 from ..models.models import open_model
+from .calls import scratch_folder
 from .examples import ExampleReader, TrainingExample, hindsight_block
 from .lora import (
     OptimizerStepResult,
@@ -53,7 +52,7 @@ from .lora import (
 from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
-__all__ = ["InProcessLearner", "LoRATrainer", "scratch_folder"]
+__all__ = ["InProcessLearner", "LoRATrainer", "make_deterministic", "measure_staleness", "scratch_folder"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
@@ -152,22 +151,7 @@ class LoRATrainer:
             now if example.behaviour_logprobs is None else example.behaviour_logprobs
             for example, now in zip(examples, old, strict=True)
         ]
-        ratios = ratio_statistics(old, behaviour, self._objective)
-        ids = [example.exchange.id for example in examples]
-        dropped |= {id: reason for id, reason in zip(ids, ratios.drop_reasons, strict=True) if reason}
-        correction = self._objective.correction
-        target = correction.ess_target if correction.kind != "none" else 0.0
-        return Correction(
-            kept=tuple(id for id, keep in zip(ids, ratios.keep_mask, strict=True) if keep),
-            dropped=tuple(dropped.items()),
-            ess=ratios.ess,
-            ratio=ratios.mean,
-            ratio_max=ratios.max,
-            clipped=ratios.clip_fraction,
-            kl=ratios.kl,
-            scale=min(1.0, ratios.ess / target) if target else 1.0,
-            kls=tuple(zip(ids, ratios.reply_kls, strict=True)),
-        )
+        return measure_staleness([example.exchange.id for example in examples], old, behaviour, dropped, self._objective)
 
     def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
         """One gradient step on what the correction kept. Writes the next version's files into the empty folder `out`.
@@ -586,20 +570,35 @@ class InProcessLearner:
         return self._folder(label) if label else None
 
 
-@contextmanager
-def scratch_folder(scratch: Path | None) -> Iterator[Path]:
-    """A folder for a new version, removed afterwards unless it was moved away.
+def make_deterministic(device: str) -> None:
+    """Have this process compute the same bytes again on an accelerator. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment."""
+    if device != "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
-    Raises:
-        UserError: it cannot be made.
+
+def measure_staleness(
+    ids: Sequence[str], old: Sequence[Tensor], behaviour: Sequence[Tensor], dropped: Mapping[str, str], objective: Objective
+) -> Correction:
+    """Importance statistics of a minibatch, and which of its replies can be learned from.
+
+    Args:
+        ids: of the replies.
+        old: log pi_old of each, (T_i,).
+        behaviour: log mu of each, (T_i,).
+        dropped: id -> why not, of the minibatch's other replies.
+        objective: the correction's settings.
     """
-    try:
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        out = Path(tempfile.mkdtemp(prefix="version-", dir=scratch))
-    except OSError as error:
-        raise UserError(f"cannot make a folder for the new version: {error}") from error
-    try:
-        yield out
-    finally:
-        shutil.rmtree(out, ignore_errors=True)
+    ratios, correction = ratio_statistics(old, behaviour, objective), objective.correction
+    target = correction.ess_target if correction.kind != "none" else 0.0
+    stale = {id: reason for id, reason in zip(ids, ratios.drop_reasons, strict=True) if reason}
+    return Correction(
+        kept=tuple(id for id, keep in zip(ids, ratios.keep_mask, strict=True) if keep),
+        dropped=tuple((dict(dropped) | stale).items()),
+        ess=ratios.ess,
+        ratio=ratios.mean,
+        ratio_max=ratios.max,
+        clipped=ratios.clip_fraction,
+        kl=ratios.kl,
+        scale=min(1.0, ratios.ess / target) if target else 1.0,
+        kls=tuple(zip(ids, ratios.reply_kls, strict=True)),
+    )

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -29,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.claas.settings import LoRA, Objective
-from ...memory.errors import UserError, WindowError, machine_error
+from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.model import LocalChatModel
 from ..models.models import open_model
-from .learner import LoRATrainer, scratch_folder
-from .version_files import VersionError
+from .calls import decode_error, encode_error, scratch_folder
+from .learner import LoRATrainer, make_deterministic
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -161,7 +160,7 @@ class WorkerLearner:
                     continue
                 if kind == "done":
                     return answer
-                raise _decode_error(kind, answer)
+                raise decode_error(kind, answer)
         raise AssertionError("unreachable")
 
     def _start(self) -> Connection:
@@ -187,7 +186,7 @@ class WorkerLearner:
         kind, answer = pipe.recv()
         if kind != "done":
             self._discard_worker()
-            raise _decode_error(kind, answer)
+            raise decode_error(kind, answer)
         return pipe
 
     def _discard_worker(self) -> str:
@@ -213,36 +212,6 @@ class WorkerLearner:
 def _empty_folder(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
-
-
-def _decode_error(kind: str, answer: Any) -> Exception:
-    """The error of a message of `_encode_error`."""
-    if kind == "failed":
-        return RuntimeError(f"the learner's process failed; this is a bug:\n{answer}")
-    name, text, tokens, number = answer
-    if name == "OSError":
-        return OSError(number, text)
-    error: UserError
-    if name == "WindowError":
-        error = WindowError(text, tokens)
-    elif name == "VersionError":
-        error = VersionError(text)
-    else:
-        error = UserError(text)
-    if number is not None:  # keeps an error of the machine recognisable
-        error.__cause__ = OSError(number, os.strerror(number))
-    return error
-
-
-def _encode_error(error: Exception) -> tuple[str, Any]:
-    """An error as a message: its class's name, text, tokens and the number of an OSError in its causes."""
-    failure = machine_error(error)
-    number = None if failure is None else failure.errno or 0
-    if isinstance(error, UserError):
-        return "raised", (type(error).__name__, str(error), getattr(error, "tokens", 0), number)
-    if failure is not None:
-        return "raised", ("OSError", failure.strerror or str(error), 0, number)
-    return "failed", traceback.format_exc()
 
 
 # In the worker
@@ -277,7 +246,7 @@ def work(descriptor: int, parent: int, nice: int) -> None:
     try:
         trainer = _open_trainer(*calls.get()[:-1])
     except Exception as error:
-        pipe.send(_encode_error(error))
+        pipe.send(encode_error(error))
         return
     with contextlib.suppress(OSError):  # only now: at low priority, loading the model could take long on a busy machine
         for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
@@ -289,7 +258,7 @@ def work(descriptor: int, parent: int, nice: int) -> None:
         try:
             answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*arguments))
         except Exception as error:
-            answer = _encode_error(error)
+            answer = encode_error(error)
         pipe.send(answer)
 
 
@@ -297,8 +266,7 @@ def _open_trainer(opening: dict[str, Any], lora: LoRA, objective: Objective, hin
     import torch
 
     torch.set_num_threads(opening["threads"])
-    if opening["device"] != "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    make_deterministic(opening["device"])
     model = open_model(**opening)
     if not isinstance(model, LocalChatModel):
         raise UserError(f"model {opening['spec']!r} cannot be trained here; use 'pocket' or 'local:PATH'")

@@ -36,6 +36,7 @@ __all__ = [
     "entropy",
     "ess",
     "gae",
+    "importance_weights",
     "k1",
     "k2",
     "k3",
@@ -103,7 +104,7 @@ def trusted_token_mask(log_ratio: Tensor, low: float, high: float, veto: float =
     return trusted & (log_ratio.detach().float().exp() >= veto).all()  # (T,)
 
 
-def _importance_weights(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -> Tensor:
+def importance_weights(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -> Tensor:
     """w_t of a correction, without a gradient, from log pi_old and log mu: (T,), (T,) -> (T,)."""
     log_ratio = (old.detach().float() - behaviour.float()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
     if correction.kind == "none":
@@ -680,7 +681,7 @@ def _reply_loss(reply: LossInputs, objective: Objective) -> _ReplyLoss:
     old = now if reply.old_logprobs is None else reply.old_logprobs.to(now)  # (T,)
     behaviour = old if reply.behaviour_logprobs is None else reply.behaviour_logprobs.to(now)  # (T,)
     current = now if correction.kind == "truncated" else old  # (T,)
-    weights = _importance_weights(current, behaviour, correction)  # (T,)
+    weights = importance_weights(current, behaviour, correction)  # (T,)
     if objective.uses_words and reply.teacher_logits is not None:
         each = weights * sdpo(logits, reply.teacher_logits, objective.teacher.divergence, objective.teacher.top_k)  # (T,)
         clipped = torch.zeros_like(now, dtype=torch.bool)  # (T,)
@@ -741,4 +742,4 @@ def _cut_mask(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -
     if correction.kind == "none":
         return torch.zeros_like(old, dtype=torch.bool)  # (T,)
     plain = truncated_weights((old - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), math.inf, correction.level)  # (T,)
-    return plain != _importance_weights(old, behaviour, correction)  # (T,)
+    return plain != importance_weights(old, behaviour, correction)  # (T,)

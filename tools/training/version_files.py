@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...memory.errors import UserError
+from .calls import VersionError
 from .lora import write_optimizer
 from .losses import RewardMoments
 
@@ -29,10 +30,6 @@ CONFIG_FILE, ADAPTER_FILE, OPTIMIZER_FILE = "adapter_config.json", "adapter_mode
 TEACHER_FILE, NOTES_FILE = "teacher.safetensors", "learner.json"
 PEFT_PREFIX = "base_model.model."
 """PEFT's prefix of a tensor's name in a file."""
-
-
-class VersionError(UserError, ValueError):
-    """A version's folder that this learner cannot go on from."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     [
         (
             "jump",
-            "there are run, bench, serve, calibrate, win-rates, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
+            "there are run, bench, serve, learner, calibrate, win-rates, explain, replay, tutorial, list, draw, nodes, studio, memory, library, import, adamem, claas, pocket",
         ),
         (
             "run",

@@ -25,6 +25,7 @@ from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.cli.serve_learners import LazyLearner
+from learngraph.graphs.cli.serve_parts import ServeParts
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import LoRA
@@ -68,7 +69,13 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
         (["--model", "openai:foo"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
         (["--base-url", "http://x/v1"], "--base-url"),
         (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
-        (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--trainer", "inline"], "process or off"),
+        (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--trainer", "inline"], "it is another one"),
+        (["--trainer", "remote"], "--learner-url"),
+        (["--learner-url", "http://x"], "is for --trainer remote or tinker"),
+        (["--trainer", "tinker"], "--model vllm:MODEL"),
+        (["--trainer", "remote", "--learner-url", "http://x"], "--hand-over"),
+        (["--hand-over", "/srv/x"], "all is on this machine"),
+        (["--engine-path", "/srv/x"], "it needs both"),
         (["--replay.batch-size", "0"], "batch_size is at least 1"),
         (["--loss.kind", "sft"], "--loss.kind"),
         (["--preset", "nope"], "no preset 'nope'"),
@@ -115,7 +122,7 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     class Engine:
         base, window, features = "one", 64, frozenset[str]()
 
-    monkeypatch.setattr(serve_cli, "_engine", lambda options, settings: (Engine(), None))
+    monkeypatch.setattr(ServeParts, "open_engine", lambda parts: Engine())
     options = ServeOptions(out=tmp_path, trainer="off")
     with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):
         serve_cli.build_service(options, CLaaS())

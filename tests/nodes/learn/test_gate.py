@@ -290,3 +290,4 @@ def test_a_step_stays_inside_of_the_gate() -> None:
     bounds = GateSettings(max_kl=1.0, min_entropy_share=0.6)
     assert step_limits(bounds) == pytest.approx((0.9, 0.64))
     assert step_limits(replace(bounds, enabled=False)) == (math.inf, 0.0)
+    assert step_limits(replace(bounds, max_kl=math.inf, min_entropy_share=0.0)) == (math.inf, 0.0)

@@ -19,6 +19,7 @@ from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, FeedbackConflict, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
 from learngraph.tools.serving.vllm_engine import VllmEngine
+from learngraph.tools.training.version_store import SharedVersions, VersionStore
 
 ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
 
@@ -362,6 +363,56 @@ async def test_a_version_left_by_an_engine_before_us_is_taken_over(
     await later.load(ONE, folders[ONE])  # "has already been loaded"
     assert later.loaded_versions() == (ONE,)
     await later.close()
+
+
+async def test_what_a_killed_engine_left_on_the_server_is_unloaded_by_the_next_one(
+    engine: VllmEngine, server: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """The service unloads what `loaded_versions` lists and nothing needs; a server must not collect versions over its restarts."""
+    elsewhere = tmp_path / "another-service" / "acme-default@000003-cccccccccccc"
+    elsewhere.mkdir(parents=True)
+    for path in folders[ONE].iterdir():
+        (elsewhere / path.name).write_bytes(path.read_bytes())
+    await engine.load(ONE, folders[ONE])
+    await engine.load("acme/default@000003-cccccccccccc", elsewhere)  # a tenant of the same name, of another service
+    later = VllmEngine("base", server.url, base="f00d")
+    await later.load(TWO, folders[TWO])
+    assert set(later.loaded_versions()) == {ONE, TWO}
+    await later.load(ONE, folders[ONE])  # it is known by its folder
+    await later.unload(ONE)
+    assert set(server.adapters) == {TWO, "acme/default@000003-cccccccccccc"}
+    await later.close()
+
+
+async def test_versions_are_handed_over_by_a_store_that_the_server_sees_elsewhere_and_later(
+    serve: Serve, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    server = serve(logprobs_mode="processed_logprobs")
+    store, mount = VersionStore(str(tmp_path / "bucket")), tmp_path / "mount"
+    engine = VllmEngine("base", server.url, versions=SharedVersions(store, folders.__getitem__), there=str(mount))
+    loading = asyncio.create_task(engine.load(ONE, folders[ONE]))
+    await asyncio.sleep(0.3)
+    assert not loading.done()  # the mirror is behind
+    assert ONE in store
+    mount.symlink_to(tmp_path / "bucket")
+    await loading
+    assert (server.requests[-2][1]["lora_path"], server.roots[ONE]) == (f"{mount}/{ONE}", f"{mount}/{ONE}")
+    assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
+    await engine.close()
+
+    never = VllmEngine(
+        "base",
+        server.url,
+        versions=SharedVersions(store, folders.__getitem__),
+        there=str(tmp_path / "nowhere"),
+        load_timeout=0.1,
+    )
+    with pytest.raises(Unavailable, match=r"from .*nowhere") as caught:  # the next request tries again
+        await never.load(TWO, folders[TWO])
+    assert str(tmp_path) not in caught.value.public_message
+    await never.close()
+    with pytest.raises(UserError, match="--engine-path"):
+        VllmEngine("base", server.url, versions=SharedVersions(VersionStore("memory://adapters"), folders.__getitem__))
 
 
 async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
