@@ -1,0 +1,126 @@
+"""compose.yaml: its commands are ones that our command line has, its addresses and volumes fit together, and nothing internal is public."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.cli.learner import LearnerOptions
+from learngraph.graphs.cli.options import RunOptions
+from learngraph.graphs.cli.serve_options import ServeOptions
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.wiring.flags import parse_flags, parse_options_and_settings
+
+ROOT = Path(__file__).parents[3]
+GIVEN = {"LEARNGRAPH_API_KEY": "a", "LEARNGRAPH_LEARNER_KEY": "b", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d"}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    text = (ROOT / "graphs/serving/compose.yaml").read_text(encoding="utf-8")
+
+    def value(found: re.Match[str]) -> str:
+        """A variable as Compose puts it in: required ones must be among those that the file's head exports."""
+        name, operator, default = found.groups()
+        return GIVEN[name] if operator == ":?" else default
+
+    filled: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", value, text))
+    assert "$" not in str({name: one.get("command") for name, one in filled["services"].items()})
+    for name, one in filled["services"].items():
+        for volume in one.get("volumes", []):
+            assert volume.split(":")[0] in filled["volumes"], name
+    exported = set(re.findall(r"(\w+)=…", text))
+    assert exported == set(GIVEN)
+    services: dict[str, Any] = filled["services"]
+    return services
+
+
+@pytest.fixture(scope="module")
+def service(services: dict[str, Any]) -> ServeOptions:
+    command, *args = services["service"]["command"]
+    assert command == "serve"
+    return parse_options_and_settings(ServeOptions, CLaaS(), args, "learngraph serve", "", "")[0]
+
+
+@pytest.fixture(scope="module")
+def learner(services: dict[str, Any]) -> LearnerOptions:
+    command, *args = services["learner"]["command"]
+    assert command == "learner"
+    return parse_flags(LearnerOptions, args, "learngraph learner")
+
+
+def mounted(services: dict[str, Any], name: str, folder: str) -> str:
+    """The volume that a service has at a folder, or above it."""
+    return next(
+        volume.split(":")[0] for volume in services[name]["volumes"] if f"{folder}/".startswith(volume.split(":")[1] + "/")
+    )
+
+
+def test_service_learner_and_vllm_find_each_other(
+    services: dict[str, Any], service: ServeOptions, learner: LearnerOptions
+) -> None:
+    base, vllm = urlsplit(str(service.base_url)), services["vllm"]["command"]
+    assert base.hostname == "vllm"
+    assert f"--port={base.port}" in vllm
+    assert service.model == f"vllm:{vllm[0]}" == learner.model.replace("local:", "vllm:")
+    there = urlsplit(str(service.learner_url))
+    assert (there.hostname, there.port) == ("learner", learner.port)
+    assert service.hand_over == learner.hand_over
+    assert {mounted(services, name, learner.hand_over) for name in ("service", "learner", "vllm")} == {"adapters"}
+    assert mounted(services, "service", str(service.out)) == "data"
+    assert (service.trainer, service.thinking) == ("remote", learner.thinking)
+    assert f"--max-lora-rank={CLaaS().lora.rank}" in vllm
+    for name in ("service", "learner"):
+        assert services[name]["environment"]["LEARNGRAPH_LEARNER_KEY"] == "b"
+    assert services["service"]["environment"]["VLLM_API_KEY"] == services["vllm"]["environment"]["VLLM_API_KEY"] == "c"
+
+
+def test_only_the_service_can_be_reached_and_from_this_machine_only(services: dict[str, Any], service: ServeOptions) -> None:
+    assert {name for name, one in services.items() if "ports" in one} == {"service"}
+    assert services["service"]["ports"] == [f"127.0.0.1:8080:{service.port}"]
+    assert "LEARNGRAPH_API_KEY" in services["service"]["environment"]
+
+
+def test_vllm_starts_as_the_engine_asks_for_it(services: dict[str, Any]) -> None:
+    """The flags and the variable that the engine's own page gives."""
+    page = (ROOT / "tools/serving/vllm_engine.py").read_text(encoding="utf-8")
+    told = re.search(r"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve (.*?)\n    #", page, re.DOTALL)
+    assert told is not None
+    flags = {word for word in shlex.split(told[1].replace("\\\\\n", " ")) if word.startswith("--")}
+    assert flags <= {word.partition("=")[0] for word in services["vllm"]["command"]}
+    assert services["vllm"]["environment"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert services["vllm"]["entrypoint"] == ["vllm", "serve"]
+
+
+def test_agents_remember_in_chroma_and_postgres(services: dict[str, Any]) -> None:
+    command, method, *args = services["play"]["command"]
+    options = parse_options_and_settings(RunOptions, JitRL(), args, "learngraph run", "", "")[0]
+    assert (command, method, options.memory) == ("run", "jitrl", "http://chroma:8000")
+    place = urlsplit(str(options.checkpoints))
+    environment = services["postgres"]["environment"]
+    assert (place.hostname, place.username, place.path) == (
+        "postgres",
+        environment["POSTGRES_USER"],
+        "/" + environment["POSTGRES_DB"],
+    )
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert f"chromadb=={services['chroma']['image'].rpartition(':')[2]}\n" in pinned
+
+
+def test_the_image_installs_extras_that_exist(services: dict[str, Any]) -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name in ("service", "learner", "play"):
+        recipe = services[name]["build"]["dockerfile_inline"]
+        asked = re.search(r"/src\[([\w,]+)\]", recipe)
+        assert asked is not None
+        assert set(asked[1].split(",")) == {"serve", "lora", "postgres"} <= set(extras)
+        assert (ROOT / "graphs/serving" / services[name]["build"]["context"]).resolve() == ROOT
