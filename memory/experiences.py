@@ -6,21 +6,30 @@ opened, so the discount and the tokens may differ between two runs over the same
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime
+from hashlib import blake2b
 from random import Random
-from typing import Any, Protocol, Required
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, cast
 
 from typing_extensions import TypedDict, Unpack
 
-from .branches import ABSENT, History, branching
+from .branches import ABSENT, History, branching, moment_of_time
 from .display import Table, make_table
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
-from .search.sections import SectionRows
-from .search.similarity import Similarity, TokenRows, TokenSimilarity, shingles
+from .scope import PART_ROWS, Scope, ScopeCopy
+from .search.segments import MERGE_ROWS, IndexSegment, TokenSegments
+from .search.similarity import Similarity, TokenSimilarity, shingles
+from .storage.snapshot import Snapshots, folder_name
+
+if TYPE_CHECKING:
+    from .storage.shelf import RecordStore
 
 __all__ = [
     "BadExperience",
@@ -133,146 +142,77 @@ def dated_records(shelf: TrajectoryStore) -> list[tuple[str, Trajectory]]:
     return list(dated()) if dated is not None else [("", one) for one in shelf.all()]
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Welford's running count, mean and M2 of the returns of one action in one state."""
-
-    newest: str = ""
-    count: int = 0
-    mean: float = 0.0
-    m2: float = 0.0
-    losses: int = 0
-
-    def add(self, experience: Experience) -> None:
-        self.newest = experience.id
-        self.count += 1
-        self.losses += experience.lost
-        off = experience.value - self.mean
-        self.mean += off / self.count
-        self.m2 += off * (experience.value - self.mean)
-
-
-class _Scope:
-    """The experiences that may be neighbours of each other: those of one task, or of one domain."""
-
-    def __init__(self, similarity: Similarity) -> None:
-        self.index = similarity.rows()  # one row per distinct state
-        self.rows: dict[str, int] = {}  # state text -> row
-        self.experiences: list[Experience] = []  # in the order of storing
-        self.visits: list[list[int]] = []  # row -> its experiences' places in that list
-        self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
-        self.latest: dict[str, int] = {}  # run -> its last episode here
-        self.all: _Tally | None = _Tally()  # None: to be counted
-
-    def add(self, experience: Experience, reading: Any) -> None:
-        """Add an experience; `reading` is its state as it is compared."""
-        row = self.rows.get(experience.state)
-        if row is None:
-            # Texts that no query can tell apart share a row.
-            row = self.index.find(reading) if isinstance(self.index, TokenRows | SectionRows) else None
-            if row is None:
-                row = len(self.visits)
-                self.index.add(reading)
-                self.visits.append([])
-                self.tallies.append({})
-            self.rows[experience.state] = row
-        self.visits[row].append(len(self.experiences))
-        self.experiences.append(experience)
-        if self.all is not None:
-            self.all.add(experience)
-        tallies = self.tallies[row]
-        if experience.action not in tallies:
-            tallies[experience.action] = _Tally()
-        tallies[experience.action].add(experience)
-        self.latest[experience.run] = max(experience.episode, self.latest.get(experience.run, experience.episode))
-
-    def replace(self, before: Sequence[Experience], after: Sequence[Experience]) -> None:
-        """Put experiences in the place of those with the same ids, states and actions, whose returns were others."""
-        rows = set[int]()
-        for old, new in zip(before, after, strict=True):
-            row = self.rows[old.state]
-            place = next(place for place in reversed(self.visits[row]) if self.experiences[place].id == old.id)
-            self.experiences[place] = new
-            rows.add(row)
-        for row in rows:
-            self.tallies[row] = tallies = dict[str, _Tally]()
-            for experience in map(self.experiences.__getitem__, self.visits[row]):
-                tallies.setdefault(experience.action, _Tally()).add(experience)
-        self.all = None  # counted again when it is asked for
-
-    @property
-    def total(self) -> _Tally:
-        """The statistics of all returns."""
-        if self.all is None:
-            count, mean, m2, losses = 0, 0.0, 0.0, 0  # as `_Tally.add`, to the last bit
-            for count, experience in enumerate(self.experiences, 1):
-                off = experience.value - mean
-                mean += off / count
-                m2 += off * (experience.value - mean)
-                losses += experience.lost
-            self.all = _Tally(self.experiences[-1].id if self.experiences else "", count, mean, m2, losses)
-        return self.all
-
-    def visible(self, before: tuple[str, int] | None, window: int | None) -> Callable[[int], bool] | None:
-        """A test for the places in `experiences` that may be seen; None where all may be."""
-        run, episode = before or ("", 0)
-        if before is not None and self.latest.get(run, episode - 1) < episode:
-            before = None
-        if before is None and window is None:
-            return None
-
-        def is_visible(place: int) -> bool:
-            seen = self.experiences[place]
-            return before is None or seen.run != run or seen.episode < episode
-
-        if window is None:
-            return is_visible
-        start, trajectories = len(self.experiences), set[str]()
-        for place in reversed(range(len(self.experiences))):
-            if is_visible(place):
-                trajectories.add(self.experiences[place].id.rpartition("/")[0])
-                if len(trajectories) > window:
-                    break
-            start = place
-        return lambda place: place >= start and is_visible(place)
-
-    def places(self, row: int, shown: Callable[[int], bool] | None) -> list[int]:
-        return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
-
-    def nearest(self, reading: Any, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
-        """The k nearest states with a visible experience, as (row, similarity). Hidden experiences have no influence."""
-        if not k or reading is None or not self.visits:
-            return []
-        if shown is None:
-            return self._search(reading, k, threshold)
-        fetch = k
-        while True:
-            fetch = min(2 * fetch, len(self.visits))
-            found = self._search(reading, fetch, threshold)
-            first = {row: next(iter(self.places(row, shown)), -1) for row, _ in found}
-            states = [(row, similarity) for row, similarity in found if first[row] >= 0]
-            states = sorted(states, key=lambda state: (-state[1], -first[state[0]]))[:k]
-            if len(found) < fetch or fetch == len(self.visits):
-                return states
-            if len(states) == k and states[-1][1] > found[-1][1]:  # nothing further down can tie with the k-th
-                return states
-
-    def _search(self, reading: Any, k: int, threshold: float) -> list[tuple[int, float]]:
-        rows, similarities = self.index.nearest(reading, k, threshold, None)
-        return list(zip(rows.tolist(), similarities.tolist(), strict=True))
-
-
 _READ_AT_ONCE = 1024
 """Experiences whose states are read together when a scope is made: enough for an encoder, and little memory."""
 
 
-@branching("add", "prune", but=("reload",))
+LEAST_UNSAVED = 2_000
+"""Experiences of a scope that are worth a snapshot: to read so many again takes about a second."""
+
+
+class _Unread(NamedTuple):
+    """A stored trajectory that was not read yet."""
+
+    domain: str
+    task: str
+    size: int
+    """The number of its experiences."""
+
+
+class _Copied(NamedTuple):
+    """The contents of a snapshot of a scope, before they are brought into its form."""
+
+    key: tuple[str, str | None]
+    scope: Scope
+    parts: ScopeCopy
+    episodes: dict[str, Any]
+    changes: int
+
+
+_CATALOG = "episodes"
+_PROBES = ("You don't see 2 well-lit doors: one red, 2.50 m wide. One door!", "goal: red\nstate: x=1", "|#.@|", "")
+
+
+def _identity(gamma: float, credit: Credit, similarity: Similarity) -> dict[str, Any] | None:
+    """All that a snapshot depends on besides the records; None if snapshots cannot be kept, as of functions made on the way."""
+    if type(similarity) is not TokenSimilarity:
+        return None
+    tokens: Any = similarity.tokens
+    functions = (tokens, credit)
+    if any(getattr(sys.modules.get(f.__module__), getattr(f, "__qualname__", ""), None) is not f for f in functions):
+        return None
+    read = [sorted(set(tokens(text)), key=repr) for text in _PROBES]
+    if not all(isinstance(token, str) for found in read for token in found):
+        return None
+    return {
+        "gamma": gamma,
+        "credit": [f"{credit.__module__}.{credit.__qualname__}", list(credit((1.0, 0.0, None, 0.5, 0.0, -1.0), gamma))],
+        "tokens": [f"{tokens.__module__}.{tokens.__qualname__}", blake2b(json.dumps(read).encode()).hexdigest()],
+    }
+
+
+def _segments(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[IndexSegment]:
+    """The segments of the snapshot of a scope."""
+    numbers = range(meta["segments"])
+    return [IndexSegment({name: arrays[f"{n}.{name}"] for name in IndexSegment.NAMES}) for n in numbers]
+
+
+def _is_unsaved(scope: Scope) -> bool:
+    """True if a snapshot of the scope is worth its time."""
+    return len(scope) - scope.saved >= LEAST_UNSAVED or (scope.saved < 0 and len(scope) >= LEAST_UNSAVED)
+
+
+@branching("add", "prune", but=("reload", "save"))
 class Experiences:
     """A memory of finished episodes that finds the returns of actions in states like the present one.
 
     A memory may hold several domains (`Trajectory.domain`), several tasks of each, and several runs at once. Episodes
     count in the order in which they were stored. It is safe to use from several threads. Another process sees this one's
     additions after `reload`.
+
+    A shelf in a folder keeps snapshots of large memories beside it (memory/storage/snapshot.py), which are written while it grows
+    and when the store is closed. Opened again, the memory answers from them at once: just what it would answer without them, or
+    they are not used. Trajectories are then read when they are asked for.
 
     Args:
         shelf: durable storage of the trajectories; None: they last as long as the process.
@@ -301,11 +241,23 @@ class Experiences:
         self._shelf = shelf
         self.similarity: Similarity = TokenSimilarity(tokens) if similarity is None else similarity
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
-        self._lock = threading.Lock()
-        self._episodes: dict[str, tuple[Trajectory, tuple[Experience, ...]]] = {}
-        self._scopes: dict[tuple[str, str | None], _Scope] = {}  # (domain, task or None for all), made when asked for
+        self._lock = threading.RLock()
+        self._episodes: dict[str, tuple[Trajectory, tuple[Experience, ...]] | _Unread] = {}
+        self._scopes: dict[tuple[str, str | None], Scope] = {}  # (domain, task or None for all), made when asked for
         self._history = History[tuple[Trajectory, tuple[Experience, ...]]]()
         returns((), gamma)  # refuses a bad gamma now rather than at the end of the first episode
+        self._snapshots: Snapshots | None = getattr(shelf, "snapshots", None)
+        self._identity = _identity(gamma, credit, self.similarity) if self._snapshots is not None else None
+        if self._identity is None:
+            self._snapshots = None
+        self._versions: dict[
+            str, str
+        ] = {}  # id -> time of the last write, of the records that have not changed since they were read
+        self._writes = 0  # batches with which this object, or one before it, wrote to the store
+        self._changes = 0  # records that this object replaced or deleted
+        self._saving: threading.Thread | None = None
+        if self._snapshots is not None:
+            self._snapshots.store.before_close(self.save)
         self.reload()
 
     def __repr__(self) -> str:
@@ -327,7 +279,8 @@ class Experiences:
         found = self.neighbours(state, k, threshold, **scope)
         with self._lock:
             ages = {id: number for number, id in enumerate(reversed(self._episodes))}
-            states = {one.id: one.state for _, experiences in self._episodes.values() for one in experiences}
+            trajectories = self._read(one.id.rpartition("/")[0] for one in found)
+            states = {one.id: one.state for _, experiences in trajectories for one in experiences}
         head = ("similarity", "action", "visits", "mean return", "age in episodes", "remembered state")
         rows = [
             (one.similarity, one.action, one.count, one.mean, ages.get(one.id.rpartition("/")[0]), states.get(one.id))
@@ -341,36 +294,148 @@ class Experiences:
     def __len__(self) -> int:
         """The number of experiences, that is of steps with a known return."""
         with self._lock:
-            return sum(len(experiences) for _, experiences in self._episodes.values())
+            return sum(one.size if isinstance(one, _Unread) else len(one[1]) for one in self._episodes.values())
 
     def __iter__(self) -> Iterator[Experience]:
         """Every experience, in the order of storing."""
         with self._lock:
-            return iter([one for _, experiences in self._episodes.values() for one in experiences])
+            return iter([one for _, experiences in self._read(self._episodes) for one in experiences])
 
     def reload(self) -> None:
         """Read the shelf again, and with it the additions of other processes."""
         if self._shelf is None:
             return
         with self._writing:
-            dated = dated_records(self._shelf)
-            episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for _, trajectory in dated}
+            writes = self._snapshots.count_writes() if self._snapshots is not None else 0
+            self._versions = {}
+            episodes, moments = self._read_catalog() or self._read_shelf()
             with self._lock:
                 self._episodes = episodes
-                self._history = History((moment, trajectory.id) for moment, trajectory in dated)
+                self._history = History(moments)
                 self._scopes.clear()
+                self._writes, self._changes = writes, self._changes + 1
+
+    def _read_shelf(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """All trajectories with their experiences, by id, and the moment of writing of each."""
+        assert self._shelf is not None
+        dated = dated_records(self._shelf)
+        episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for _, trajectory in dated}
+        return episodes, [(moment, trajectory.id) for moment, trajectory in dated]
+
+    def _read_catalog(self) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+        """The same, where those that the catalog of a snapshot has are left unread; None if there is no such snapshot."""
+        found = self._snapshots.read(_CATALOG) if self._snapshots is not None else None
+        if found is None or self._snapshots is None or found[0]["identity"] != self._identity:
+            return None
+        versions = self._snapshots.versions()
+        if versions is None:
+            return None
+        episodes: dict[str, Any] = {}
+        for id, version, *rest in found[0]["episodes"]:
+            if id in versions and versions[id][1] == version:
+                episodes[id] = _Unread(*rest)
+        others = [id for id in versions if id not in episodes]
+        if len(others) > len(episodes):
+            return None  # to read all at once is faster
+        for trajectory in cast("RecordStore[Trajectory]", self._shelf).get_many(others):
+            episodes[trajectory.id] = (trajectory, self._derive(trajectory))
+        order = sorted(episodes, key=lambda id: (versions[id][0], id))
+        self._versions = {id: versions[id][1] for id in order}
+        moments = [(moment_of_time(datetime.fromisoformat(versions[id][0])), id) for id in order]
+        return {id: episodes[id] for id in order}, moments
+
+    def _read(self, ids: Iterable[str]) -> list[tuple[Trajectory, tuple[Experience, ...]]]:
+        """The trajectories with these ids, with their experiences; those that were not read yet are read."""
+        asked = list(dict.fromkeys(ids))
+        unread = [id for id in asked if isinstance(self._episodes.get(id), _Unread)]
+        if unread:
+            for trajectory in cast("RecordStore[Trajectory]", self._shelf).get_many(unread):
+                self._episodes[trajectory.id] = (trajectory, self._derive(trajectory))
+        found = [self._episodes.get(id) for id in asked]
+        return [one for one in found if one is not None and not isinstance(one, _Unread)]
+
+    def save(self) -> None:
+        """Write snapshots of the scopes that have grown much since the last ones; the store does so when it is closed."""
+        if (saving := self._saving) is not None and saving is not threading.current_thread():
+            saving.join()
+        with self._lock:
+            large = [key for key, scope in self._scopes.items() if _is_unsaved(scope)]
+        for key in large:
+            if (copied := self._copy(key)) is not None:
+                self._save(copied)
+
+    def _save_in_background(self, key: tuple[str, str | None]) -> None:
+        """Write a snapshot of a scope in a thread, unless one is being written."""
+        if (self._saving is None or not self._saving.is_alive()) and (copied := self._copy(key)) is not None:
+            self._saving = threading.Thread(target=self._save, args=(copied,), name="snapshot", daemon=True)
+            self._saving.start()
+
+    def _copy(self, key: tuple[str, str | None]) -> _Copied | None:
+        """All that a snapshot of a scope needs, copied in an instant."""
+        with self._lock:
+            scope = self._scopes.get(key)
+            if scope is None or not isinstance(scope.index, TokenSegments):
+                return None
+            return _Copied(key, scope, scope.copy(), dict(self._episodes), self._changes)
+
+    def _save(self, copied: _Copied) -> None:
+        """Write a snapshot of a scope and of the catalog, unless records have changed meanwhile, or another object writes them."""
+        snapshots, segments = self._snapshots, copied.parts.segments()
+        if snapshots is None or not self._is_current(copied):
+            return
+        versions = snapshots.versions()
+        if versions is None or not self._is_current(copied) or not copied.episodes.keys() <= versions.keys():
+            return
+        catalog = []
+        for id, one in copied.episodes.items():
+            rest = one if isinstance(one, _Unread) else _Unread(one[0].domain, one[0].task.id, len(one[1]))
+            catalog.append((id, versions[id][1], *rest))
+        domain, task = copied.key
+        inside = [(id, version) for id, version, of, at, _ in catalog if of == domain and task in (None, at)]
+        meta = {**copied.parts.meta, "identity": self._identity, "inside": inside, "segments": len(segments)}
+        arrays = dict(copied.parts.columns)
+        for number, segment in enumerate(segments):
+            arrays |= {f"{number}.{name}": array for name, array in segment.arrays.items()}
+        name = folder_name(copied.key)
+        if not snapshots.write(name, meta, arrays):
+            return
+        snapshots.write(_CATALOG, {"identity": self._identity, "episodes": catalog}, {})
+        mapped = snapshots.read(name)
+        with self._lock:
+            if mapped is not None and self._scopes.get(copied.key) is copied.scope and self._changes == copied.changes:
+                copied.scope.index.put_segments(_segments(*mapped))  # in the place of those in this process's memory
+                copied.scope.saved = len(copied.parts.columns["row"])
+
+    def _is_current(self, copied: _Copied) -> bool:
+        """True if what was copied is still as it is stored: no record has changed, and no other object has written."""
+        assert self._snapshots is not None
+        with self._writing, self._lock:
+            return self._changes == copied.changes and self._snapshots.count_writes() == self._writes
+
+    def _load_scope(self, key: tuple[str, str | None], inside: Sequence[str]) -> tuple[Scope, int] | None:
+        """The scope of a snapshot, and how many of the trajectories in scope it has; None if it is not of these trajectories."""
+        found = self._snapshots.read(folder_name(key)) if self._snapshots is not None and self._versions else None
+        if found is None or found[0]["identity"] != self._identity:
+            return None
+        saved = [(id, version) for id, version in found[0]["inside"]]
+        if saved != [(id, self._versions.get(id)) for id in inside[: len(saved)]]:
+            return None
+        return Scope.load(found[0], found[1], _segments(*found)), len(saved)
 
     def as_of(self, moment: str) -> Experiences:
         """A copy of the memory as it was at a moment (memory/branches.py), without a shelf."""
         made = Experiences(gamma=self.gamma, similarity=self.similarity, credit=self._credit)
         with self._lock:
-            made._episodes = self._history.undo(self._episodes, moment)
+            read = {one[0].id: one for one in self._read(self._episodes)}
+            made._episodes = dict(self._history.undo(read, moment))
         return made
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
         """id -> trajectory, of those added since a moment; `ABSENT` for those deleted."""
         with self._lock:
-            return {id: self._episodes.get(str(id), (ABSENT,))[0] for id in self._history.keys_since(moment)}
+            ids = [str(id) for id in self._history.keys_since(moment)]
+            found: dict[Any, Any] = {trajectory.id: trajectory for trajectory, _ in self._read(ids)}
+            return {id: found.get(id, ABSENT) for id in ids}
 
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
@@ -382,7 +447,8 @@ class Experiences:
         """
         experiences = self._derive(trajectory)
         with self._writing:
-            known = self._episodes.get(trajectory.id)
+            with self._lock:
+                known = next(iter(self._read([trajectory.id])), None)
             if known is not None and known[0] == trajectory:
                 return
             keys = [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]
@@ -392,16 +458,21 @@ class Experiences:
                 readings |= self._readings(scope, experiences, readings)
             if self._shelf is not None:
                 self._shelf.put([trajectory])
+                self._writes += 1
             with self._lock:
                 self._history.note(trajectory.id, ABSENT if known is None else known)
                 self._episodes[trajectory.id] = (trajectory, experiences)
                 if known is not None:
+                    self._changes += 1
+                    self._versions.pop(trajectory.id, None)
                     self._replace(keys, known[1], experiences)
                     return
                 for key in keys:
                     if (scope := self._scopes.pop(key, None)) is not None:
                         self._fill(scope, experiences, readings)
                         self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
+                        if scope.has_full_part:
+                            self._save_in_background(key)
 
     def _replace(
         self, keys: Sequence[tuple[str, str | None]], before: Sequence[Experience], after: Sequence[Experience]
@@ -424,16 +495,19 @@ class Experiences:
         if keep_last is not None and keep_last < 0:
             raise ValueError(f"cannot keep the last {keep_last} episodes: keep_last must be >= 0")
         with self._writing:
-            stored = [trajectory for trajectory, _ in self._episodes.values()]
+            with self._lock:
+                stored = [trajectory for trajectory, _ in self._read(self._episodes)]
             old = 0 if keep_last is None else max(len(stored) - keep_last, 0)
             gone = [trajectory.id for i, trajectory in enumerate(stored) if i < old or drop(trajectory)]
             if self._shelf is not None and gone:
                 self._shelf.delete(gone)
+                self._writes += 1
             with self._lock:
-                for name in gone:
-                    self._history.note(name, self._episodes[name], self._episodes)
+                for [name, before] in zip(gone, self._read(gone), strict=True):
+                    self._history.note(name, before, self._episodes)
                     del self._episodes[name]
                 if gone:
+                    self._changes += 1
                     self._scopes.clear()
         return len(gone)
 
@@ -456,29 +530,17 @@ class Experiences:
         reading = self._read_query(state, **scope)
         with self._lock:
             view, shown = self._view(**scope)
-            neighbours = []
-            for row, similarity in view.nearest(reading, k, threshold, shown):
-                tallies = view.tallies[row]
-                if shown is not None:
-                    tallies = {}
-                    for experience in map(view.experiences.__getitem__, view.places(row, shown)):
-                        tallies.setdefault(experience.action, _Tally()).add(experience)
-                neighbours += [
-                    Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2, tally.losses)
-                    for action, tally in tallies.items()
-                ]
-            return tuple(neighbours)
+            return tuple(
+                Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2, tally.losses)
+                for row, similarity in view.nearest(reading, k, threshold, shown)
+                for action, tally in view.tallies(row, shown).items()
+            )
 
     def moments(self, **scope: Unpack[ExperienceScope]) -> tuple[float, float]:
         """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
             view, shown = self._view(**scope)
-            seen = view.total
-            if shown is not None:
-                seen = _Tally()
-                for place, one in enumerate(view.experiences):
-                    if shown(place):
-                        seen.add(one)
+            seen = view.total(shown)
             return seen.mean, seen.m2 / max(seen.count - 1, 1)
 
     def raw_neighbours(
@@ -491,9 +553,10 @@ class Experiences:
         reading = self._read_query(state, **scope)
         with self._lock:
             view, shown = self._view(**scope)
-            found = view.nearest(reading, len(view.visits), threshold, shown)
+            found = view.nearest(reading, view.row_count, threshold, shown)
             placed = sorted((place, similarity) for row, similarity in found for place in view.places(row, shown))
-            return [(similarity, view.experiences[place]) for place, similarity in placed]
+            experiences = self._experiences_at(view, [place for place, _ in placed])
+            return [(similarity, one) for (_, similarity), one in zip(placed, experiences, strict=True)]
 
     def visits(self, id: str, **scope: Unpack[ExperienceScope]) -> tuple[Experience, ...]:
         """The single visits behind a neighbour, oldest first: those in scope to the same action in the same state.
@@ -507,11 +570,16 @@ class Experiences:
         """
         with self._lock:
             view, shown = self._view(**scope)
-            newest = next((one for one in reversed(view.experiences) if one.id == id), None)
-            if newest is None:
+            place = view.find(id)
+            if place is None:
                 raise KeyError(f"no experience in scope has the id {id!r}")
-            places = view.places(view.rows[newest.state], shown)
-            return tuple(one for one in map(view.experiences.__getitem__, places) if one.action == newest.action)
+            return tuple(self._experiences_at(view, view.places_like(place, shown)))
+
+    def _experiences_at(self, view: Scope, places: Sequence[int]) -> list[Experience]:
+        """The experiences at these places of a scope, whose trajectories are read if they were not."""
+        trajectories = self._read(map(view.trajectory_at, places))
+        by_id = {one.id: one for _, experiences in trajectories for one in experiences}
+        return [by_id[view.id_at(place)] for place in places]
 
     def _view(
         self,
@@ -521,32 +589,48 @@ class Experiences:
         cross_task: bool = False,
         before: tuple[str, int] | None = None,
         window: int | None = None,
-    ) -> tuple[_Scope, Callable[[int], bool] | None]:
+    ) -> tuple[Scope, Callable[[int], bool] | None]:
         if window is not None and window < 0:
             raise ValueError(f"cannot look at the last {window} episodes: window must be >= 0")
         key = (domain, None if cross_task else task)
         scope = self._scopes.get(key)
         if scope is None:
-            scope = _Scope(self.similarity)
-            inside = [
-                experience
-                for trajectory, experiences in self._episodes.values()
-                if trajectory.domain == domain and (cross_task or trajectory.task.id == task)
-                for experience in experiences
-            ]
-            self._fill(scope, inside, {})
-            self._scopes[key] = scope
+            scope = self._open_scope(key)
         return scope, scope.visible(before, window)
 
-    def _fill(self, scope: _Scope, experiences: Sequence[Experience], readings: Mapping[str, Any]) -> None:
+    def _open_scope(self, key: tuple[str, str | None]) -> Scope:
+        """A scope, from its snapshot and what came after, or from all trajectories."""
+        domain, task = key
+        inside = []
+        for id, one in self._episodes.items():
+            of, at = one[:2] if isinstance(one, _Unread) else (one[0].domain, one[0].task.id)
+            if of == domain and task in (None, at):
+                inside.append(id)
+        rows = TokenSegments() if self._snapshots is not None else self.similarity.rows()
+        scope, known = self._load_scope(key, inside) or (Scope(rows), 0)
+        self._fill(scope, [one for _, experiences in self._read(inside[known:]) for one in experiences], {})
+        self._scopes[key] = scope
+        if len(scope) - max(scope.saved, 0) >= PART_ROWS:
+            self._save_in_background(key)
+        return scope
+
+    def _fill(self, scope: Scope, experiences: Sequence[Experience], readings: Mapping[str, Any]) -> None:
         """Add experiences to a scope. `readings` are those of states that were read already."""
+        in_batches = isinstance(scope.index, TokenSegments) and len(experiences) > PART_ROWS
+        if in_batches:
+            scope.index.begin_batch()
         for start in range(0, len(experiences), _READ_AT_ONCE):
             part = experiences[start : start + _READ_AT_ONCE]
             found = {**readings, **self._readings(scope, part, readings)}
             for experience in part:
                 scope.add(experience, found.get(experience.state))
+            if in_batches and scope.index.newest >= MERGE_ROWS:
+                scope.index.end_batch()
+                scope.index.begin_batch()
+        if in_batches:
+            scope.index.end_batch()
 
-    def _readings(self, scope: _Scope, experiences: Sequence[Experience], known: Mapping[str, Any]) -> dict[str, Any]:
+    def _readings(self, scope: Scope, experiences: Sequence[Experience], known: Mapping[str, Any]) -> dict[str, Any]:
         """state -> the form in which it is compared, for those that the scope does not have and that are not known."""
         states = list(dict.fromkeys(one.state for one in experiences if one.state not in scope.rows and one.state not in known))
         return dict(zip(states, self.similarity.read(states), strict=True)) if states else {}
@@ -555,7 +639,7 @@ class Experiences:
         """A state that is asked about, as it is compared; None where there is nothing to compare it with."""
         with self._lock:
             view, _ = self._view(**scope)
-        return self.similarity.read_query(state) if view.visits else None
+        return self.similarity.read_query(state) if view.row_count else None
 
     def _derive(self, trajectory: Trajectory) -> tuple[Experience, ...]:
         rewards = [transition.reward for transition in trajectory.transitions]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "InvertedIndex",
     "JaccardIndex",
     "JaccardSimilarity",
     "KeyRows",
@@ -159,12 +161,115 @@ def multiset_jaccard(a: Counter[Hashable], b: Counter[Hashable]) -> float:
     return common / (a.total() + b.total() - common) if common else 0.0
 
 
-class JaccardIndex:
-    """An exact index that finds the k rows most similar to a query, and grows row by row.
+class InvertedIndex(ABC):
+    """The search of an inverted index: the k rows that are most similar to a set of tokens, which have numbers here.
 
     Each token has a list of the rows that contain it; a query adds up those lists, rarest token first. Frequent tokens cause
     nearly all of the work and matter least: they are left out as soon as no row that shares only them can be among the
-    k best, and the few rows that still can are compared in full. Memory: 8 bytes per token of a row, and 200 for each new one.
+    k best, and the few rows that still can are compared in full.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    @abstractmethod
+    def _rows_with(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        """The rows that contain these tokens, one list after the other."""
+
+    @abstractmethod
+    def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
+        """The overlap of each of these rows with all of the known tokens, from the rows' own tokens."""
+
+    @abstractmethod
+    def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """The number of distinct tokens of each of these rows."""
+
+    def _search(
+        self,
+        known: list[int],
+        frequencies: list[int],
+        size: int,
+        k: int,
+        threshold: float,
+        among: NDArray[np.bool_] | None,
+    ) -> RankedRows:
+        """The best rows.
+
+        Args:
+            known: the query's tokens that some row has, rarest first.
+            frequencies: the number of rows that contain each of them.
+            size: |query|, with unknown tokens.
+            k, threshold, among: as for `JaccardIndex.search`.
+        """
+        n = len(self)
+        floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
+        counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
+        done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before the next check: tripled every time
+        while True:
+            upto, work = done, 0
+            while upto < len(known) and (upto == done or work + frequencies[upto] <= batch):
+                work += frequencies[upto]
+                upto += 1
+            counts += self._overlaps(known[done:upto], counts.dtype)
+            if among is not None:
+                counts *= among
+            done, left, batch = upto, len(known) - upto, 3 * batch
+            rows = self._leaders(counts, max(64, 4 * k))
+            if len(rows) >= k:
+                overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
+                similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
+                floor = max(floor, float(np.partition(similarities, -k)[-k]))
+            needed = ceil(floor * size - 1e-9) - left  # a union is never smaller than the query
+            if left and needed < 1:
+                continue  # a row that shares only the tokens left out might still be among the best
+            rows = np.flatnonzero(counts >= max(needed, 1))
+            if left and len(rows) * _COMPARE > frequencies[done]:
+                continue
+            sizes = self._sizes_of(rows)
+            most = np.minimum(counts[rows].astype(np.int64) + left, sizes)
+            rows = rows[most / (size + sizes - most) >= floor]
+            overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
+            return self._best(rows, overlaps, size, k, threshold)
+
+    def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """row -> number of these tokens that it has, as `dtype`."""
+        n, rows = len(self), self._rows_with(tokens)
+        if len(rows) < 1 << 16:
+            return np.bincount(rows, minlength=n).astype(dtype)
+        # The sparse matrix-vector product is the one public loop that counts in bytes rather than in 64-bit integers:
+        # a million counters then fit the cache, and counting is 4 times as fast as np.bincount.
+        from scipy.sparse import csc_array  # type: ignore[import-untyped, unused-ignore]
+
+        ends = np.array([0, len(rows)], np.int32)
+        column = csc_array((np.ones(len(rows), dtype), rows, ends), shape=(n, 1))
+        counts: NDArray[Any] = column @ np.ones(1, dtype)
+        return counts
+
+    @staticmethod
+    def _leaders(counts: NDArray[Any], wanted: int) -> NDArray[np.intp]:
+        """Some rows with the highest counts: `wanted` of them, or fewer if fewer have any."""
+        low, high = 1, int(counts.max()) + 1
+        while high - low > 1:  # the highest level that at least `wanted` rows reach
+            middle = (low + high) // 2
+            low, high = (middle, high) if np.count_nonzero(counts >= middle) >= wanted else (low, middle)
+        rows = np.flatnonzero(counts >= low)
+        return rows[np.argsort(counts[rows], kind="stable")[-wanted:]]
+
+    def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> RankedRows:
+        similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
+        if len(rows) > k:
+            threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
+        chosen = similarities >= threshold
+        rows, similarities = rows[chosen], similarities[chosen]
+        order = np.lexsort((-rows, -similarities))[:k]
+        return rows[order], similarities[order]
+
+
+class JaccardIndex(InvertedIndex):
+    """An exact index that finds the k rows most similar to a query, and grows row by row.
+
+    See `InvertedIndex` for the search. Memory: 8 bytes per token of a row, and 200 for each new one.
     The index is safe to use from several threads.
     """
 
@@ -204,6 +309,11 @@ class JaccardIndex:
             self._sizes.append(len(numbers))
             return row
 
+    def columns(self) -> tuple[list[Hashable], NDArray[np.int32], NDArray[np.int32]]:
+        """The tokens by number, the token numbers of all rows, one row after the other, and the number of tokens of each row."""
+        with self._lock:
+            return list(self._ids), np.array(self._tokens, np.int32), np.array(self._sizes, np.int32)
+
     def has_tokens(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
         """True if these are exactly the tokens of the row."""
         with self._lock:
@@ -242,7 +352,7 @@ class JaccardIndex:
             if not known or not k:
                 return np.zeros(0, np.intp), np.zeros(0)
             known.sort(key=self._frequency)
-            return self._search(known, len(query), k, threshold, among)
+            return self._search(known, list(map(self._frequency, known)), len(query), k, threshold, among)
 
     def row_similarities(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """The Jaccard similarity of one row to each of `rows`, (rows,)."""
@@ -267,71 +377,16 @@ class JaccardIndex:
             similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
             return similarities
 
-    def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, with unknown tokens."""
-        n = len(self._sizes)
-        floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
-        counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
-        done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before the next check: tripled every time
-        while True:
-            upto, work = done, 0
-            while upto < len(known) and (upto == done or work + self._frequency(known[upto]) <= batch):
-                work += self._frequency(known[upto])
-                upto += 1
-            counts += self._overlaps(known[done:upto], counts.dtype)
-            if among is not None:
-                counts *= among
-            done, left, batch = upto, len(known) - upto, 3 * batch
-            rows = self._leaders(counts, max(64, 4 * k))
-            if len(rows) >= k:
-                overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
-                similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
-                floor = max(floor, float(np.partition(similarities, -k)[-k]))
-            needed = ceil(floor * size - 1e-9) - left  # a union is never smaller than the query
-            if left and needed < 1:
-                continue  # a row that shares only the tokens left out might still be among the best
-            rows = np.flatnonzero(counts >= max(needed, 1))
-            if left and len(rows) * _COMPARE > self._frequency(known[done]):
-                continue
-            sizes = self._sizes_of(rows)
-            most = np.minimum(counts[rows].astype(np.int64) + left, sizes)
-            rows = rows[most / (size + sizes - most) >= floor]
-            overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
-            return self._best(rows, overlaps, size, k, threshold)
-
     def _frequency(self, token: int) -> int:
         """The number of rows that contain a token."""
         return len(self._postings.get(token, "1"))
 
-    def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """row -> number of these tokens that it has, as `dtype`."""
-        n = len(self._sizes)
-        rows = np.frombuffer(
+    def _rows_with(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        return np.frombuffer(
             b"".join([self._postings.get(token) or self._first[token : token + 1] for token in tokens]), np.int32
         )
-        if len(rows) < 1 << 16:
-            return np.bincount(rows, minlength=n).astype(dtype)
-        # The sparse matrix-vector product is the one public loop that counts in bytes rather than in 64-bit integers:
-        # a million counters then fit the cache, and counting is 4 times as fast as np.bincount.
-        from scipy.sparse import csc_array  # type: ignore[import-untyped, unused-ignore]
-
-        ends = np.array([0, len(rows)], np.int32)
-        column = csc_array((np.ones(len(rows), dtype), rows, ends), shape=(n, 1))
-        counts: NDArray[Any] = column @ np.ones(1, dtype)
-        return counts
-
-    @staticmethod
-    def _leaders(counts: NDArray[Any], wanted: int) -> NDArray[np.intp]:
-        """Some rows with the highest counts: `wanted` of them, or fewer if fewer have any."""
-        low, high = 1, int(counts.max()) + 1
-        while high - low > 1:  # the highest level that at least `wanted` rows reach
-            middle = (low + high) // 2
-            low, high = (middle, high) if np.count_nonzero(counts >= middle) >= wanted else (low, middle)
-        rows = np.flatnonzero(counts >= low)
-        return rows[np.argsort(counts[rows], kind="stable")[-wanted:]]
 
     def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
-        """The overlap of each of these rows with all of the known tokens, from the rows' own tokens."""
         if not len(rows):
             return np.zeros(0, np.int64)
         wanted = np.zeros(len(self._first), np.bool_)
@@ -346,15 +401,6 @@ class JaccardIndex:
 
     def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         return np.frombuffer(self._sizes, np.int32)[rows].astype(np.int64)
-
-    def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> RankedRows:
-        similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
-        if len(rows) > k:
-            threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
-        chosen = similarities >= threshold
-        rows, similarities = rows[chosen], similarities[chosen]
-        order = np.lexsort((-rows, -similarities))[:k]
-        return rows[order], similarities[order]
 
 
 _COMPARE = 200
@@ -482,9 +528,16 @@ class TokenRows:
         self._index = JaccardIndex()
         self._hashes: dict[int, int] = {}  # hash of a set -> the newest row with that hash
 
+    def __len__(self) -> int:
+        return len(self._index)
+
     def add(self, reading: frozenset[Hashable], /) -> None:
         """Append a row."""
         self._hashes[hash(reading)] = self._index.add(reading)
+
+    def columns(self) -> tuple[list[Hashable], NDArray[np.int32], NDArray[np.int32]]:
+        """The tokens by number, the token numbers of all rows, one row after the other, and the number of tokens of each row."""
+        return self._index.columns()
 
     def find(self, reading: frozenset[Hashable]) -> int | None:
         """The row with exactly these tokens, if there is one."""

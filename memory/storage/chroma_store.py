@@ -1,8 +1,9 @@
 """A LangGraph store on Chroma: the memory of an agent across runs, in a directory or behind a Chroma server.
 
 Chroma holds the durable copy. Reads are served from memory, so that retrieval is exact. A directory belongs to one process,
-which loads it on opening and writes every change to Chroma before it shows it. A server may have many clients, so each batch
-fetches the items that its operations touch.
+which loads it on opening and writes every change to Chroma before it shows it. A directory with snapshots of what is derived
+from its items (memory/storage/snapshot.py) is loaded by the first search instead, and before that item by item. A server may
+have many clients, so each batch fetches the items that its operations touch.
 
 One record of Chroma is one item: its id is the JSON list `[*namespace, key]`, and its metadata holds the value as JSON
 (`value`), `namespace` (a JSON list, and `ns0`, `ns1`, … for filters), `key`, `created_at` and `updated_at`. Items with
@@ -20,6 +21,8 @@ import shutil
 import sqlite3
 import threading
 import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -52,6 +55,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ..errors import UserError
+from .snapshot import folder_name
 
 __all__ = ["ChromaStore", "embedder_name"]
 
@@ -129,8 +133,15 @@ class ChromaStore(BaseStore):
         self._latest = datetime.min.replace(tzinfo=UTC)
         self._pid = os.getpid()
         self._closed = False
+        self._writes: Counter[Namespace] = Counter()  # batches
+        self._savers: list[weakref.WeakMethod[Callable[[], object]]] = []
+        self._fetched: set[tuple[Namespace, str]] | None = None  # what is loaded, present or not; None: everything
         if chroma and chroma.owned:
-            self._show(chroma.read())
+            latest = chroma.latest() if chroma.has_snapshots else None
+            if latest is None:
+                self._show(chroma.read())
+            else:
+                self._fetched, self._latest = set(), latest
 
     @classmethod
     def memory(cls, *, index: IndexConfig | None = None) -> Self:
@@ -155,6 +166,10 @@ class ChromaStore(BaseStore):
 
     def close(self) -> None:
         """Release the directory and its files. A second close does nothing."""
+        if not self._closed and self._pid == os.getpid():
+            for saver in self._savers:
+                if (save := saver()) is not None:
+                    save()
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -227,8 +242,46 @@ class ChromaStore(BaseStore):
                     "spawn, and let them share a 'chroma run' server"
                 )
             if self._chroma is None or self._chroma.owned:
+                self._fetch(ops)
                 return self._run_once(ops, embedded, asked)
             return self._chroma.outlast_restarts(lambda: self._run_at_server(ops, embedded, asked))
+
+    def _fetch(self, ops: Sequence[Op]) -> None:
+        """Load what these operations touch, of a directory that was not loaded on opening."""
+        if self._fetched is None or self._chroma is None:
+            return
+        touched = {(op.namespace, op.key) for op in ops if isinstance(op, GetOp | PutOp)} - self._fetched
+        if len(touched) < len(ops) and any(isinstance(op, SearchOp | ListNamespacesOp) for op in ops):
+            self._items, self._matrices, self._fetched = {}, {}, None
+            self._show(self._chroma.read())
+        elif touched:
+            self._show(self._chroma.read(ids=sorted(json.dumps([*namespace, key]) for namespace, key in touched)))
+            self._fetched |= touched
+
+    def snapshot_folder(self, namespace: Namespace) -> Path | None:
+        """The folder for snapshots of what is derived from the items of a namespace; None unless the store owns a directory."""
+        if self._chroma is None or not self._chroma.owned:
+            return None
+        return Path(self._chroma.where).absolute() / SNAPSHOTS / folder_name(namespace)
+
+    def versions(self, namespace: Namespace) -> dict[str, tuple[str, str]] | None:
+        """key -> (time of creation, time of the last write) of all items of a namespace, without loading them.
+
+        None if that cannot be told: the store owns no directory, has vectors, or Chroma's tables are others than we know.
+        """
+        with self._lock:
+            if self._chroma is None or not self._chroma.owned or self._closed:
+                return None
+            return self._chroma.versions(namespace)
+
+    def count_writes(self, namespace: Namespace) -> int:
+        """The number of batches that have written into a namespace since the store was opened."""
+        with self._lock:
+            return self._writes[namespace]
+
+    def before_close(self, call: Callable[[], object]) -> None:
+        """Call a bound method, if its object still lives, before the store is closed."""
+        self._savers.append(weakref.WeakMethod(call))
 
     def _run_at_server(
         self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
@@ -318,9 +371,13 @@ class ChromaStore(BaseStore):
             rows = [embedded[text] for text in self._indexed_texts(put)]
             vectors = self._unit(rows) if rows else None
             kept.append(_Entry(put.namespace, put.key, _json(put), old.created_at if old else now, now, vectors))
+        self._writes.update({put.namespace for put in puts})
         if self._chroma:
             before = [e for new in kept if (e := self._items.get(new.namespace, {}).get(new.key))]
             self._chroma.write(kept, gone, before)
+            for namespace in {entry.namespace for entry in gone}:
+                if (folder := self.snapshot_folder(namespace)) is not None:  # what is deleted is nowhere kept
+                    shutil.rmtree(folder, ignore_errors=True)
         self._show(kept)
         for entry in gone:
             del self._items[entry.namespace][entry.key]
@@ -334,6 +391,20 @@ class ChromaStore(BaseStore):
             self._latest = max(self._latest, entry.updated_at)
 
 
+_DATABASE = "chroma.sqlite3"
+SNAPSHOTS = "snapshots"
+"""Folder of the snapshots in a store's directory."""
+_CLOSED = "closed.json"
+"""A file among them: size and time of Chroma's database when it was closed."""
+_VERSIONS = """
+SELECT k.string_value, c.string_value, u.string_value FROM embedding_metadata n
+JOIN embeddings e ON e.id = n.id AND e.segment_id = (SELECT id FROM segments WHERE collection = ? AND scope = 'METADATA')
+JOIN embedding_metadata k ON k.id = n.id AND k.key = 'key' JOIN embedding_metadata c ON c.id = n.id AND c.key = 'created_at'
+JOIN embedding_metadata u ON u.id = n.id AND u.key = 'updated_at' WHERE n.key = 'namespace' AND n.string_value = ?
+"""
+"""Chroma itself reads either all metadata of its records, and with them their values, or none. The tables are part of its
+documented format of migrations; where they are others, there are no snapshots."""
+_LATEST = "SELECT max(string_value) FROM embedding_metadata WHERE key = 'updated_at'"
 _DONE = {"open": "opened", "read": "read", "write": "written"}
 
 
@@ -373,6 +444,33 @@ class _Chroma:
             self.close()
             raise
 
+    @property
+    def has_snapshots(self) -> bool:
+        """True if there may be snapshots in the directory."""
+        return self.owned and (Path(self.where) / SNAPSHOTS).is_dir()
+
+    def versions(self, namespace: Namespace) -> dict[str, tuple[str, str]] | None:
+        """As `ChromaStore.versions`."""
+        rows = self._query(_VERSIONS, str(self._items.id), json.dumps(namespace))
+        return None if rows is None else {key: (created, updated) for key, created, updated in rows}
+
+    def latest(self) -> datetime | None:
+        """The time of the last write; None if it cannot be told, or nothing was written."""
+        rows = self._query(_LATEST)
+        return datetime.fromisoformat(rows[0][0]) if rows and rows[0][0] else None
+
+    def _query(self, query: str, *arguments: str) -> list[Any] | None:
+        """The rows of a query to Chroma's database; None if it is not as we know it, or there are vectors, which it would not show."""
+        if self._vectors is not None:
+            return None
+        with self._errors("read"):
+            self._items.count()  # Chroma applies what is still in its log
+        try:
+            with closing(sqlite3.connect(f"{Path(self.where, _DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                return connection.execute(query, arguments).fetchall()
+        except sqlite3.Error:
+            return None
+
     def outlast_restarts(self, work: Callable[[], T]) -> T:
         """The result of `work`, which is begun anew while the server does not answer, for `RESTART_SECONDS` at most."""
         until = time.monotonic() + RESTART_SECONDS
@@ -397,7 +495,7 @@ class _Chroma:
         except OSError as error:
             raise UserError(f"memory at {self.where} cannot be opened: {error.strerror or error}") from error
         self._lock = lock
-        database, signed = directory / "chroma.sqlite3", (directory / "owner.pid").exists()
+        database, signed = directory / _DATABASE, (directory / "owner.pid").exists()
         if database.exists() and (database.stat().st_size or not signed):
             self._sign(directory)
             self._check(database)

@@ -21,6 +21,7 @@ from langgraph.store.memory import InMemoryStore
 from ..branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from ..errors import UserError
 from .open_store import all_items
+from .snapshot import Snapshots, snapshots_of
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
@@ -39,6 +40,8 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+_READ_AT_ONCE = 1_000
+"""Records that are read in one batch."""
 
 
 @branching("put", "delete", "import_jsonl")
@@ -96,6 +99,19 @@ class RecordStore(Generic[R]):
     def get(self, id: str, /) -> R | None:
         item = self.store.get(self.namespace, id)
         return next(self._records([item]), None) if item else None
+
+    def get_many(self, ids: Sequence[str], /) -> list[R]:
+        """The records with these ids, in their order; an id without a record has none."""
+        found: list[R] = []
+        for start in range(0, len(ids), _READ_AT_ONCE):
+            items = self.store.batch([GetOp(self.namespace, id) for id in ids[start : start + _READ_AT_ONCE]])
+            found += self._records([item for item in items if item is not None])
+        return found
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Where snapshots of what is derived from the records can be kept; None if the store has no place for them."""
+        return snapshots_of(self.store, self.namespace)
 
     def all(self) -> list[R]:
         """All stored records, oldest first (by the store's clock, then by id)."""

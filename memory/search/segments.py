@@ -1,0 +1,297 @@
+"""Segments of an index of token sets: immutable numpy arrays, which can lie in files and be mapped into memory.
+
+A search of segments is exact: how similar a row is does not depend on other rows, so the best of all segments are the best of the
+best of each. Lucene stores its indexes in the same way. In a segment, a token is known by 64 bits of its hash (XXH3): that any two
+of 10^8 tokens have the same one, which would make the rows with them a little too similar, has a probability of 3e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest as _digest
+
+from .similarity import InvertedIndex, RankedRows, TokenRows
+
+__all__ = ["IndexSegment", "TokenSegments", "hash_tokens"]
+
+Hashes = NDArray[np.uint64]
+MERGE_ROWS = 1 << 17
+"""Rows up to which segments are merged. A merge of so many rows of 170 tokens takes seconds and 1 GB of memory for as long."""
+
+
+def hash_tokens(tokens: Iterable[Hashable]) -> Hashes:
+    """The hashes of some distinct tokens, in their order.
+
+    Raises:
+        TypeError: a token is no text.
+    """
+    try:
+        found = [_digest(token.encode("utf-8", "surrogatepass")) for token in tokens]  # type: ignore[attr-defined]
+    except AttributeError as error:
+        raise TypeError(f"the tokens of a segment are texts: {error}") from error
+    return np.array(found, np.uint64)
+
+
+class IndexSegment(InvertedIndex):
+    """An immutable index of rows of tokens.
+
+    Args:
+        arrays: its parts, by the names in `NAMES`, as `make` returns them.
+    """
+
+    NAMES = ("tokens", "starts", "common", "ends", "postings", "single", "single_rows", "digests", "digest_rows")
+    """tokens: the numbers of the tokens of all rows, one row after the other; starts: where each row begins, and the end.
+    common: the hashes of the tokens of several rows, ascending, numbered from 0; ends: where the rows of each begin in postings, and the end.
+    single: those of the tokens of one row, ascending, numbered on; single_rows: that row. digests: the sums of the rows' hashes,
+    ascending; digest_rows: their rows."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.arrays = {name: arrays[name] for name in self.NAMES}
+        plain = {name: np.asarray(array) for name, array in self.arrays.items()}  # slices of np.memmap itself are slow to make
+        self._tokens, self._starts = plain["tokens"], plain["starts"]
+        self._common, self._ends, self._postings = plain["common"], plain["ends"], plain["postings"]
+        self._single, self._single_rows = plain["single"], plain["single_rows"]
+        self._digests, self._digest_rows = plain["digests"], plain["digest_rows"]
+
+    @classmethod
+    def make(cls, hashes: Hashes, sizes: NDArray[np.int64]) -> IndexSegment:
+        """The index of these rows: the hashes of their tokens, one row after the other, and the number of tokens of each row."""
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        order = np.argsort(hashes)
+        ordered, rows_in_order = hashes[order], rows[order]
+        first = np.ones(len(ordered), np.bool_)  # of the places of a token
+        first[1:] = ordered[1:] != ordered[:-1]
+        counts = np.diff(np.append(np.flatnonzero(first), len(ordered)))
+        is_common = counts > 1
+        kinds = np.cumsum(is_common)
+        numbers = np.where(is_common, kinds - 1, kinds[-1:].sum() + np.cumsum(~is_common) - 1).astype(np.int32)
+        tokens = np.empty(len(hashes), np.int32)
+        tokens[order] = np.repeat(numbers, counts)
+        in_common, distinct = np.repeat(is_common, counts), ordered[first]
+        totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+        digests = totals[starts[1:]] - totals[starts[:-1]]
+        by_digest = np.argsort(digests, kind="stable")
+        return cls(
+            {
+                "tokens": tokens,
+                "starts": starts,
+                "common": distinct[is_common],
+                "ends": np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[is_common], dtype=np.int64)]),
+                "postings": rows_in_order[in_common],
+                "single": distinct[~is_common],
+                "single_rows": rows_in_order[~in_common],
+                "digests": digests[by_digest],
+                "digest_rows": by_digest.astype(np.int32),
+            }
+        )
+
+    @classmethod
+    def of(cls, rows: TokenRows | _Batch) -> IndexSegment:
+        """The segment of these rows.
+
+        Raises:
+            TypeError: a token is no text.
+        """
+        if isinstance(rows, _Batch):
+            return cls.make(np.concatenate(rows.hashes), np.array([len(row) for row in rows.hashes], np.int64))
+        known, numbers, sizes = rows.columns()
+        return cls.make(hash_tokens(known)[numbers], sizes.astype(np.int64))
+
+    @classmethod
+    def merge(cls, segments: Sequence[IndexSegment]) -> IndexSegment:
+        """The rows of several segments, in their order, in one."""
+        sizes = [np.diff(segment._starts) for segment in segments]
+        return cls.make(np.concatenate([segment._hashes_of_rows() for segment in segments]), np.concatenate(sizes))
+
+    def _hashes_of_rows(self) -> Hashes:
+        hashes: Hashes = np.concatenate([self._common, self._single])[self._tokens]
+        return hashes
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __repr__(self) -> str:
+        return f"IndexSegment({len(self)} rows, {len(self._common) + len(self._single)} tokens)"
+
+    def _numbers(self, hashes: Hashes) -> NDArray[np.intp]:
+        """The numbers of those of these tokens that the segment has."""
+        found = []
+        for known, first in ((self._single, len(self._common)), (self._common, 0)):
+            places = np.searchsorted(known, hashes)
+            inside = places < len(known)
+            places = places[inside]
+            found.append(places[known[places] == hashes[inside]] + first)
+        numbers: NDArray[np.intp] = np.concatenate(found)
+        return numbers
+
+    def find(self, hashes: Hashes) -> int | None:
+        """The newest row with exactly these tokens, if there is one."""
+        digest = np.sum(hashes, dtype=np.uint64)
+        low, high = np.searchsorted(self._digests, digest, "left"), np.searchsorted(self._digests, digest, "right")
+        numbers = np.sort(self._numbers(hashes))
+        for row in self._digest_rows[low:high][::-1].tolist():
+            if len(numbers) == len(hashes) and np.array_equal(
+                np.sort(self._tokens[self._starts[row] : self._starts[row + 1]]), numbers
+            ):
+                return int(row)
+        return None
+
+    def nearest(self, hashes: Hashes, k: int, threshold: float) -> RankedRows:
+        """At most k rows of at least this similarity to a set of tokens, best first, ties newest first."""
+        known = self._numbers(hashes)
+        if not len(known) or not k:
+            return np.zeros(0, np.intp), np.zeros(0)
+        frequencies = np.ones(len(known), np.int64)
+        common = known < len(self._common)
+        frequencies[common] = self._ends[known[common] + 1] - self._ends[known[common]]
+        order = np.argsort(frequencies, kind="stable")
+        return self._search(known[order].tolist(), frequencies[order].tolist(), len(hashes), k, threshold, None)
+
+    def _rows_with(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        numbers = np.array(tokens, np.intp)
+        common = numbers[numbers < len(self._common)]
+        spans = zip(self._ends[common].tolist(), self._ends[common + 1].tolist(), strict=True)
+        lists = [self._single_rows[numbers[numbers >= len(self._common)] - len(self._common)]]
+        lists += [self._postings[start:end] for start, end in spans]
+        rows: NDArray[np.int32] = np.concatenate(lists)
+        return rows
+
+    def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
+        if not len(rows):
+            return np.zeros(0, np.int64)
+        sizes = self._sizes_of(rows)
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1]) + np.repeat(self._starts[rows] - ends + sizes, sizes)
+        tokens, wanted = self._tokens[places], np.sort(np.array(known, np.int32))
+        low = np.zeros(1 << 16, np.bool_)  # of the last 16 bits of a token's number: a table of all numbers would fit no cache
+        low[wanted & 0xFFFF] = True
+        likely = np.flatnonzero(low[tokens & 0xFFFF])
+        hits = np.zeros(len(tokens), np.bool_)
+        hits[likely] = wanted[np.minimum(np.searchsorted(wanted, tokens[likely]), len(wanted) - 1)] == tokens[likely]
+        overlaps: NDArray[np.int64] = np.add.reduceat(hits, ends - sizes, dtype=np.int64)
+        return overlaps  # every row has a count, hence a token: reduceat meets no empty segment
+
+    def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        sizes: NDArray[np.int64] = self._starts[rows + 1] - self._starts[rows]
+        return sizes
+
+
+class _Batch:
+    """Rows that are added at once, before a search: they take a third of the time of an index that can be searched meanwhile."""
+
+    def __init__(self) -> None:
+        self.hashes: list[Hashes] = []  # of each row's tokens
+        self._rows: dict[int, int] = {}  # digest -> the newest row with it
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def add(self, hashes: Hashes) -> None:
+        self._rows[int(np.sum(hashes, dtype=np.uint64))] = len(self.hashes)
+        self.hashes.append(hashes)
+
+    def find(self, hashes: Hashes) -> int | None:
+        row = self._rows.get(int(np.sum(hashes, dtype=np.uint64)))
+        return row if row is not None and np.array_equal(np.sort(hashes), np.sort(self.hashes[row])) else None
+
+
+class TokenSegments:
+    """Rows of sets of texts: some in segments, the newest in an index that grows (`TokenRows`)."""
+
+    def __init__(self, segments: Iterable[IndexSegment] = ()) -> None:
+        self._parts: list[IndexSegment | TokenRows | _Batch] = [*segments, TokenRows()]
+        self._latest: tuple[frozenset[Hashable], Hashes] = (frozenset(), np.zeros(0, np.uint64))  # a reading and its hashes
+        self._place()
+
+    def _hashes_of(self, reading: frozenset[Hashable]) -> Hashes:
+        if self._latest[0] is not reading:
+            self._latest = reading, hash_tokens(reading)
+        return self._latest[1]
+
+    def _place(self) -> None:
+        """Note where each part begins."""
+        self._starts = np.cumsum([0, *map(len, self._parts)])[:-1].tolist()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) + len(self._parts[-1])
+
+    @property
+    def newest(self) -> int:
+        """The number of rows in the part that grows."""
+        return len(self._parts[-1])
+
+    @property
+    def parts(self) -> list[IndexSegment | TokenRows | _Batch]:
+        """The segments, the parts that are no segments yet, and the part that grows."""
+        return list(self._parts)
+
+    def begin_part(self) -> None:
+        """Let a new part grow: those before do not change any more."""
+        if self.newest:
+            self._parts.append(TokenRows())
+            self._place()
+
+    def begin_batch(self) -> None:
+        """Add rows without a search from now on, until `end_batch`."""
+        self.begin_part()
+        self._parts[-1] = _Batch()
+
+    def end_batch(self) -> None:
+        """Make segments of the batch."""
+        if len(self._parts[-1]):
+            self._parts[-1] = IndexSegment.of(cast(_Batch, self._parts[-1]))
+            self._parts.append(TokenRows())
+        else:
+            self._parts[-1] = TokenRows()
+        self._place()
+
+    def put_segments(self, segments: Sequence[IndexSegment]) -> None:
+        """Put segments in the place of the first parts, which together have the same rows."""
+        rows, parts = sum(map(len, segments)), list(self._parts)
+        while rows > 0:
+            rows -= len(parts.pop(0))
+        if rows < 0:
+            raise ValueError(f"{segments} end within a part of the index")
+        self._parts = [*segments, *parts] if parts else [*segments, TokenRows()]
+        self._place()
+
+    def add(self, reading: frozenset[Hashable], /) -> None:
+        """Append a row."""
+        growing = self._parts[-1]
+        if isinstance(growing, TokenRows):
+            growing.add(reading)
+        else:
+            cast(_Batch, growing).add(self._hashes_of(reading))
+
+    def find(self, reading: frozenset[Hashable]) -> int | None:
+        """The row with exactly these tokens, if there is one."""
+        for start, part in zip(reversed(self._starts), reversed(self._parts), strict=True):
+            row = part.find(reading) if isinstance(part, TokenRows) else part.find(self._hashes_of(reading))
+            if row is not None:
+                return int(start) + row
+        return None
+
+    def nearest(self, reading: frozenset[Hashable], k: int, min_similarity: float, among: None = None, /) -> RankedRows:
+        """At most k rows of at least this similarity, best first, ties newest first."""
+        rows, similarities = np.zeros(0, np.intp), np.zeros(0)
+        floor = min_similarity
+        for start, part in zip(reversed(self._starts), reversed(self._parts), strict=True):
+            if isinstance(part, TokenRows):
+                if not len(part):
+                    continue
+                more, found = part.nearest(reading, k, floor, None)
+            else:
+                more, found = cast(IndexSegment, part).nearest(self._hashes_of(reading), k, floor)
+            if not len(more):
+                continue
+            rows, similarities = np.concatenate([rows, more + start]), np.concatenate([similarities, found])
+            order = np.lexsort((-rows, -similarities))[:k]
+            rows, similarities = rows[order], similarities[order]
+            if len(rows) == k:
+                floor = max(floor, float(similarities[-1]))
+        return rows, similarities

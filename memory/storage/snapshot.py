@@ -1,0 +1,174 @@
+"""Snapshots of what is derived from the records of a store: numpy arrays in a folder beside it, mapped into memory when it is opened.
+
+A snapshot is a cache: it may be missing, and whatever is wrong with it makes it missing. A manifest names its files, which are
+named after the digests of their contents and are read and compared when it is opened. A new manifest replaces the old one when
+all its files are there, so a process that is killed leaves the old snapshot or the new one. Nothing is pickled.
+
+It lies in the folder of a `ChromaStore`, which belongs to one process. Chroma behind a server, and Postgres, have none: what is
+derived from their records is worked out when they are opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+__all__ = ["SnapshotStore", "Snapshots", "snapshots_of"]
+
+FORMAT = 1
+"""Version of the layout; a snapshot of another one counts as missing."""
+MANIFEST = "manifest.json"
+_PIECE = 1 << 24
+
+
+class SnapshotStore(Protocol):
+    """A store that keeps snapshots of what is derived from its items."""
+
+    def snapshot_folder(self, namespace: tuple[str, ...], /) -> Path | None:
+        """The folder for a namespace, which may not exist yet; None if there is no place for one."""
+        ...
+
+    def versions(self, namespace: tuple[str, ...], /) -> dict[str, tuple[str, str]] | None:
+        """key -> (time of creation, time of the last write), in ISO format, of all items; None if that cannot be told."""
+        ...
+
+    def count_writes(self, namespace: tuple[str, ...], /) -> int:
+        """The number of batches that have written into the namespace since the store was opened."""
+        ...
+
+    def before_close(self, call: Callable[[], object], /) -> None:
+        """Call a bound method, if its object still lives, before the store is closed."""
+
+
+def snapshots_of(store: object, namespace: tuple[str, ...]) -> Snapshots | None:
+    """The snapshots of a namespace; None where the store keeps none."""
+    find = getattr(store, "snapshot_folder", None)
+    folder = find(namespace) if find is not None else None
+    return None if folder is None else Snapshots(cast(SnapshotStore, store), namespace, folder)
+
+
+class Snapshots:
+    """The snapshots of one namespace, by name.
+
+    Args:
+        store: the store.
+        namespace: labels of the namespace.
+        folder: where they lie.
+    """
+
+    def __init__(self, store: SnapshotStore, namespace: tuple[str, ...], folder: Path) -> None:
+        self.store, self.namespace, self.folder = store, namespace, folder
+
+    def __repr__(self) -> str:
+        return f"Snapshots({'/'.join(self.namespace)})"
+
+    def versions(self) -> dict[str, tuple[str, str]] | None:
+        """As `SnapshotStore.versions`."""
+        return self.store.versions(self.namespace)
+
+    def count_writes(self) -> int:
+        """As `SnapshotStore.count_writes`."""
+        return self.store.count_writes(self.namespace)
+
+    def write(self, name: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Replace a snapshot; False if the disk does not take it, which then keeps the old one.
+
+        Args:
+            name: of the snapshot.
+            meta: what else belongs to it (JSON values).
+            arrays: its arrays by name. Those that were read from it are not written again.
+        """
+        folder = self.folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files = {key: _write_array(folder, array) for key, array in arrays.items()}
+            text = json.dumps({"format": FORMAT, "namespace": self.namespace, "meta": meta, "files": files})
+            part = folder / (MANIFEST + ".part")
+            part.write_text(xxh3_128_hexdigest(text.encode()) + "\n" + text, encoding="utf-8")
+            part.replace(folder / MANIFEST)
+        except OSError:
+            return False
+        finally:
+            self._sweep(folder)
+        return True
+
+    def _sweep(self, folder: Path) -> None:
+        """Delete the files that the manifest does not name."""
+        manifest = self._manifest(folder)
+        kept = {MANIFEST, *(manifest["files"].values() if manifest else ())}
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def _manifest(self, folder: Path) -> dict[str, Any] | None:
+        try:
+            digest, _, text = (folder / MANIFEST).read_text(encoding="utf-8").partition("\n")
+        except (OSError, UnicodeDecodeError):
+            return None
+        if digest != xxh3_128_hexdigest(text.encode()):
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found if found["format"] == FORMAT and tuple(found["namespace"]) == self.namespace else None
+
+    def read(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
+        """The meta data and the arrays, mapped into memory, of a snapshot; None if there is no sound one."""
+        folder = self.folder / name
+        manifest = self._manifest(folder)
+        if manifest is None:
+            return None
+        try:
+            arrays = {key: _read_array(folder / file) for key, file in manifest["files"].items()}
+        except (OSError, ValueError):
+            return None
+        return manifest["meta"], arrays
+
+    def delete(self) -> None:
+        """Delete all snapshots of the namespace."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def folder_name(labels: Sequence[str | None]) -> str:
+    """A name for a folder, of any labels."""
+    return hashlib.blake2b(json.dumps(labels).encode(), digest_size=10).hexdigest()
+
+
+def _write_array(folder: Path, array: NDArray[Any]) -> str:
+    """Write an array unless it is there, and return the name of its file."""
+    file = getattr(array, "filename", None)  # of a mapped array
+    if file is not None and Path(file).parent.absolute() == folder.absolute() and Path(file).exists():
+        return Path(file).name
+    part = folder / "array.part"
+    with part.open("wb") as out:
+        np.save(out, np.ascontiguousarray(array), allow_pickle=False)
+    name = _digest(part) + ".npy"
+    part.replace(folder / name)
+    return name
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    """The array of a file, mapped into memory.
+
+    Raises:
+        ValueError: its contents are not those that its name says.
+        OSError: it cannot be read.
+    """
+    if _digest(path) != path.stem:
+        raise ValueError(f"{path} is damaged")
+    found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found
+
+
+def _digest(path: Path) -> str:
+    digest = xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
