@@ -134,7 +134,8 @@ class Scope:
 
     def trajectory_at(self, place: int) -> str:
         """The id of its trajectory."""
-        return self._episodes[self._columns["episode"][place]][0]
+        id, _, _ = self._episodes[self._columns["episode"][place]]
+        return id
 
     def find(self, id: str) -> int | None:
         """The place of the experience with this id, if there is one."""

@@ -133,6 +133,8 @@ class IndexSegment(InvertedIndex):
         """The newest row with exactly these tokens, if there is one."""
         digest = np.sum(hashes, dtype=np.uint64)
         low, high = np.searchsorted(self._digests, digest, "left"), np.searchsorted(self._digests, digest, "right")
+        if low == high:
+            return None
         numbers = np.sort(self._numbers(hashes))
         for row in self._digest_rows[low:high][::-1].tolist():
             if len(numbers) == len(hashes) and np.array_equal(

@@ -394,16 +394,14 @@ class ChromaStore(BaseStore):
 _DATABASE = "chroma.sqlite3"
 SNAPSHOTS = "snapshots"
 """Folder of the snapshots in a store's directory."""
-_CLOSED = "closed.json"
-"""A file among them: size and time of Chroma's database when it was closed."""
 _VERSIONS = """
 SELECT k.string_value, c.string_value, u.string_value FROM embedding_metadata n
 JOIN embeddings e ON e.id = n.id AND e.segment_id = (SELECT id FROM segments WHERE collection = ? AND scope = 'METADATA')
 JOIN embedding_metadata k ON k.id = n.id AND k.key = 'key' JOIN embedding_metadata c ON c.id = n.id AND c.key = 'created_at'
 JOIN embedding_metadata u ON u.id = n.id AND u.key = 'updated_at' WHERE n.key = 'namespace' AND n.string_value = ?
 """
-"""Chroma itself reads either all metadata of its records, and with them their values, or none. The tables are part of its
-documented format of migrations; where they are others, there are no snapshots."""
+"""The items of a namespace without their values: Chroma itself reads either all metadata of a record or none. Where its tables
+are others, there are no snapshots."""
 _LATEST = "SELECT max(string_value) FROM embedding_metadata WHERE key = 'updated_at'"
 _DONE = {"open": "opened", "read": "read", "write": "written"}
 
