@@ -134,8 +134,8 @@ class Scope:
 
     def trajectory_at(self, place: int) -> str:
         """The id of its trajectory."""
-        id, _, _ = self._episodes[self._columns["episode"][place]]
-        return id
+        number: int = self._columns["episode"][place]
+        return self._episodes[number][0]
 
     def find(self, id: str) -> int | None:
         """The place of the experience with this id, if there is one."""
