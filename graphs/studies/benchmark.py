@@ -372,13 +372,14 @@ def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[Se
 
 
 def format_number(number: float | None, form: str) -> str:
-    """A number in a format of Python's `format`; a dash for None."""
-    return "–" if number is None else format(number, form)
+    """A number in a format of Python's `format`, without rounding errors such as 7e-18 or -0; a dash for None."""
+    return "–" if number is None else format(round(number, 12) + 0, form)
 
 
 def with_interval(number: float, ci: Interval | None) -> str:
     """A number with its interval, as `0.5 [0.4, 0.6]`; the number alone without an interval."""
-    return f"{number:.3g}" if ci is None else f"{number:.3g} [{ci[0]:.3g}, {ci[1]:.3g}]"
+    middle, *ends = (format_number(one, ".3g") for one in (number, *(ci or ())))
+    return f"{middle} [{', '.join(ends)}]" if ends else middle
 
 
 def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
