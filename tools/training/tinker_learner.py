@@ -32,6 +32,7 @@ import threading
 import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -61,6 +62,8 @@ EXPORT_SECONDS = 3600
 MAX_CLIENTS = 3
 """Versions that are open on the service at a time."""
 DOWNLOAD_TIMEOUT = 600.0
+WAIT_SECONDS = 0.5
+"""Seconds between two looks whether the learner was closed."""
 FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -139,13 +142,13 @@ class TinkerLearner:
         self._model, self._lora, self._objective = model, lora, objective
         self._folder, self._write, self._scratch = folder, write, scratch
         self._reader = ExampleReader(_ServedModel(), self.base, objective, "$feedback", 1 << 31)  # type: ignore[arg-type]
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._open: OrderedDict[str, Any] = OrderedDict()  # training clients by version, and by seed for new adapters
         with self._errors("open a session"):
             key = os.environ.get("TINKER_API_KEY")  # None: the client looks where `tinker auth login` keeps it
             self._service = tinker.ServiceClient(base_url=url or None, api_key=key)
             self._rest = tinker.RestClient(base_url=url or None, api_key=key)
-            self._rest.get_server_capabilities().result()
+            self._wait(self._rest.get_server_capabilities())
 
     def correct(self, batch: Minibatch) -> Correction:
         """See `AdapterLearner.correct`."""
@@ -184,7 +187,7 @@ class TinkerLearner:
             self._open.pop(_key(batch), None)  # from here on it is no longer the parent
             old = self._logprobs(client, examples)
             losses = self._update(client, examples, old, computed.advantages, rate)
-            state = client.save_state(_name(batch), ttl_seconds=STATE_DAYS * 86400, overwrite=True).result().path
+            state = self._wait(client.save_state(_name(batch), ttl_seconds=STATE_DAYS * 86400, overwrite=True)).path
             self._export(client, batch, out)
             after = {family: list(astuple(one)) for family, one in sorted((dict(computed.moments) or moments).items())}
             about: dict[str, Any] = {
@@ -216,7 +219,16 @@ class TinkerLearner:
 
     def close(self) -> None:
         """End the session. A call that is under way fails."""
+        self._closed.set()
         self._service.close("success")
+
+    def _wait(self, pending: Any) -> Any:
+        """The result of a future of the client's. Those that are pending when its session ends would never have one."""
+        future = pending.future()
+        while not self._closed.is_set():
+            if wait([future], WAIT_SECONDS).done:
+                return future.result()
+        raise OSError(errno.ECANCELED, "the learner is closed")
 
     # Parts of a step
 
@@ -255,14 +267,14 @@ class TinkerLearner:
         losses = []
         for _ in range(objective.updates_per_batch):
             gradient, stepped = client.forward_backward(data, loss, bounds), client.optim_step(optimizer)
-            losses.append(float(gradient.result().metrics.get("loss:sum", math.nan)))
-            stepped.result()
+            losses.append(float(self._wait(gradient).metrics.get("loss:sum", math.nan)))
+            self._wait(stepped)
         return losses
 
     def _logprobs(self, client: Any, examples: Sequence[TrainingExample]) -> list[Tensor]:
         """log pi of the replies' tokens, (T_i,) each."""
         data = [self._datum(example, weights=torch.ones(len(example.example.reply))) for example in examples]
-        outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
+        outputs = self._wait(client.forward(data, "cross_entropy")).loss_fn_outputs
         found = []
         for example, output in zip(examples, outputs, strict=True):
             values = torch.tensor(output["logprobs"].tolist(), dtype=torch.float32)  # (P + T - 1,)
@@ -283,8 +295,8 @@ class TinkerLearner:
 
     def _export(self, client: Any, batch: Minibatch, out: Path) -> None:
         """Fetch the adapter into an empty folder, in PEFT's format."""
-        path = client.save_weights_external(_name(batch), ttl_seconds=EXPORT_SECONDS).result().path
-        urls = self._rest.get_external_weights_urls(path).result().urls
+        path = self._wait(client.save_weights_external(_name(batch), ttl_seconds=EXPORT_SECONDS)).path
+        urls = self._wait(self._rest.get_external_weights_urls(path)).urls
         if not {CONFIG_FILE, ADAPTER_FILE} <= set(urls):
             raise OSError(
                 errno.EIO, f"the Tinker service exported {sorted(urls)}; an adapter has {CONFIG_FILE} and {ADAPTER_FILE}"
@@ -295,7 +307,7 @@ class TinkerLearner:
             with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, (out / name).open("wb") as file:
                 shutil.copyfileobj(source, file)
         with self._ignoring("delete an export"):
-            self._rest.delete_checkpoint_from_tinker_path(path).result()
+            self._wait(self._rest.delete_checkpoint_from_tinker_path(path))
 
     # Versions on the service
 
@@ -308,7 +320,7 @@ class TinkerLearner:
             state = self._notes(label).get("tinker")
             if not state:
                 raise VersionError(f"version {label} was not learned on a Tinker service; nothing can go on from it there")
-            self._keep_open(label, self._service.create_training_client_from_state_with_optimizer(state).result())
+            self._keep_open(label, self._wait(self._service.create_training_client_from_state_with_optimizer(state)))
         self._open.move_to_end(label)
         return self._open[label]
 
@@ -319,7 +331,7 @@ class TinkerLearner:
             new = self._service.create_lora_training_client(
                 self._model, rank=self._lora.rank, seed=seed % 2**31, train_unembed=False
             )
-            self._keep_open(key, new.result())
+            self._keep_open(key, self._wait(new))
         return self._open[key]
 
     def _keep_open(self, key: str, client: Any) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from learner_in_thread import Server
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError, machine_error
 from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Measured, Minibatch, Reply, Sampling, Update
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
-from learngraph.tools.serving.learner_server import LearnerWork, learner_app
+from learngraph.tools.serving.learner_server import LearnerWork
 from learngraph.tools.training.calls import LearnerSettings, decode, encode
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.remote_learner import LearnerClient, RemoteLearner
@@ -48,24 +46,6 @@ class Shelf:
 
     def contents(self, label: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.folder(label).iterdir()}
-
-
-class Server:
-    """A learner's server in a thread. `work` may be replaced: then it was started anew."""
-
-    def __init__(self, work: LearnerWork, key: str) -> None:
-        self.work = work
-        app = learner_app(work, key)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(10)
 
 
 @pytest.fixture(scope="module")

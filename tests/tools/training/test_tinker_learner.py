@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,17 @@ def test_what_goes_wrong_there_is_the_machines_fault_unless_it_says_otherwise(
     monkeypatch.setenv("TINKER_API_KEY", "tml-guessed")
     with pytest.raises(OSError, match="could not open a session"):
         learner(server, shelf)
+
+
+def test_close_ends_a_call_that_the_service_does_not_answer(server: Any, pocket: LocalChatModel, tmp_path: Path) -> None:
+    """The client's own futures stay pending for ever when its session ends; a thread that waits for one would never come back."""
+    there = learner(server, Shelf(tmp_path))
+    server.waits = 1_000_000
+    closing = threading.Timer(0.3, there.close)
+    closing.start()
+    with pytest.raises(OSError, match=r"the learner is closed|could not compute"):  # whoever notices first
+        there.correct(minibatch(pocket, there.base))
+    closing.join()
 
 
 @pytest.mark.parametrize(
