@@ -172,7 +172,7 @@ def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     try:
         episodes = sorted(_rows(job.folder / "episodes.jsonl").values(), key=lambda row: int(row["episode"]))
         steps, replies = _rows(job.folder / "steps.jsonl"), _rows(job.folder / "replies.jsonl")
-    except (ValueError, KeyError, TypeError) as error:
+    except (UserError, ValueError, KeyError, TypeError) as error:
         return Replayed(name, problem=f"its files are damaged: {error}")
     if not episodes:
         return Replayed(name, problem="no episode of it is finished yet")

@@ -6,8 +6,10 @@ The serializer restores only our records and LangGraph's own safe types, so a ch
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from importlib import import_module
@@ -21,7 +23,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ..errors import UserError
 from ..records import RECORDS
 from .open_store import is_postgres
-from .postgres_store import LOCK_SETUP, UNLOCK_SETUP
+from .postgres_store import ASK_AGAIN, TRY_LOCK, UNLOCK_SETUP
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 
@@ -64,7 +66,8 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
         opened = _postgres("langgraph.checkpoint.postgres").PostgresSaver.from_conn_string(where)
         with _errors(where), opened as saver:
             saver.serde = serializer()
-            saver.conn.execute(LOCK_SETUP)
+            while saver.conn.execute(TRY_LOCK).fetchone() is None:
+                time.sleep(ASK_AGAIN)
             saver.setup()
             saver.conn.execute(UNLOCK_SETUP)
             yield saver
@@ -90,7 +93,8 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
         with _errors(where):
             async with opened as saver:
                 saver.serde = serializer()
-                await saver.conn.execute(LOCK_SETUP)
+                while await (await saver.conn.execute(TRY_LOCK)).fetchone() is None:
+                    await asyncio.sleep(ASK_AGAIN)
                 await saver.setup()
                 await saver.conn.execute(UNLOCK_SETUP)
                 yield saver

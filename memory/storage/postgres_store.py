@@ -28,9 +28,12 @@ RESTART_SECONDS = 60.0
 """Seconds in which a server may restart while a batch waits for it."""
 CONNECTIONS = 4
 """Connections of a store at most. Threads beyond wait for one."""
-LOCK_SETUP, UNLOCK_SETUP = "SELECT pg_advisory_lock(7167223)", "SELECT pg_advisory_unlock(7167223)"
+TRY_LOCK, UNLOCK_SETUP = "SELECT 1 WHERE pg_try_advisory_lock(7167223)", "SELECT pg_advisory_unlock(7167223)"
 """Queries around the making of tables, which fails if two processes do it at once. The number is ours alone; the end of a
-connection unlocks, too."""
+connection unlocks, too. The first is asked again until it gives a row: a statement that waited in the server would hold a snapshot,
+and LangGraph's `CREATE INDEX CONCURRENTLY`, in the process that has the lock, waits for the end of all snapshots."""
+ASK_AGAIN = 0.05
+"""Seconds between two questions for the lock."""
 _ESCAPE = "\ue000"
 """The sign before the code of an escaped character; of the range that is free for private use, and escaped itself."""
 _UNWELCOME = re.compile(f"[\x00\ud800-\udfff{_ESCAPE}]")
@@ -71,7 +74,8 @@ class PostgresMemory(BaseStore):
             with psycopg.connect(
                 url, autocommit=True, connect_timeout=10
             ) as connection:  # says why it fails, which the pool does not
-                connection.execute(LOCK_SETUP)
+                while connection.execute(TRY_LOCK).fetchone() is None:
+                    time.sleep(ASK_AGAIN)
                 self._pool.open()
                 self._store: PostgresStore = PostgresStore(self._pool, index=index)  # type: ignore[arg-type]
                 self._store.setup()

@@ -190,3 +190,10 @@ def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
     assert main(command) == 0
     assert scores(out) == scores(unbroken)
     assert len(scores(out)) == 12
+
+
+def test_processes_that_begin_at_once_make_the_tables_once(database: str) -> None:
+    """A saver that waited for its turn inside the server would stop the one whose turn it is: both end in a deadlock."""
+    code = f"from learngraph.memory.storage.checkpoints import open_checkpoints\nwith open_checkpoints({database!r}): print('open')"
+    begun = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [(one.communicate(timeout=120)[0], one.returncode) for one in begun] == [("open\n", 0)] * 4
