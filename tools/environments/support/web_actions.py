@@ -188,15 +188,15 @@ def list_actions(nodes: Sequence[AccessibleNode], texts: Sequence[str], kinds: S
 def effective_actions(actions: Sequence[WebAction], most: int = 20) -> tuple[str, ...]:
     """The shortest sequence of actions with the same effect on a page's fields, as texts.
 
-    A later text or option replaces an earlier one of the same field; two clicks on a checkbox undo each other; scrolling leaves no
-    trace. Of a longer sequence the last `most` stay.
+    A later text or option replaces an earlier one of the same field; so does a click on a radio button an earlier one on the same; two
+    clicks on a checkbox undo each other; scrolling leaves no trace. Of a longer sequence the last `most` stay.
     """
     kept = list[WebAction]()
     for action in actions:
         same = [one for one in kept if _element(one) == _element(action) and one.kind == action.kind]
         if action.kind == "scroll":
             continue
-        if action.kind in ("fill", "select") and same:
+        if (action.kind in ("fill", "select") or action.role == "radio") and same:
             kept.remove(same[-1])
         if action.kind == "click" and action.role in _TOGGLES and same:
             kept.remove(same[-1])

@@ -144,10 +144,15 @@ def test_what_has_no_effect_left_is_not_remembered() -> None:
         'click[checkbox "left"]',
         'click[button "Next"]',
         'fill[textbox "Name" #2, "b"]',
+        'click[radio "A"]',
+        'click[radio "B"]',
+        'click[radio "A"]',
     ]
     assert effective_actions([read_web_action(text) for text in taken]) == (
         'fill[textbox "Name", "b"]',
         'click[button "Next"]',
         'click[button "Next"]',
         'fill[textbox "Name" #2, "b"]',
+        'click[radio "B"]',
+        'click[radio "A"]',
     )
