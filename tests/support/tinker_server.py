@@ -10,8 +10,10 @@ Futures, sessions, protobuf bodies and answers are those of the client's own cod
 
 import asyncio
 import copy
+import io
 import json
 import math
+import tarfile
 import tempfile
 import threading
 from collections.abc import Callable
@@ -39,6 +41,8 @@ class TinkerServer:
         self.waits = 0
         self.exports_more: dict[str, bytes] = {}
         """Files of an export besides the adapter's."""
+        self.has_exports = True
+        """False: as SkyRL's server, which has archives of what it samples with."""
         self._network = _clone_sharing_weights(model.network)
         self._wrapper = attach_lora(self._network, LoRA(rank=rank))
         live = lora_parameters(self._network)
@@ -106,6 +110,12 @@ class TinkerServer:
             id = path.split("/")[-2]
             urls = {name: f"{self.url}/files/{id}/{name}" for name in self._exports[id]}
             return web.json_response({"urls": urls, "expires": "2100-01-01T00:00:00Z"})
+        if path.endswith("/archive"):
+            raise web.HTTPFound(f"/api/v1/{path.removesuffix('archive')}download")
+        if path.endswith("/download"):
+            return web.Response(body=_archive(self._exports[path.split("/")[-2]]), content_type="application/octet-stream")
+        if path == "save_weights_external" and not self.has_exports:
+            return web.json_response({"detail": "Not Found"}, status=404)
         work: Callable[[Any], Any] | None = getattr(self, f"_{path}", None)
         if work is None:  # configuration, heartbeats, telemetry: nothing depends on them
             return web.json_response({"status": "accepted"})
@@ -220,6 +230,20 @@ class TinkerServer:
             found = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
         self._exports[body["path"]] = found | self.exports_more
         return {"path": f"tinker://run/external_weights/{body['path']}", "type": "save_weights_external"}
+
+    def _save_weights_for_sampler(self, body: Any) -> Any:
+        self._save_weights_external(body)
+        return {"path": f"tinker://run/sampler_weights/{body['path']}", "type": "save_weights_for_sampler"}
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return found.getvalue()
 
 
 def _tensor(message: Any) -> torch.Tensor:

@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shutil
+import tarfile
 import threading
 import urllib.request
 from collections import OrderedDict
@@ -142,6 +143,8 @@ class TinkerLearner:
         self._model, self._lora, self._objective = model, lora, objective
         self._folder, self._write, self._scratch = folder, write, scratch
         self._reader = ExampleReader(_ServedModel(), self.base, objective, "$feedback", 1 << 31)  # type: ignore[arg-type]
+        self._url = url or os.environ.get("TINKER_BASE_URL", "")
+        self._exports = True
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._open: OrderedDict[str, Any] = OrderedDict()  # training clients by version, and by seed for new adapters
         with self._errors("open a session"):
@@ -188,7 +191,7 @@ class TinkerLearner:
             old = self._logprobs(client, examples)
             losses = self._update(client, examples, old, computed.advantages, rate)
             state = self._wait(client.save_state(_name(batch), ttl_seconds=STATE_DAYS * 86400, overwrite=True)).path
-            self._export(client, batch, out)
+            client = self._export(client, batch, state, out)
             after = {family: list(astuple(one)) for family, one in sorted((dict(computed.moments) or moments).items())}
             about: dict[str, Any] = {
                 "base": self.base,
@@ -293,20 +296,51 @@ class TinkerLearner:
             inputs[name] = [0.0] * (len(tokens) - 1 - size) + values.tolist()
         return self._tinker.types.Datum(self._tinker.types.ModelInput.from_ints(tokens[:-1]), inputs)
 
-    def _export(self, client: Any, batch: Minibatch, out: Path) -> None:
-        """Fetch the adapter into an empty folder, in PEFT's format."""
-        path = self._wait(client.save_weights_external(_name(batch), ttl_seconds=EXPORT_SECONDS)).path
-        urls = self._wait(self._rest.get_external_weights_urls(path)).urls
-        if not {CONFIG_FILE, ADAPTER_FILE} <= set(urls):
+    def _export(self, client: Any, batch: Minibatch, state: str, out: Path) -> Any:
+        """Fetch the adapter into an empty folder, in PEFT's format; returns the client that goes on.
+
+        Servers of one's own (SkyRL) may not have exports, but archives of what they sample with: that is found out once.
+        """
+        if self._exports:
+            try:
+                path = self._wait(client.save_weights_external(_name(batch), ttl_seconds=EXPORT_SECONDS)).path
+            except self._tinker.NotFoundError:
+                self._exports = False
+                client = self._wait(self._service.create_training_client_from_state_with_optimizer(state))
+        if self._exports:
+            urls = self._wait(self._rest.get_external_weights_urls(path)).urls
+            for name, url in urls.items():
+                if not FILE_PATTERN.fullmatch(name) or not url.startswith(("http://", "https://")):
+                    raise OSError(errno.EINVAL, f"the Tinker service exported a file {name!r}")
+                with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, (out / name).open("wb") as file:
+                    shutil.copyfileobj(source, file)
+            with self._ignoring("delete an export"):
+                self._wait(self._rest.delete_checkpoint_from_tinker_path(path))
+        else:
+            self._fetch_archive(self._wait(client.save_weights_for_sampler(_name(batch))).path, out)
+        if not {CONFIG_FILE, ADAPTER_FILE} <= (found := {path.name for path in out.iterdir()}):
             raise OSError(
-                errno.EIO, f"the Tinker service exported {sorted(urls)}; an adapter has {CONFIG_FILE} and {ADAPTER_FILE}"
+                errno.EIO, f"the Tinker service exported {sorted(found)}; an adapter has {CONFIG_FILE} and {ADAPTER_FILE}"
             )
-        for name, url in urls.items():
-            if not FILE_PATTERN.fullmatch(name) or not url.startswith(("http://", "https://")):
-                raise OSError(errno.EINVAL, f"the Tinker service exported a file {name!r}")
-            with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, (out / name).open("wb") as file:
-                shutil.copyfileobj(source, file)
-        with self._ignoring("delete an export"):
+        return client
+
+    def _fetch_archive(self, path: str, out: Path) -> None:
+        """Unpack the adapter of a state that a server samples with, `tinker://RUN/sampler_weights/NAME`, into a folder."""
+        run, _, name = path.removeprefix("tinker://").split("/")
+        url = f"{self._url.rstrip('/')}/api/v1/training_runs/{run}/checkpoints/{name}/archive"
+        request = urllib.request.Request(url, headers={"X-API-Key": os.environ.get("TINKER_API_KEY", "")})
+        with (
+            urllib.request.urlopen(request, timeout=DOWNLOAD_TIMEOUT) as source,
+            tarfile.open(fileobj=source, mode="r|*") as archive,
+        ):
+            for member in archive:
+                name = Path(member.name).name
+                if member.isfile() and name in (CONFIG_FILE, ADAPTER_FILE):
+                    file = archive.extractfile(member)
+                    assert file is not None  # a plain file
+                    with (out / name).open("wb") as copy:
+                        shutil.copyfileobj(file, copy)
+        with self._ignoring("delete an archive"):
             self._wait(self._rest.delete_checkpoint_from_tinker_path(path))
 
     # Versions on the service

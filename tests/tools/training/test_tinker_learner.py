@@ -71,7 +71,7 @@ def server(running: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TINKER_API_KEY", tinker_server.KEY)
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     running.requests.clear()
-    running.waits, running.fails, running.exports_more = 0, "", {}
+    running.waits, running.fails, running.exports_more, running.has_exports = 0, "", {}, True
     return running
 
 
@@ -174,6 +174,28 @@ def test_what_goes_wrong_there_is_the_machines_fault_unless_it_says_otherwise(
     monkeypatch.setenv("TINKER_API_KEY", "tml-guessed")
     with pytest.raises(OSError, match="could not open a session"):
         learner(server, shelf)
+
+
+def test_a_server_without_exports_hands_over_what_it_samples_with(server: Any, pocket: LocalChatModel, tmp_path: Path) -> None:
+    server.has_exports, server.exports_more = False, {"../escaped": b"x"}
+    there = learner(server, Shelf(tmp_path / "there"))
+    batch = minibatch(pocket, there.base)
+    label = there.step(batch, there.correct(batch)).version
+    files = {path.name for path in (tmp_path / "there" / label).iterdir()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "learner.json"}
+    assert not list(tmp_path.rglob("escaped"))
+    more = minibatch(pocket, there.base, 2, label)
+    found = Shelf(tmp_path / "there").weights(there.step(more, there.correct(more)).version)
+    assert len(server.asked("save_weights_external")) == 1  # it is not asked for again
+    there.close()
+    server.has_exports, server.exports_more = True, {}
+    other = learner(server, Shelf(tmp_path / "other"))
+    again = other.step(batch, other.correct(batch)).version
+    following = minibatch(pocket, other.base, 2, again)
+    expected = Shelf(tmp_path / "other")
+    whole = expected.weights(other.step(following, other.correct(following)).version)
+    assert all(torch.equal(weight, whole[name]) for name, weight in found.items())
+    other.close()
 
 
 def test_close_ends_a_call_that_the_service_does_not_answer(server: Any, pocket: LocalChatModel, tmp_path: Path) -> None:
