@@ -84,10 +84,11 @@ class Method:
     """(MethodInputs, settings, chain=False, **compile) -> the graph of one episode, or of learning; see `has_training_phase`.
 
     `compile` holds the options of `StateGraph.compile`, and `flow` and `nodes`: another drawing of the graph, and further nodes for it."""
-    model_use: Literal["none", "logits", "actions", "text"] = "actions"
+    model_use: Literal["none", "logits", "actions", "text", "chat"] = "actions"
     """The largest use that is made of a language model. `none`: there is no model. `logits`: it proposes several actions with
     logits; a model that cannot be scored states its confidence in each. `actions`: it proposes an action. `text`: it also writes
-    about attempts, so that it is needed even where a uniform prior proposes the actions."""
+    about attempts, so that it is needed even where a uniform prior proposes the actions. `chat`: its writing is what is played, reasoning
+    or code, so that a model that only scores actions cannot do it."""
     has_memory: bool = True
     """True if finished episodes are kept on a shelf."""
     commit: Literal["best", "last"] = "best"
@@ -117,8 +118,17 @@ class Method:
     @property
     def needs_writer(self) -> bool:
         """True if the method has a model write, even where a uniform prior proposes the actions."""
-        return self.model_use == "text"
+        return self.model_use in ("text", "chat")
 
+    @property
+    def needs_chat(self) -> bool:
+        """True if only a model that writes freely can play it, and not one that scores actions."""
+        return self.model_use == "chat"
+
+
+SHOWN_AS_JITRL = ("memory", "awm", "evotest", "reflexion")
+"""Methods that show the model as many earlier steps of the episode as JitRL where it plays, too, and else all of them
+(`MethodInputs.history_steps`)."""
 
 METHODS: Mapping[str, Method] = {
     "jitrl": Method(
@@ -157,6 +167,7 @@ METHODS: Mapping[str, Method] = {
         summary="reasons step by step, then answers, in one pass",
         settings=cot.ChainOfThought,
         build=cot.build,
+        model_use="chat",
         has_memory=False,
         commit="last",
         has_independent_attempts=True,
@@ -165,6 +176,7 @@ METHODS: Mapping[str, Method] = {
         summary="tries, checks and tries again within one reply, then answers",
         settings=cot.ChainOfThought,
         build=partial(cot.build, long=True),
+        model_use="chat",
         has_memory=False,
         commit="last",
         has_independent_attempts=True,
@@ -225,7 +237,7 @@ METHODS: Mapping[str, Method] = {
         summary="rewrites its whole configuration after an attempt, guide, examples and code, and picks the next by a bandit",
         settings=evotest.EvoTest,
         build=evotest.build,
-        model_use="text",
+        model_use="chat",
         runs_code=True,
     ),
     "prompt-update": Method(

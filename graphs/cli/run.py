@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...memory.errors import UserError
 from ..studies import sweep, workers
-from ..studies.old_names import former_defaults
+from ..studies.old_names import former_defaults, read_settings
 from ..studies.ray_pool import is_ray
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
@@ -95,6 +95,7 @@ def play_sweep(setup: SweepSetup) -> int:
         return dry_run(setup, folder)
     batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
     failures: list[RunFailure] | None = None
+    _check_history(setup, folder)
     with sweep.claim_folder(folder, settings):
         if all(sweep.is_finished(job) for batch in batches for job in batch):
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
@@ -196,6 +197,29 @@ def runs_at_once(setup: SweepSetup) -> int:
     if wanted > 1 and not remote:
         raise CommandError(f"--concurrency {wanted} is for models behind an API (openai:NAME); --workers for the others")
     return wanted
+
+
+def _check_history(setup: SweepSetup, folder: Path) -> None:
+    """Refuse to put JitRL, which shows a model few of an episode's steps, beside baselines that were shown all of them.
+
+    Raises:
+        CommandError: the folder holds such baselines.
+    """
+    path = folder / "settings.json"
+    if setup.options.policy_history_steps is not None or not setup.shows_recent_steps or not path.exists():
+        return
+    from ..methods import SHOWN_AS_JITRL, find_method
+
+    try:
+        there = SweepSetup(setup.options, read_settings(path).get("methods") or {})
+    except (OSError, ValueError):
+        return  # the folder is refused when it is claimed, with a message
+    saw_all = [name for name in there.methods if name.partition(":")[0] in SHOWN_AS_JITRL]
+    if saw_all and not there.shows_recent_steps:
+        new = next(name for name in setup.methods if find_method(name).needs_logits)
+        raise CommandError(
+            f"{folder}: {saw_all[0]} was shown all earlier steps of an episode there, and {new} is shown fewer; give another --out"
+        )
 
 
 @contextmanager

@@ -86,11 +86,20 @@ def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
     """A line for each method that is not played with some model, and why, of those that `only` names (see `plan_sweeps`)."""
     models, methods = _chosen([one.label for one in file.models], only), _chosen([one.label for one in file.methods], only)
     return [
-        f"{arm.label} is not played with {model.label}: a uniform prior writes no text, and the method needs a model that does"
+        f"{arm.label} is not played with {model.label}: {reason}, and the method needs a model that does"
         for model in file.models
         for arm in file.methods
-        if model.name == UNIFORM and find_method(arm.name).needs_writer and model.label in models and arm.label in methods
+        if model.label in models and arm.label in methods and (reason := _missing(arm, model))
     ]
+
+
+def _missing(arm: BenchArm, model: BenchModel) -> str:
+    """Why the method cannot be played with this model; empty if it can."""
+    method = find_method(arm.name)
+    if model.name == UNIFORM and method.needs_writer:
+        return "a uniform prior writes no text"
+    scores = not model.name.startswith("openai:") and model.options.get("policy", "auto") in ("auto", "local")
+    return "a model that scores actions writes no reasoning and no code" if scores and method.needs_chat else ""
 
 
 def _chosen(labels: Sequence[str], only: Sequence[str]) -> set[str]:
@@ -102,7 +111,7 @@ def _plays(arm: BenchArm, model: BenchModel) -> bool:
     method = find_method(arm.name)
     if not method.needs_model or model.label == NO_MODEL:
         return not method.needs_model and model.label == NO_MODEL
-    return model.name != UNIFORM or not method.needs_writer
+    return not _missing(arm, model)
 
 
 def _make_sweep(
@@ -135,7 +144,9 @@ def _make_sweep(
     settings = {key: arm.method_settings() for key, arm in arms.items()}
     temperatures = {key: known for key, arm in arms.items() if (known := paper_temperature(arm.name)) is not None}
     place = folder / folder_name(environment.label) / folder_name(model.label)
-    return BenchSweep(environment, model, arms, SweepSetup(options, settings, temperatures), place, tuple(seeds), chosen)
+    return BenchSweep(
+        environment, model, arms, SweepSetup(options, settings, temperatures, is_benchmark=True), place, tuple(seeds), chosen
+    )
 
 
 def sweep_prices(sweep: BenchSweep) -> RunPrices:

@@ -211,6 +211,28 @@ def test_a_method_without_a_model_is_played_once(here: Path, monkeypatch: pytest
     assert unplayed_notes(file, ["static"]) == []
 
 
+def test_a_method_that_needs_a_model_that_writes_is_not_played_with_one_that_scores(here: Path) -> None:
+    text = TINY.replace('"uniform"', '"pocket", "openai:one"').replace('"random"', '"evotest"')
+    file = read_bench_file(Path(write(text)), [*METRICS])
+    assert unplayed_notes(file) == [
+        "evotest is not played with pocket: a model that scores actions writes no reasoning and no code, and the method needs a model "
+        "that does"
+    ]
+    played = {(one.model.label, key) for one in plan_sweeps(file, Path("b"), 1) for key in one.arms}
+    assert {model for model, key in played if key == "evotest"} == {"openai:one"}
+
+
+@pytest.mark.slow
+def test_what_a_method_is_shown_does_not_depend_on_the_others_of_the_file(here: Path) -> None:
+    """Also where JitRL comes into a folder that began without it."""
+    text = TINY.replace('"uniform"', '"pocket"').replace("seeds = 2", "seeds = 1")
+    assert bench(write(text.replace('"random"', '"reflexion"'), "grows")) == 0
+    assert bench(write(text.replace('"random"', '"reflexion", "jitrl"'), "grows")) == 0
+    assert bench(write(text.replace('"random"', '"jitrl", "reflexion"'), "at-once")) == 0
+    grown, at_once = (rows(Path("runs", name, "toy", "pocket", "reflexion-s0")) for name in ("bench-grows", "bench-at-once"))
+    assert grown == at_once != {}
+
+
 def test_an_environment_that_is_missing_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = TINY.replace('{ name = "toy", horizon = 6 }', '"jericho:nowhere", { name = "toy", horizon = 6 }')
     assert bench(write(text)) == 2

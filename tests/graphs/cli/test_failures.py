@@ -153,6 +153,15 @@ def test_a_folder_takes_more_seeds_and_further_methods(here: Path, capsys: pytes
     assert "finished already" in capsys.readouterr().err
 
 
+def test_baselines_that_were_shown_more_are_not_put_beside_jitrl(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "memory", *TOY, "--seeds", "1", "--episodes", "1", "--out", "run"]) == 0
+    before = (here / "run" / "settings.json").read_bytes()
+    assert main(["run", "memory", *TOY, "--seeds", "1", "--episodes", "1", "--out", "run", "--compare", "jitrl"]) == 2
+    said = capsys.readouterr().err
+    assert "memory was shown all earlier steps of an episode there, and jitrl is shown fewer; give another --out" in said
+    assert (here / "run" / "settings.json").read_bytes() == before
+
+
 def test_a_grown_folder_finds_its_runs_in_a_shared_place(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--seeds", "1", "--out", "run", "--checkpoints", "kept", "--memory", "mind"]
     assert main([*command, "--episodes", "2"]) == 0
