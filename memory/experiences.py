@@ -24,7 +24,7 @@ from .display import Table, make_table
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
 from .scope import PART_ROWS, Scope, ScopeCopy
-from .search.segments import MERGE_ROWS, IndexSegment, TokenSegments
+from .search.segments import BATCH_ROWS, IndexSegment, TokenSegments
 from .search.similarity import Similarity, TokenSimilarity, shingles
 from .storage.snapshot import Snapshots, folder_name
 
@@ -624,7 +624,7 @@ class Experiences:
             found = {**readings, **self._readings(scope, part, readings)}
             for experience in part:
                 scope.add(experience, found.get(experience.state))
-            if in_batches and scope.index.newest >= MERGE_ROWS:
+            if in_batches and scope.index.newest >= BATCH_ROWS:
                 scope.index.end_batch()
                 scope.index.begin_batch()
         if in_batches:

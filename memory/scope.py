@@ -57,12 +57,15 @@ class ScopeCopy:
 
     def segments(self) -> list[IndexSegment]:
         """The parts as segments, small ones merged."""
-        found: list[IndexSegment] = []
+        groups: list[list[IndexSegment]] = []
         for part in self.parts:
-            found.append(part if isinstance(part, IndexSegment) else IndexSegment.of(part))
-            while len(found) > 1 and len(found[-2]) < 2 * len(found[-1]) and len(found[-2]) + len(found[-1]) <= MERGE_ROWS:
-                found[-2:] = [IndexSegment.merge(found[-2:])]
-        return found
+            groups.append([part if isinstance(part, IndexSegment) else IndexSegment.of(part)])
+            while len(groups) > 1:
+                before, last = (sum(map(len, group)) for group in groups[-2:])
+                if before >= 2 * last or before + last > MERGE_ROWS:
+                    break  # so that each row is merged only so often as the memory doubles
+                groups[-2:] = [groups[-2] + groups[-1]]
+        return [group[0] if len(group) == 1 else IndexSegment.merge(group) for group in groups]
 
 
 class Scope:

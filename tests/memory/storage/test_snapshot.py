@@ -22,7 +22,6 @@ from xxhash import xxh3_128_hexdigest
 from learngraph.memory import experiences, scope
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.search import segments
 from learngraph.memory.search.segments import IndexSegment, TokenSegments
 from learngraph.memory.search.similarity import TokenRows, words
 from learngraph.memory.storage.branching_store import BranchingStore
@@ -39,8 +38,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiences, "LEAST_UNSAVED", 1)
     for module in (experiences, scope):
         monkeypatch.setattr(module, "PART_ROWS", 8)
-    for module in (experiences, scope, segments):
-        monkeypatch.setattr(module, "MERGE_ROWS", 40)
+    monkeypatch.setattr(experiences, "BATCH_ROWS", 10)
+    monkeypatch.setattr(scope, "MERGE_ROWS", 40)
 
 
 def episode(number: int, draw: Random, run: str = "run") -> Trajectory:
