@@ -115,9 +115,8 @@ class IndexSegment(InvertedIndex):
         splits = np.cumsum([len(segment._common) + len(segment._single) for segment in segments])[:-1]
         counts = np.zeros(len(distinct), np.int64)
         for segment, own in zip(segments, np.split(places, splits), strict=True):
-            common, single = np.split(own, [len(segment._common)])
-            counts[common] += np.diff(segment._ends)
-            counts[single] += 1
+            counts[own[: len(segment._common)]] += np.diff(segment._ends)
+            counts[own[len(segment._common) :]] += 1
         is_common = counts > 1
         several = int(np.count_nonzero(is_common))
         numbers = np.where(is_common, np.cumsum(is_common) - 1, several + np.cumsum(~is_common) - 1).astype(np.int32)
