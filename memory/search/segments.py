@@ -114,9 +114,9 @@ class IndexSegment(InvertedIndex):
         del hashes
         splits = np.cumsum([len(segment._common) + len(segment._single) for segment in segments])[:-1]
         counts = np.zeros(len(distinct), np.int64)
-        for segment, own in zip(segments, np.split(places, splits), strict=True):
-            counts[own[: len(segment._common)]] += np.diff(segment._ends)
-            counts[own[len(segment._common) :]] += 1
+        for segment, at in zip(segments, np.split(places, splits), strict=True):
+            counts[at[: len(segment._common)]] += np.diff(segment._ends)
+            counts[at[len(segment._common) :]] += 1
         is_common = counts > 1
         several = int(np.count_nonzero(is_common))
         numbers = np.where(is_common, np.cumsum(is_common) - 1, several + np.cumsum(~is_common) - 1).astype(np.int32)
