@@ -108,7 +108,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
         for key in old.keys() | new.keys():
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
-        yield f"{name} is {_shorten(old)} there, {_shorten(new)} was asked for"
+        fewer = " (a folder takes more of them, not fewer)" if name == "episodes" else ""
+        yield f"{name} is {_shorten(old)} there, {_shorten(new)} was asked for{fewer}"
 
 
 def _shorten(value: Any) -> str:

@@ -284,7 +284,7 @@ def _failure_notes(planned: Sequence[BenchSweep], failures: Failures) -> list[st
 
 
 def _latex(tables: Sequence[BenchTable]) -> str:
-    parts = ["% needs \\usepackage{booktabs}\n"]
+    parts = ["% needs \\usepackage{booktabs,graphicx}\n"]
     for table in tables:
         name = f"{table.environment}, {table.model}"
         if table.runs:

@@ -153,11 +153,12 @@ def _p(value: float | None) -> str:
 
 
 def latex_table(rows: Rows, caption: str) -> str:
-    """A table for LaTeX with the package booktabs."""
+    """A table for LaTeX with the packages booktabs and graphicx, which shrinks one that is wider than the text."""
     from tabulate import tabulate  # type: ignore[import-untyped]
 
     body = tabulate(rows[1:], headers=rows[0], tablefmt="latex_booktabs", disable_numparse=True)
-    return f"\\begin{{table}}\n\\centering\n\\caption{{{_escape(caption)}}}\n{body}\n\\end{{table}}\n"
+    fitted = f"\\resizebox{{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}}{{!}}{{%\n{body}}}"
+    return f"\\begin{{table}}\n\\centering\n\\caption{{{_escape(caption)}}}\n{fitted}\n\\end{{table}}\n"
 
 
 def _escape(text: str) -> str:

@@ -125,7 +125,8 @@ def test_tables() -> None:
     text = latex_table(score_table(found), "100 % & more")
     assert r"\caption{100 \% \& more}" in text
     assert r"b\_c" in text
-    assert r"\bottomrule" in text
+    assert "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n\\begin{tabular}" in text
+    assert "\\bottomrule\n\\end{tabular}}\n\\end{table}" in text
     assert as_objects(found)[1]["lead_of_against"]["avg"]["differences"] == {0: 3.75, 1: 3.5, 2: 3.25}
 
 
