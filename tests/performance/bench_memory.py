@@ -33,6 +33,8 @@ from learngraph.memory.storage.shelf import RecordStore
 NAMESPACE = ("bench",)
 SCOPE: Any = {"task": "task-0", "domain": "bench"}
 EPISODES_AT_ONCE = 50
+MOST_IN_OBJECTS = 100_000
+"""Steps that fit into memory as Python's objects: 12 kB each."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,33 @@ def open_memory(where: str, questions: list[str], count: int, answer: Any) -> No
     answer.send(Opening(seconds, took, held, more, found, closing))
 
 
-def run_opening(where: str, questions: list[str], count: int) -> Opening:
-    """What opening takes in a new process."""
+def ask_objects(where: str, questions: list[str], count: int, answer: Any) -> None:
+    """Ask a memory of the same records whose index lies in Python's objects, as it does where no snapshots are kept."""
+    with open_store(where) as store:
+        memory = Experiences()
+        for one in RecordStore(store, NAMESPACE, Trajectory).all():
+            memory.add(one)
+        found = memory.neighbours(questions[0], 10, **SCOPE)
+        assert len(memory) == count
+        answer.send(
+            (statistics.median([cpu(lambda one=one: memory.neighbours(one, 10, **SCOPE)) for one in questions[1:]]), found)
+        )
+
+
+def run_process(target: Any, where: str, questions: list[str], count: int) -> Any:
+    """The result of a function in a new process."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=open_memory, args=(where, questions, count, there))
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(where, questions, count, there))
     process.start()
     there.close()
-    found: Opening = here.recv()
+    found = here.recv()
     process.join()
+    return found
+
+
+def run_opening(where: str, questions: list[str], count: int) -> Opening:
+    """What opening takes in a new process."""
+    found: Opening = run_process(open_memory, where, questions, count)
     return found
 
 
@@ -131,10 +152,12 @@ def measure(count: int, where: str, rounds: int, visits: int) -> None:
         f"open a memory of {of} and ask it, with its snapshot", [one.seconds for one in later], "s", at_most=target, note=note
     )
     report(f"bytes of RAM a step, {of}, with its snapshot", [one.held / count for one in later])
-    report(f"a question to {of}, CPU, without a snapshot", 1e3 * first.question, "ms")
     report(f"a question to {of}, CPU, with its snapshot", [1e3 * one.question for one in later], "ms")
-    more = ratios([one.question for one in later], [first.question] * rounds)
-    report(f"a question to {of}, CPU, with its snapshot over without", more)
+    if count <= MOST_IN_OBJECTS:
+        plain, found = run_process(ask_objects, where, questions, count)
+        same = "the same" if found == first.neighbours else "ANOTHER"
+        of = f"a question to {of}, CPU, with its snapshot over an index in Python's objects"
+        report(of, ratios([one.question for one in later], [plain] * rounds), note=f"{1e3 * plain:.2f} ms; {same} answer")
 
 
 def main() -> None:
