@@ -166,16 +166,18 @@ class ChromaStore(BaseStore):
 
     def close(self) -> None:
         """Release the directory and its files. A second close does nothing."""
-        if not self._closed and self._pid == os.getpid():
-            for saver in self._savers:
-                if (save := saver()) is not None:
-                    save()
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._items, self._matrices = {}, {}
-                if self._chroma:
-                    self._chroma.close()
+        try:
+            if not self._closed and self._pid == os.getpid():
+                for saver in self._savers:
+                    if (save := saver()) is not None:
+                        save()
+        finally:
+            with self._lock:
+                if not self._closed:
+                    self._closed = True
+                    self._items, self._matrices = {}, {}
+                    if self._chroma:
+                        self._chroma.close()
 
     def __enter__(self) -> Self:
         return self

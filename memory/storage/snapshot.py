@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from ..errors import UserError
+
 __all__ = ["SnapshotStore", "Snapshots", "snapshots_of"]
 
 FORMAT = 1
@@ -71,8 +73,11 @@ class Snapshots:
         return f"Snapshots({'/'.join(self.namespace)})"
 
     def versions(self) -> dict[str, tuple[str, str]] | None:
-        """As `SnapshotStore.versions`."""
-        return self.store.versions(self.namespace)
+        """As `SnapshotStore.versions`; None too if the store cannot be read: it will say so where it must be."""
+        try:
+            return self.store.versions(self.namespace)
+        except UserError:
+            return None
 
     def count_writes(self) -> int:
         """As `SnapshotStore.count_writes`."""

@@ -24,6 +24,7 @@ from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.segments import IndexSegment, TokenSegments
 from learngraph.memory.search.similarity import TokenRows, words
+from learngraph.memory.storage import snapshot
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.shelf import RecordStore
@@ -245,6 +246,17 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
         other = Experiences(shelf_of(store))
         other.add(episode(3, Random(77)))
         del other
+    assert not manifests(tmp_path)
+    check(tmp_path, snapshot=False)
+
+
+def test_a_store_whose_snapshot_cannot_be_written_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(snapshot, "_write_array", refuse)
+        fill(tmp_path)
     assert not manifests(tmp_path)
     check(tmp_path, snapshot=False)
 
