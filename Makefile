@@ -2,7 +2,7 @@
 #
 #   make run        JitRL against its baselines on a game of putting things away (TextWorld Common Sense); ARGS="--episodes 60" adds options
 #   make test       the quick tests; with CI set, the slow ones, types and style as well
-#   make slow       the tests that take more than a few seconds
+#   make slow       the tests that take about a second or more
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
 #   make check      types and style
 #   make audit      looks the pinned packages up in PyPI's list of known vulnerabilities; a package that it cannot look up is named

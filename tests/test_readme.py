@@ -67,6 +67,7 @@ def run_alone(command: list[str], folder: Path, **more: str) -> str:
 PYTHON_BLOCKS = [pytest.param(code, id=f"{page}-{n}") for page in PAGES for n, code in enumerate(blocks(page, "python"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
 def test_a_python_block_runs_alone_in_a_fresh_file(code: str, tmp_path: Path) -> None:
     (tmp_path / "pasted.py").write_text(code, encoding="utf-8")
@@ -122,6 +123,7 @@ def test_a_preset_that_a_page_names_exists(page: str, line: str) -> None:
         assert hasattr(settings, preset.replace("-", "_")) or preset in getattr(settings, "ablations", ()), f"{page}: {line}"
 
 
+@pytest.mark.slow
 def test_quick_commands_of_the_readme_run(tmp_path: Path) -> None:
     assert "jitrl" in run_alone([sys.executable, "-m", "learngraph.graphs.cli.main", "list"], tmp_path)
 

@@ -241,6 +241,7 @@ def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
     assert "strategy" in again.kinds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["high", "low"])
 def test_an_episode_that_was_cut_off_goes_on_with_the_same_strategy_and_action(mode: Any, bank: str) -> None:
     """Pause before each node in turn, go on with a graph and a memory made anew: the same journal, the same calls in all."""

@@ -204,6 +204,7 @@ async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: 
             assert (await graph.ainvoke({"tenant": f"tenant-{seed}"}))["outcome"] == "live"
 
 
+@pytest.mark.slow
 def test_minibatches_of_the_paper_are_uniform(tmp_path: Path, versions: Any) -> None:
     """A family, and an end user, with a tenth of the buffer has a tenth of the draws; no record is drawn more often than others."""
     settings, draws = replace(CLaaS.paper().replay, batch_size=4), 1500

@@ -77,6 +77,7 @@ def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = 
     return played
 
 
+@pytest.mark.slow
 def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> None:
     """On each of 5 seeds the return never falls; on average it rises, and ends above where zeroed rewards end."""
     everything = icrl.ICRL(selection="all")
@@ -88,6 +89,7 @@ def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> Non
     assert sum(s[-1] for s in seen) >= 2 * sum(sum(z[-10:]) / 10 for z in zeroed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [180, 300, 600])
 def test_the_zero_reward_arm_is_blind(budget: int) -> None:
     """The same attempts with the rewards elsewhere make the same prompts and the same answer: nothing is chosen by them."""
@@ -252,6 +254,7 @@ def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> N
     assert not chat.asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["budget", "last"])
 @pytest.mark.parametrize("window", [2500, 4000])
 def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> None:

@@ -58,6 +58,7 @@ class Forgetful(Experiences):
         pass
 
 
+@pytest.mark.slow
 def test_it_learns_and_only_through_its_memory() -> None:
     """Toy world, uniform prior, 5 seeds: from .2 of the optimum to over .8; without the memory it stays where it was."""
     learned = [scores(episode(chain=True), seed) for seed in range(5)]
@@ -79,6 +80,7 @@ def test_the_shipped_negative_controls_fail_when_they_are_played() -> None:
     assert ends["shuffled"] < ends["none"] - 1.5
 
 
+@pytest.mark.slow
 def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     """TextWorldExpress's coin collector, uniform prior, 3 maps: the coin is found again, or not if nothing is remembered."""
     pytest.importorskip("textworld_express", reason="needs the extra [twx]")
@@ -99,6 +101,7 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
         world.close()
 
 
+@pytest.mark.slow
 def test_static_does_not_learn_and_a_table_does() -> None:
     still = [scores(static.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
     assert abs(mean([mean(s[-5:]) for s in still]) - mean([mean(s[:5]) for s in still])) < 1.5
@@ -111,6 +114,7 @@ def test_the_published_presets_run(settings: jitrl.JitRL) -> None:
     assert len(scores(episode(settings=settings), episodes=4)) == 4
 
 
+@pytest.mark.slow
 def test_same_run_same_numbers_whether_chained_async_or_not() -> None:
     plain = scores(episode())
     assert scores(episode(chain=True)) == plain
@@ -258,6 +262,7 @@ class Pit(KeywordKeep):
         return replace(shown, actions=() if shown.over else tuple(sorted((*shown.actions, "jump"))))
 
 
+@pytest.mark.slow
 def test_what_lost_an_episode_is_not_done_again_though_it_cost_nothing() -> None:
     """A third of all first episodes end in the pit within four steps; without the penalty more of the later ones do."""
 

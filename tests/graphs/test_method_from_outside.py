@@ -63,6 +63,7 @@ def test_attempts_above_the_median_are_shown(returns: list[float | None], shown:
 # 2. The drawing
 
 
+@pytest.mark.slow
 def test_the_drawing_is_the_wiring(tmp_path: Path) -> None:
     done = learngraph("draw", "rest_method:METHOD", "-o", "rest.mmd", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -92,6 +93,7 @@ def play(parts: MethodInputs, name: str, task: Task, episodes: int = 12) -> list
     return scores
 
 
+@pytest.mark.slow
 def test_it_learns_by_the_attempts_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that imitates its prompt, 5 tasks, scores of at most 10: with the filter it rises, with empty prompts it does not."""
 

@@ -207,6 +207,7 @@ def test_every_method_builds_a_graph_without_the_default_limit(name: str) -> Non
     assert isinstance(graph.with_config(tags=["mine"]), UnboundedGraph)
 
 
+@pytest.mark.slow
 def test_a_run_plays_in_a_batch() -> None:
     (found,) = run.build(case("static").graph).batch([EPISODE | {"episodes": 30}])
     assert len(found["scores"]) == 30

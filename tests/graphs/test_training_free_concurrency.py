@@ -70,6 +70,7 @@ def test_128_rollouts_at_once_over_http(tmp_path: Path) -> None:
     assert played == virtually(bench.Plan(problems=17, group=8), "other latencies")
 
 
+@pytest.mark.slow
 def test_no_result_depends_on_what_ended_first() -> None:
     """Four steps with an accept test: other latencies, and other numbers of calls in flight, change nothing at all."""
     plan = bench.Plan(problems=4, group=3, held_out=2, settings=TRIED)

@@ -491,6 +491,7 @@ async def test_d4_awaited_the_rollout_is_cancelled() -> None:
     assert bench.rows[0]["kinds"] == {"mixed": 1}
 
 
+@pytest.mark.slow
 async def test_d4_only_so_many_rollouts_are_played_at_once_and_their_time_begins_when_it_is_their_turn() -> None:
     playing: list[int] = [0, 0]
 
@@ -782,6 +783,7 @@ class Silent(Chat):
         return " "
 
 
+@pytest.mark.slow
 def test_d17_the_order_in_which_things_end_changes_nothing_and_seeds_reach_the_model() -> None:
     whole = Bench()
     out = whole.run()
@@ -808,6 +810,7 @@ async def test_d17_awaited_too() -> None:
 # Its engineering
 
 
+@pytest.mark.slow
 def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp_path: Path) -> None:
     cache = Cache()
     first = Bench(cache=cache)
@@ -1183,6 +1186,7 @@ def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(b
     assert different or budget == 12
 
 
+@pytest.mark.slow
 async def test_e10_a_spent_budget_cancels_nothing_that_is_paid_for() -> None:
     """Rollouts of four calls each, many in flight when the budget is gone: all are heard, counted and kept."""
 
@@ -1398,6 +1402,7 @@ class Killed(BaseException):
     """The end of the process, as far as the graph can tell: no failure of a rollout."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", ["begin", "batch", "group", "consolidate", "hold_out", "probe", "accept", "close", "finish"])
 def test_stopped_at_any_stage_a_run_goes_on_from_there(node: str, tmp_path: Path) -> None:
     whole = Bench()

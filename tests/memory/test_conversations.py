@@ -124,6 +124,7 @@ def talks(draw: Any) -> list[Any]:
     return found[:-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(talks(), st.floats(-10, 10) | st.none())
 def test_actions_and_rewards_survive_the_way_to_messages_and_back(talk: list[Any], reward: float | None) -> None:

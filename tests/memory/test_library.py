@@ -366,6 +366,7 @@ def test_any_sequence_of_edits_keeps_ids_and_limits_and_rules_on_every_edit(step
         assert Library.from_yaml(held.to_yaml()) == held
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.lists(EDITS, max_size=4), st.integers(0, 9), st.booleans()), max_size=8))
 def test_d11_no_history_of_versions_uses_an_id_twice_and_each_comes_back_byte_by_byte(

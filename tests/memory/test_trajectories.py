@@ -262,6 +262,7 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
     return jaccard(*states) * (1 + (1.0 if goals[0] == goals[1] else jaccard(*goals))) / 2
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_search_equals_brute_force(world, state, instruction, question, stride, limit):
@@ -304,6 +305,7 @@ def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, ep
 # the choices one by one
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 1.0, None]), st.sampled_from(STATES)), max_size=12),

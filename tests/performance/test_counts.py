@@ -91,6 +91,7 @@ def test_the_model_is_asked_once_per_env_step(method: str) -> None:
     assert model.asked == out["step"]
 
 
+@pytest.mark.slow
 def test_one_forward_pass_per_env_step() -> None:
     """All options of a step are scored in one pass of the pocket model, the prompt included."""
     from learngraph.tools.models.models import open_model

@@ -80,6 +80,7 @@ def test_a_benchmark_that_fails_leaves_the_reason_in_its_rows(tmp_path: Path, mo
     assert (missing.name, missing.note) == (rows.TARGETS[2], done.problem)
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
     done = run_all.run_benchmark(["-S", str(tmp_path / "hangs.py"), str(tmp_path / "pid")], limit=3)
@@ -91,6 +92,7 @@ def test_a_benchmark_that_hangs_ends_with_all_that_it_started(tmp_path: Path) ->
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_one_benchmark_writes_a_page(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "run_all.py"), "--quick", "--rounds", "2", "--only", "bench_replay"]
     done = subprocess.run([*command, "--out", str(tmp_path / "page.md")], capture_output=True, text=True, check=False)

@@ -31,6 +31,7 @@ def learner(store: Any) -> JitRLMiddleware:
     return JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue)
 
 
+@pytest.mark.slow
 def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> None:
     arms = {
         "none": None,

@@ -48,6 +48,7 @@ def test_it_learns_from_feedback(method: Any, awaited: bool) -> None:
     assert "resolve it by" in learner.explain("t27", tenant="acme")
 
 
+@pytest.mark.slow
 @methods
 def test_observing_studies_but_changes_nothing_in_the_request(method: Any) -> None:
     agent, learner, model = make(method, InMemoryStore(), mode="observe")

@@ -66,6 +66,7 @@ class Alike:
         return [-2.0] * len(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("candidates", ["logprobs", "confidences", "scores"])
 def test_candidates_come_from_four_sources(candidates: Any) -> None:
     agent, learner = make(InMemoryStore(), candidates=candidates, scorer=Alike() if candidates == "scores" else None)
@@ -77,6 +78,7 @@ def test_candidates_come_from_four_sources(candidates: Any) -> None:
         assert len({row["prior"] for row in entry["candidates"]}) == 1
 
 
+@pytest.mark.slow
 def test_what_is_remembered_names_no_order_and_no_one_elses_order_is_used() -> None:
     store = InMemoryStore()
     agent, learner = make(store)

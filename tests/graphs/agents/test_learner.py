@@ -221,6 +221,7 @@ def test_samples_are_not_streamed_and_entries_are() -> None:
     assert [entry["decision"] for entry in entries] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_hundred_conversations_at_once_lose_and_double_nothing() -> None:
     agent, learner = make(InMemoryStore())
 

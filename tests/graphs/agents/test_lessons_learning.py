@@ -40,6 +40,7 @@ def make(store: Any, critic: HeedfulClerk | None = None, **options: Any) -> tupl
     return agent, learner, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("awaited", [False, True])
 def test_it_learns_from_feedback(awaited: bool) -> None:
     agent, learner, _ = make(InMemoryStore())
@@ -208,6 +209,7 @@ def reward(task: AgentTask, messages: Any) -> float:
     return desk.reward(messages, task.reference)
 
 
+@pytest.mark.slow
 def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path: Path) -> None:
     settings = TrainingFreeGRPO(epochs=1, group_size=6, trial_rollouts=2)
     critic = HeedfulClerk()

@@ -181,6 +181,7 @@ def test_lessons_in_messages_of_any_form() -> None:
     assert "$" in str(append_lessons([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
 
 
+@pytest.mark.slow
 def test_without_langchain_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.lessons"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -100,6 +100,7 @@ class Babbler(desk.GuessingClerk):
         return random.choice(odd) if random.random() < 0.7 else super().say(messages)
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("awaited", [False, True])
 def test_rubbish_from_the_model_is_the_agents_and_nothing_else_breaks(
@@ -123,6 +124,7 @@ def test_rubbish_from_the_model_is_the_agents_and_nothing_else_breaks(
     assert not wrong
 
 
+@pytest.mark.slow
 @each
 def test_a_store_that_goes_away_in_mid_conversation_takes_no_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
     """At each number of operations that it still does; then it comes back, and learning goes on."""

@@ -343,6 +343,7 @@ def test_a_machine_without_walls_runs_nothing(monkeypatch: pytest.MonkeyPatch) -
 # The rest
 
 
+@pytest.mark.slow
 @needs_walls
 def test_the_command_line_plays_it_with_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model behind an API writes a routine; its text stands in the prompts of the second attempt."""

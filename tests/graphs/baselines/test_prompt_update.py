@@ -62,6 +62,7 @@ def play(policy: Any, episodes: int, settings: PromptUpdate | None = None, **mor
     return scores
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_numbers_learns_and_only_through_them() -> None:
     learned = play(Reader(), 20)
     forgot = play(Reader(), 20, PromptUpdate(repeat_penalty=0), experiences=Forgetful(gamma=0.8))

@@ -456,6 +456,7 @@ async def test_one_graph_plays_many_rollouts_at_once_and_their_sessions_never_mi
     assert children() <= before
 
 
+@pytest.mark.slow
 def test_in_threads_too_and_also_when_run_task_and_episode_are_the_same() -> None:
     """The accept test plays both libraries with the same run, problem and number."""
     graph, _ = agent(by_task)
@@ -524,6 +525,7 @@ async def test_a_rollout_cancelled_at_any_moment_leaves_nothing() -> None:
     assert children() <= before
 
 
+@pytest.mark.slow
 async def test_a_rollout_out_of_time_is_a_failure_and_leaves_nothing() -> None:
     before = children()  # of other tests of this process
     graph, model = agent(turns(python("while True: pass"), AIMessage("42")), tools=Toolbox(python={"seconds": 60}))

@@ -91,6 +91,7 @@ def test_the_command_prints_the_costs_beside_jitrl(tmp_path: Path, capsys: pytes
     assert "its weights changed as it played" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--prior", "uniform"], ["--model", "openai:none", "--base-url", "http://127.0.0.1:9"]])
 def test_a_model_without_weights_is_refused_in_a_sentence(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -257,6 +257,7 @@ def by_hand(here: Path, methods: Mapping[str, Any] | None = None, split: str = "
     (folder / "episodes.jsonl").write_text(json.dumps(log) + "\n")
 
 
+@pytest.mark.slow
 def test_a_run_without_strategies_has_nothing_to_collect(here: Path) -> None:
     assert main(["run", "random", "--env", "toy", "--seeds", "1", "--episodes", "1", "--workers", "1", "--out", "played"]) == 0
     with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no str"):
@@ -429,6 +430,7 @@ def play_from_bank(*flags: str, tasks: int = 5) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("r/adamem-s0/steps.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_an_embedder_needs_no_least_similarity(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Letters(Embeddings):
         prompts = encoders.Prompts()
@@ -449,6 +451,7 @@ def test_an_embedder_needs_no_least_similarity(here: Path, monkeypatch: pytest.M
     assert 0.5 < floor < min(found)
 
 
+@pytest.mark.slow
 def test_an_embedder_behind_an_api_is_named_by_flags(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(letters(request["input"]))]
@@ -467,6 +470,7 @@ def test_an_embedder_behind_an_api_is_named_by_flags(here: Path, monkeypatch: py
     assert len(sent) == len(set(sent))  # nothing is paid for twice
 
 
+@pytest.mark.slow
 def test_steps_at_which_nothing_is_alike_enough_are_counted_with_the_nearest(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

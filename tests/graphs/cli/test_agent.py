@@ -42,6 +42,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("support_app", None)
 
 
+@pytest.mark.slow
 def test_it_prints_how_far_the_method_is_ahead(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(

@@ -42,6 +42,7 @@ def results(here: Path) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in json.loads((here / "run" / "results.json").read_text())}
 
 
+@pytest.mark.slow
 def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "2", *PRICES, "--compare", "random", server=server) == 0
@@ -62,6 +63,7 @@ def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, caps
     assert "random cost" not in shown.out
 
 
+@pytest.mark.slow
 def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {"status": 400, "text": "no"}  # twice: a request is refused with and without its stop sequence
     with OpenAIServer(["Action: wait", "nonsense", refused, refused, "Action: wait"]) as server:
@@ -76,6 +78,7 @@ def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys:
     assert f"; {row['unused_tokens']:,} of these tokens are in no finished episode" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [["--token-budget", "150"], ["--dollar-budget", "0.0004", *PRICES]])
 def test_a_budget_ends_the_run_in_words_and_a_larger_one_goes_on(
     budget: list[str], here: Path, capsys: pytest.CaptureFixture[str]
@@ -91,6 +94,7 @@ def test_a_budget_ends_the_run_in_words_and_a_larger_one_goes_on(
     assert results(here)["react"]["calls_per_run"] == 4
 
 
+@pytest.mark.slow
 def test_a_budget_holds_for_a_model_in_this_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "static", "--env", "toy", "--episodes", "2", "--seeds", "1", "--out", "run", "--json"]
     assert main([*command, "--token-budget", "100"]) == 2
@@ -108,6 +112,7 @@ def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixt
     assert "--dollar-budget 1 needs --price-in and --price-out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Path) -> None:
     with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "1", server=server) == 0
@@ -118,6 +123,7 @@ def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Pa
     assert results(here)["react"] == counted
 
 
+@pytest.mark.slow
 def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     note = waits.note_wait
@@ -142,6 +148,7 @@ def dry(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, dict[str
     return {row["method"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
 
 
+@pytest.mark.slow
 def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(wait) as server:
         command = ["react", *ASK, "--seeds", "2", "--base-url", server.url, *PRICES, "--compare", "random", "adamem"]
@@ -160,6 +167,7 @@ def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys
         assert len(server.requests) <= sum(row["most"]["calls"] for row in found.values())
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_folder_expects_what_was_measured_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "1", server=server) == 0
@@ -182,6 +190,7 @@ def test_a_dry_run_says_its_assumptions_and_whether_the_budget_may_not_last(
     assert f"its horizon of {KeywordKeep().horizon} steps" in shown
 
 
+@pytest.mark.slow
 def test_steps_at_which_memory_held_nothing_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--episodes", "3", "--seeds", "1", "--out", "run"]
     assert main([*command, "--compare", "random"]) == 0

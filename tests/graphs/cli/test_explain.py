@@ -30,6 +30,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return play_in_process(monkeypatch, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_explains_a_step_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TOY.split(), "--seeds", "1", "--episodes", "5", "--compare", "static", "--out", "r"]) == 0
     capsys.readouterr()
@@ -111,6 +112,7 @@ def test_a_mistake_says_what_there_is(played: Path, args: list[str], words: str,
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_other_methods_the_journal_tells(here: Path) -> None:
     assert main([*TOY.replace("jitrl", "static").split(), "--seeds", "1", "--episodes", "1", "--out", "s"]) == 0
     shown = learngraph.explain("s", 0)
@@ -150,6 +152,7 @@ def test_recalled_steps_are_explained_from_the_journal() -> None:
     assert "cannot be told without asking the model" in " ".join(silent.sentences)
 
 
+@pytest.mark.slow
 def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:
     """Two seeds in turn: the first one's decisions knew nothing of the second one's episodes."""
     assert main([*TOY.split(), "--seeds", "2", "--episodes", "2", "--cross-task", "--out", "r"]) == 0
@@ -161,6 +164,7 @@ def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:
     assert {one.run for one in second.memory} == {"jitrl-s0"}
 
 
+@pytest.mark.slow
 def test_a_memory_that_was_pruned_since_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TOY.split(), "--seeds", "1", "--episodes", "4", "--out", "r"]) == 0
     assert main(["memory", "prune", "r", "--keep-last", "1"]) == 0

@@ -47,6 +47,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "reason"),
     [
@@ -76,6 +77,7 @@ def test_one_failed_seed_ends_alone_and_is_tried_again(
         assert not (here / "run" / "failures.json").exists()
 
 
+@pytest.mark.slow
 def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In threads of one process: the slow seed goes on although the other has failed long before."""
     from learngraph.graphs.studies import workers
@@ -109,6 +111,7 @@ def test_what_must_fail_again_does_not_say_that_the_same_command_goes_on(
     assert "goes on" not in said
 
 
+@pytest.mark.slow
 def test_seeds_that_share_a_memory_wait_for_the_one_that_failed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(refuses(1, status=400, text="no")) as server:
         command = ["run", "jitrl", *ASK, "--cross-task", "--seeds", "3", "--base-url", server.url, "--out", "run"]
@@ -124,6 +127,7 @@ def test_seeds_that_share_a_memory_wait_for_the_one_that_failed(here: Path, caps
 # Folders that grow
 
 
+@pytest.mark.slow
 def test_a_run_takes_more_episodes_and_ends_as_one_that_had_them_from_the_start(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +144,7 @@ def test_a_run_takes_more_episodes_and_ends_as_one_that_had_them_from_the_start(
     assert (here / "grown" / "curves.png").read_bytes() != old
 
 
+@pytest.mark.slow
 def test_a_folder_takes_more_seeds_and_further_methods(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--out", "run"]
     assert main([*command, "--seeds", "2"]) == 0
@@ -153,6 +158,7 @@ def test_a_folder_takes_more_seeds_and_further_methods(here: Path, capsys: pytes
     assert "finished already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_baselines_that_were_shown_more_are_not_put_beside_jitrl(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "memory", *TOY, "--seeds", "1", "--episodes", "1", "--out", "run"]) == 0
     before = (here / "run" / "settings.json").read_bytes()
@@ -162,6 +168,7 @@ def test_baselines_that_were_shown_more_are_not_put_beside_jitrl(here: Path, cap
     assert (here / "run" / "settings.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_grown_folder_finds_its_runs_in_a_shared_place(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--seeds", "1", "--out", "run", "--checkpoints", "kept", "--memory", "mind"]
     assert main([*command, "--episodes", "2"]) == 0
@@ -172,6 +179,7 @@ def test_a_grown_folder_finds_its_runs_in_a_shared_place(here: Path) -> None:
     assert len(rows(here / "run" / "jitrl-s0" / "episodes.jsonl")) == 5
 
 
+@pytest.mark.slow
 def test_a_server_may_move(here: Path) -> None:
     command = ["run", "react", *ASK, "--seeds", "1", "--out", "run"]
     with OpenAIServer([{"status": 401, "text": "no"}]) as old:
@@ -181,6 +189,7 @@ def test_a_server_may_move(here: Path) -> None:
         assert json.loads((here / "run" / "settings.json").read_text())["base_url"] == new.url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "says"),
     [

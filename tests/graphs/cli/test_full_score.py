@@ -35,6 +35,7 @@ def results(here: Path) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in json.loads((here / "run" / "results.json").read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "calls"), [("icrl", 2), ("best-of-n", 2), ("reflexion", 3)])
 def test_a_run_ends_at_the_full_score_and_says_so(
     method: str, calls: int, here: Path, capsys: pytest.CaptureFixture[str]
@@ -54,6 +55,7 @@ def test_a_run_ends_at_the_full_score_and_says_so(
     assert (row["avg"], row["answer"], row["stopped"], row["played"]) == (0.5, 1.0, 1, 2)
 
 
+@pytest.mark.slow
 def test_the_other_episodes_are_played_if_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer([WRONG, RIGHT]) as server:
         assert played("icrl", server=server) == 0
@@ -67,6 +69,7 @@ def test_the_other_episodes_are_played_if_asked_for(here: Path, capsys: pytest.C
     assert "stop_at_full_score" not in (here / "run" / "settings.json").read_text()
 
 
+@pytest.mark.slow
 def test_all_methods_of_a_comparison_play_the_same_number_of_episodes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer([RIGHT]) as server:
         assert played("icrl", server=server) == 0
@@ -77,12 +80,14 @@ def test_all_methods_of_a_comparison_play_the_same_number_of_episodes(here: Path
     assert "full score" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_method_that_answers_with_its_last_attempt_plays_on(here: Path) -> None:
     with OpenAIServer([RIGHT]) as server:
         assert played("cot", server=server) == 0
     assert scores(here, "cot-s0") == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_rewards_of_a_model_have_no_full_score(here: Path) -> None:
     """A judge's 10 for a step is above the highest score, and says nothing about it."""
 
@@ -96,6 +101,7 @@ def test_the_rewards_of_a_model_have_no_full_score(here: Path) -> None:
     assert [row["earned"] for row in rows] == [10, 10, 10, 10]
 
 
+@pytest.mark.slow
 def test_independent_attempts_are_made_at_the_same_time_and_are_those_made_in_turn(here: Path) -> None:
     came, delay = list[float](), 5.0
 
@@ -117,6 +123,7 @@ def test_independent_attempts_are_made_at_the_same_time_and_are_those_made_in_tu
     assert together == in_turn
 
 
+@pytest.mark.slow
 def test_an_attempt_that_fails_leaves_those_before_it(here: Path) -> None:
     """The third of four fails: the first two count, and the same command makes the other two."""
     lock, number = threading.Lock(), iter(range(100))

@@ -126,6 +126,7 @@ def _no_model(spec: str, **settings: Any) -> Any:
     return Scores()
 
 
+@pytest.mark.slow
 def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "5", "--seeds", "2", "--compare", "random", "tabular", "--json"]
     assert main([*command, "--out", "run"]) == 0
@@ -157,6 +158,7 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
     assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl:zero-reward", "best-of-n", "react"]
     assert main([*command, "--json", "--out", "run"]) == 0
@@ -172,6 +174,7 @@ def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: 
             assert result["answer"] == 3 if name == "react" else scores[result["answer"]] == max(scores)
 
 
+@pytest.mark.slow
 def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "run",
@@ -259,6 +262,7 @@ def walkthroughs(path: Path, seeds: Sequence[int], split: str = "test", domain: 
     write_jsonl([replace(replay_actions(world, t, world.gold(t), run=f"gold/{t.id}"), domain=domain) for t in tasks], path)
 
 
+@pytest.mark.slow
 def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = [
@@ -285,6 +289,7 @@ def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: p
 BANKED = ["run", "synapse", *TOY, "--episodes", "1", "--bank", "bank.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_bank_that_was_written_anew_is_another_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = [*BANKED, "--seeds", "1", "--out", "run"]
@@ -304,6 +309,7 @@ def test_a_bank_that_was_written_anew_is_another_setting(here: Path, capsys: pyt
     assert not (here / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_bank_that_holds_the_tasks_played_is_no_test(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = "2 of 3 played tasks are in the bank bank.jsonl: these scores are no test"
     walkthroughs(here / "bank.jsonl", [1, 2, 9])
@@ -324,6 +330,7 @@ def test_a_bank_that_holds_the_tasks_played_is_no_test(here: Path, capsys: pytes
     assert "no test" not in clean.out + clean.err
 
 
+@pytest.mark.slow
 def test_a_budget_of_tokens_is_the_same_for_all(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +365,7 @@ def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]
     assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
 
 
+@pytest.mark.slow
 def test_differences_are_printed_in_words_that_agree_in_number(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "static", *TOY, "--episodes", "1", "--seeds", "1", "--compare", "random"]) == 0
     shown = capsys.readouterr().out
@@ -371,6 +379,7 @@ def test_differences_are_printed_in_words_that_agree_in_number(here: Path, capsy
     assert "paired" not in shown
 
 
+@pytest.mark.slow
 def test_a_finished_run_shows_its_results_at_once(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +396,7 @@ def test_a_finished_run_shows_its_results_at_once(
     assert "finished already" in again.err
 
 
+@pytest.mark.slow
 def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "1", "--out", "run"]
     assert main(command) == 0
@@ -411,6 +421,7 @@ def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixtu
         other.communicate("\n")
 
 
+@pytest.mark.slow
 def test_a_world_that_dies_loses_nothing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +452,7 @@ def drop_lines(path: Path, number: int) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-number]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "stop", "steps", "episodes"),
     [
@@ -515,6 +527,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
     assert "the same command goes on" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_presets_and_flags_become_the_settings(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
     assert main([*command, "--compare", "jitrl:reference"]) == 0
@@ -524,6 +537,7 @@ def test_presets_and_flags_become_the_settings(here: Path) -> None:
     assert (here / "run" / "jitrl-reference-s0").is_dir()
 
 
+@pytest.mark.slow
 def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "2", "--out", "run", "--memory", "kept"]) == 0
     capsys.readouterr()
@@ -542,6 +556,7 @@ def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["kept", "http://127.0.0.1:8000"])
 def test_what_is_imported_is_what_a_run_reads(
     kept: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -583,6 +598,7 @@ def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     monkeypatch.setattr(ChromaStore, "open", server)
 
 
+@pytest.mark.slow
 def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[Any] = []
     inline = workers.run_workers
@@ -660,6 +676,7 @@ def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "no node reads `nothing`\n"
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learngraph.graphs.wiring.picture.has_graphviz", lambda: False)  # as text, to be read here
     walkthroughs(here / "bank.jsonl", range(4), "train")
@@ -726,6 +743,7 @@ def test_workers_of_their_own_give_the_same_numbers(tmp_path: Path) -> None:
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 def test_runs_share_checkpoints_and_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One folder name, two questions, one place for checkpoints: each run does what it does alone."""
     import shutil

@@ -40,6 +40,7 @@ def played(method: str, *more: str, judge: str = "environment") -> list[dict[str
         return server.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["react", "icrl", "jitrl", "static", "best-of-n"])
 def test_every_method_asks_with_the_given_options(method: str, here: Path) -> None:
     requests = played(method, *GIVEN)
@@ -48,11 +49,13 @@ def test_every_method_asks_with_the_given_options(method: str, here: Path) -> No
         assert {name: request.get(name) for name in SENT} == SENT
 
 
+@pytest.mark.slow
 def test_without_options_nothing_is_sent(here: Path) -> None:
     for request in played("react"):
         assert not request.keys() & SENT.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "temperature"),
     [("jitrl --preset paper", 0.8), ("icrl --preset paper", 1.0), ("adamem --preset paper-low", 0.7)],
@@ -65,11 +68,13 @@ def test_a_preset_of_a_paper_has_its_temperature_and_the_user_goes_before_it(
     assert {request.get("temperature") for request in played(method, *preset, *GIVEN, "--out", "own")} == {0.25}
 
 
+@pytest.mark.slow
 def test_the_judge_of_a_paper_is_asked_at_0(here: Path) -> None:
     requests = played("jitrl", "--preset", "paper", judge="self")
     assert {request.get("temperature") for request in requests} == {0.8, 0}
 
 
+@pytest.mark.slow
 def test_a_compared_preset_has_its_own_temperature(here: Path) -> None:
     assert {request.get("temperature") for request in played("static", "--compare", "jitrl:paper")} == {None, 0.8}
 
@@ -79,6 +84,7 @@ def test_requests_have_ten_minutes_and_four_further_tries() -> None:
     assert (model.request_timeout, model.max_retries) == (600, 4)
 
 
+@pytest.mark.slow
 def test_a_timeout_names_the_flag_that_helps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer([{"text": "Action: wait", "delay": 2.0}]) as server:
         main(["run", "react", *SHORT, "--base-url", server.url, "--request-timeout", "0.2", "--retries", "0", "--out", "a"])
@@ -106,6 +112,7 @@ def test_a_model_in_this_process_takes_no_fields_of_requests() -> None:
         open_model("pocket", reasoning_effort="low")
 
 
+@pytest.mark.slow
 def test_what_draws_depend_on_is_recorded_and_only_that(here: Path) -> None:
     played("react", *GIVEN, "--retries", "1", "--request-timeout", "30")
     record = json.loads((here / "react" / "settings.json").read_text())

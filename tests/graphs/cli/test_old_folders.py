@@ -70,6 +70,7 @@ def assert_same(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> None
     assert all(len(was.keys() & row.keys()) > 0.8 * len(was) for was, row in zip(before, now, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_ends_with_the_numbers_of_the_version_that_began_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

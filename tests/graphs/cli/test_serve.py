@@ -43,6 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_nobody_is_served_without_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEARNGRAPH_API_KEY", raising=False)
     assert "--api-key KEY" in refused(capsys)

@@ -236,6 +236,7 @@ def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     assert current(seen)["note"] == "at the end"
 
 
+@pytest.mark.slow
 def test_a_thousand_moments_are_shown_quickly() -> None:
     def far(state: Count) -> Literal["again", "enough"]:
         return "again" if state["number"] < 500 else "enough"

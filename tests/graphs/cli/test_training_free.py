@@ -160,6 +160,7 @@ def results(folder: Path) -> dict[str, Any]:
 # What comes out
 
 
+@pytest.mark.slow
 def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL, compare=[*ARMS, "react"]) == 0
     printed = capsys.readouterr().out
@@ -226,6 +227,7 @@ def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.Cap
     assert len(error) < 600
 
 
+@pytest.mark.slow
 def test_a_folder_takes_more_seeds(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(f"{SMALL} --seeds 1") == 0
     before = results(here / "out")
@@ -251,6 +253,7 @@ def test_a_folder_takes_more_seeds(here: Path, capsys: pytest.CaptureFixture[str
             assert "digests.problems" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_problems_of_the_toy_are_variants_of_the_seeds_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL) == 0
     for seed in (0, 1):
@@ -263,6 +266,7 @@ def test_problems_of_the_toy_are_variants_of_the_seeds_task(here: Path, capsys: 
         assert len({world.path(world.variant(world.task(seed), int(id.partition("/")[2]))) for id in ids}) == 8
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_a_line_learns_by_itself(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL.replace(" --author rule", ""), compare=ARMS[:1]) == 0
     assert Obeys.asked
@@ -278,6 +282,7 @@ def test_a_model_that_writes_a_line_learns_by_itself(here: Path, capsys: pytest.
     assert {lesson.text for lesson in library.lessons} <= rules
 
 
+@pytest.mark.slow
 def test_json_is_one_object_per_arm_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{SMALL} --json", compare=ARMS[:1]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -290,6 +295,7 @@ def test_json_is_one_object_per_arm_and_nothing_else(here: Path, capsys: pytest.
     assert found[1]["steps"] == []
 
 
+@pytest.mark.slow
 def test_a_finished_run_shows_its_results_again_and_changes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL, compare=ARMS) == 0
     first = capsys.readouterr().out
@@ -311,6 +317,7 @@ def test_the_curve_has_the_unseen_problems_at_every_step(here: Path, capsys: pyt
     assert "| test " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{SMALL} --same-problems") == 0
     found = results(here / "out")
@@ -320,6 +327,7 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
     assert {row["id"].partition("/")[0] for row in two["rollouts"]} == {"s1"}  # draws of its own
 
 
+@pytest.mark.slow
 def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All groups agree at --min-reward-std 1, so that nothing is learned; nobody is asked to invent any lessons."""
     arm = f"{METHOD}:self-generated-lessons"
@@ -359,6 +367,7 @@ def sums(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_learns_compares_and_pays_by_stage(
     here: Path, sums: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +396,7 @@ def test_a_model_that_writes_learns_compares_and_pays_by_stage(
             assert b"hidden" not in content, path
 
 
+@pytest.mark.slow
 def test_each_stage_has_a_model_of_its_own_temperature(
     here: Path, sums: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +415,7 @@ def test_each_stage_has_a_model_of_its_own_temperature(
     assert {temperature for stage, temperature in heard if stage != "rollout"} == {0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["--token-budget 9000", pytest.param("--dollar-budget 0.02", marks=pytest.mark.slow)])
 def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     budget: str, here: Path, sums: str, capsys: pytest.CaptureFixture[str]
@@ -427,6 +438,7 @@ def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
         assert Adds.asked[stage] == whole[stage]
 
 
+@pytest.mark.slow
 def test_rollouts_call_tools_of_their_own(
     here: Path, sums: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +477,7 @@ def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytes
     assert "30 tasks of dev from number 0 on" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
     here: Path, sums: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -671,6 +684,7 @@ def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.Capture
 # E2, E3, E9: whose folder it is
 
 
+@pytest.mark.slow
 def test_other_settings_models_prompts_or_data_need_another_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -728,6 +742,7 @@ def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixtu
 # A crash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "at", [14, pytest.param(2, marks=pytest.mark.slow), *(pytest.param(at, marks=pytest.mark.long) for at in (9, 21))]
 )
@@ -813,6 +828,7 @@ def test_what_nobody_can_verify_is_listed_and_counts_as_zero(
     assert table[f"{METHOD} (rule-written)"]["mean_at_k"] == pytest.approx(known / 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("down", ["/6", "/"])
 def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     down: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -844,6 +860,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     assert results(here / "out") == results(here / "whole")
 
 
+@pytest.mark.slow
 def test_an_outage_while_learning_ends_the_run_and_the_same_command_goes_on_when_it_is_over(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -943,6 +960,7 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
     assert "--token-budget 1,000 may not last" in printed
 
 
+@pytest.mark.slow
 def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(sums) == 0
     capsys.readouterr()

@@ -61,6 +61,7 @@ def write(server: OpenAIServer) -> list[str]:
     return ["--judge", "openai:scribe", "--base-url", server.url]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taste", ["first", *(pytest.param(taste, marks=pytest.mark.slow) for taste in ("long", "mute"))])
 def test_a_judge_is_asked_in_both_orders_and_once(taste: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model(taste)

@@ -41,6 +41,7 @@ from learngraph.memory.records import ChatCall, Exchange, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
 
 
+@pytest.mark.slow
 async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         first = await turns(service, 10)
@@ -183,6 +184,7 @@ async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeyp
         assert len(by_version(service._live.state("acme", "default"))[""]) == 40
 
 
+@pytest.mark.slow
 async def test_closing_waits_for_no_engine_that_is_in_the_middle_of_something(tmp_path: Path) -> None:
     async with serving(tmp_path, learns=False) as service:
         await urn.say(service, "x", "one")
@@ -277,6 +279,7 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         assert service._live.state("acme", "default").live == ""
 
 
+@pytest.mark.slow
 async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path: Path) -> None:
     async with serving(
         tmp_path,
@@ -440,6 +443,7 @@ async def test_held_out_feedback_has_no_say_once_live_feedback_has_contradicted_
         assert (service.versions("acme").last_fall > 0) is rewards_fell
 
 
+@pytest.mark.slow
 async def test_falling_rewards_lead_back_once_and_not_step_by_step(tmp_path: Path) -> None:
     """Where a user changes his mind every version looks worse than the one before; only the first comparison says something."""
     chosen = changed(
@@ -470,6 +474,7 @@ async def test_gates_every_n_steps(tmp_path: Path) -> None:
         assert {v.state for v in service.versions("acme").versions()} <= {"candidate", "live", "retired"}
 
 
+@pytest.mark.slow
 async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 6, "canary_share": 0.4})) as service:
         await turns(service, 12)
@@ -505,6 +510,7 @@ async def test_a_bad_canary_is_dropped(tmp_path: Path) -> None:
         assert not service.versions("acme").current
 
 
+@pytest.mark.slow
 async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
     async with serving(tmp_path, poison="poison") as service:
         for i in range(12):
@@ -748,6 +754,7 @@ async def test_chats_go_on_while_versions_change(tmp_path: Path) -> None:
         assert await metric(service, "learngraph_unfinished_total") == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.lists(st.sampled_from(["blue", "red", "wrong"]), min_size=9, max_size=12), st.integers(0, 3))
 def test_byte_identical_conversations_of_two_tenants_never_meet(tmp_path_factory: Any, poison: list[str], seed: int) -> None:
@@ -829,6 +836,7 @@ class Away(urn.UrnEngine):  # type: ignore[misc]
         await super().load(version, folder)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

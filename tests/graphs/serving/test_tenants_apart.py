@@ -42,6 +42,7 @@ def idle(service: Service) -> bool:
     return task.busy is None and not any(turn.due for turn in task._turns.values())
 
 
+@pytest.mark.slow
 async def test_many_adapters_get_a_tenant_no_more_turns(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, replay={"min_exchanges": 2, "batch_size": 2})) as service:
         service.learner.fails = [RuntimeError("later")] * 5  # nothing is learned before all have feedback

@@ -304,6 +304,7 @@ def test_mistakes_are_one_line(args: list[str], words: str, here: Path, capsys: 
     assert words in shown.err
 
 
+@pytest.mark.slow
 def test_a_run_by_a_rule_and_its_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An easy puzzle, any admissible actions: what the exact rule pays tells attempts that make 24 from others."""
     command = ["run", "best-of-n", "--env", "game24?puzzle=12 12 12 12,demos=0", "--prior", "uniform", "--judge", "rule"]
@@ -317,6 +318,7 @@ def test_a_run_by_a_rule_and_its_calibration(here: Path, capsys: pytest.CaptureF
     assert row["bins"][-1]["score"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_says_how_many_attempts_have_no_reward(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_arms_have_the_settings_that_are_served() -> None:
     assert (fresh.settings.replay.max_age, fresh.settings.replay.held_out_share) == (1, 0.0)
 
 
+@pytest.mark.slow
 def test_curves_are_means_over_trials(tmp_path: Path) -> None:
     assert running_mean([1.0, 0.0, 1.0, 1.0], 2) == [1.0, 0.5, 0.5, 1.0]
     steps = {"loss": (2.0, 1.0), "norm": (1.0, 1.0), "entropy": (3.0, 2.0), "seconds": (0.5, 0.5), "time": (1.0, 2.0)}

@@ -78,6 +78,7 @@ def test_leads_are_over_the_seeds_that_both_have_played() -> None:
     assert (lead.mean, lead.wins) == (1.0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_the_picture_has_a_panel_for_each_cost(seeds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept: list[Any] = []

@@ -38,6 +38,7 @@ def test_the_simulation_agrees_with_the_formula_under_load(servers: int, load: f
     assert sum(waits) / len(waits) == pytest.approx(mean_wait(servers, load * servers, 1.0, spread), rel=0.12)
 
 
+@pytest.mark.slow
 def test_the_page_in_the_repository_is_what_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = ROOT / "graphs/serving/DEPLOYMENT.md"
     copy = tmp_path / "page.md"

@@ -102,6 +102,7 @@ def test_a_band_ends_where_scores_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (min(heights), max(heights)) == (0.2, 1.0)
 
 
+@pytest.mark.slow
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
     several = [[result(s, [0.1 * e * (s + 1) for e in range(6)], m) for s in range(3)] for m in ("jitrl", "static")]
     for name, runs in (("several", several), ("one", [[result(0, [1.0])]])):

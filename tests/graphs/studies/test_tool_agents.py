@@ -93,6 +93,7 @@ def test_the_table_pairs_arms_by_ticket() -> None:
     assert rows["static"][3:8] == ["2", "0 [0, 0]", "0 [0, 0]", "0 [0, 0]", "0.5 [0.5, 0.5]"]
 
 
+@pytest.mark.slow
 @needs_tau2
 def test_rewards_in_training_by_hand(tmp_path: Path) -> None:
     study = Study(ToolStudyOptions("search", tmp_path / "out.jsonl"))

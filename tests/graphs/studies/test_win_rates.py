@@ -54,6 +54,7 @@ def judged(theta: float, phi: float, count: int, longer_by: float, seed: int = 0
     return pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theta", "fair"), [(0.0, 0.5), (1.0, 0.731), (-1.0, 0.269)])
 def test_a_judge_who_prefers_length_is_corrected(theta: float, fair: float) -> None:
     row = win_rate("a", "b", judged(theta, phi=2.0, count=2000, longer_by=250))
@@ -67,6 +68,7 @@ def test_a_judge_who_prefers_length_is_corrected(theta: float, fair: float) -> N
     assert row.length_effect == pytest.approx(2.0, abs=0.3)
 
 
+@pytest.mark.slow
 def test_a_judge_who_does_not_look_at_length_is_left_alone() -> None:
     row = win_rate("a", "b", judged(0.8, phi=0.0, count=2000, longer_by=250))
     assert row is not None

@@ -49,6 +49,7 @@ def rows(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) -> None:
     with server(replies=answer) as api:
         command = [*COMMAND, "--base-url", api.url]
@@ -61,6 +62,7 @@ def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) 
     assert len(rows(here / "one")) == 3 * 4  # steps, episodes and replies of four runs
 
 
+@pytest.mark.slow
 def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with server(replies=answer) as api:
         assert main([*COMMAND, "--base-url", api.url, "--out", "whole"]) == 0

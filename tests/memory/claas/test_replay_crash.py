@@ -379,6 +379,7 @@ def driven(name: str, how: str, place: Path, every: int, shim: Path | None = Non
     return found
 
 
+@pytest.mark.slow
 def test_killed_before_some_sql_statements(place: Path) -> None:
     assert driven("replay", "statements", place, 149)["tried"] > 7
 

@@ -230,6 +230,7 @@ for n in range(begin, 10**9):
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_writing(path: Path) -> None:
     """What `put` returned from is there, a value and its cost come together, and the file is whole."""
     chance, stored = random.Random(5), -1

@@ -210,6 +210,7 @@ def child(code: str, *args: object) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_is_refused_by_name_and_a_dead_owner_does_not_block(tmp_path: Path) -> None:
     code = "s = ChromaStore.open(sys.argv[1]); s.put(('a',), 'k', {}); print('open', flush=True); time.sleep(60)"
     owner = child(code, tmp_path)
@@ -288,6 +289,7 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_that_it_was_told_is_stored(tmp_path: Path) -> None:
     code = """
 with ChromaStore.open(sys.argv[1]) as s:

@@ -52,6 +52,7 @@ def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "place"),
     [

@@ -221,6 +221,7 @@ def test_the_other_types_a_record_may_have() -> None:
         to_json({"x": object()})
 
 
+@pytest.mark.slow
 def test_a_thousand_attempts_of_fifty_steps_are_read_within_a_second(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
         RecordStore(store, NS, Trajectory).put([attempt(i, steps=50) for i in range(1000)])

@@ -48,6 +48,7 @@ def test_what_says_nothing_is_refused_in_words(answer: Any) -> None:
         read_feedback(answer)
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_whatever_comes_is_feedback_or_a_user_error(answer: Any) -> None:
     with suppress(UserError):

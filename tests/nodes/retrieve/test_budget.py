@@ -65,6 +65,7 @@ def test_more_budget_never_shows_less(attempts: list[Trajectory], budget: int, m
         assert attempt_identity(t) in (whole if s.whole else told)
 
 
+@pytest.mark.slow
 @given(histories, st.integers(1, 8))
 def test_with_room_for_all_nothing_is_shortened(attempts: list[Trajectory], block: int) -> None:
     assert select_within_budget(attempts, size, 10**6, block) == all_attempts(attempts)

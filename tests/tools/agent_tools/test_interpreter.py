@@ -321,6 +321,7 @@ def test_nothing_keeps_a_cell_from_being_stopped(session: Interpreter, code: str
     assert session.run("2").text.endswith("2\n")
 
 
+@pytest.mark.slow
 def test_cpu_seconds_are_limited() -> None:
     with Interpreter(seconds=20, cpu_seconds=1) as session:
         cell = session.run("while True: pass")

@@ -160,6 +160,7 @@ def play(env: Any, task: Task, seed: str, steps: int = 12) -> tuple[tuple[str, .
     return actions, seen
 
 
+@pytest.mark.slow
 def test_tasks_are_distinct_and_reproducible(env: Any) -> None:
     tasks = [env.task(seed, split) for split in ("train", "dev", "test") for seed in range(3)]
     assert len({task.id for task in tasks}) == 9
@@ -170,6 +171,7 @@ def test_tasks_are_distinct_and_reproducible(env: Any) -> None:
         env.task(0, "exam")
 
 
+@pytest.mark.slow
 def test_the_same_history_shows_the_same(env: Any) -> None:
     task = env.task(1)
     actions, seen = play(env, task, "a")
@@ -187,6 +189,7 @@ def test_interleaved_histories_do_not_mix(env: Any) -> None:
                 assert env.observe(task, actions[:step]) == seen[step]
 
 
+@pytest.mark.slow
 def test_threads_do_not_mix(env: Any) -> None:
     jobs = [(env.task(n % 3), f"c{n}") for n in range(12)]
     alone = [play(env, task, seed) for task, seed in jobs]
@@ -196,6 +199,7 @@ def test_threads_do_not_mix(env: Any) -> None:
     assert together == alone
 
 
+@pytest.mark.slow
 def test_actions_are_sorted_without_repeats_and_none_when_over(env: Any) -> None:
     for n in range(4):
         _, seen = play(env, env.task(n), f"d{n}", steps=env.horizon)

@@ -90,6 +90,7 @@ def test_the_box_counts_whatever_stands_before_it(prose: str, number: int) -> No
         assert final_answer(f"{prose}\n so \\boxed{{{number}}}, and not {number + 1}.\nAnswer: {number + 2}") == str(number)
 
 
+@pytest.mark.slow
 def test_a_reply_of_many_open_boxes_is_read_at_once() -> None:
     start = time.perf_counter()
     assert final_answer("\\boxed{" * 100_000) is None
@@ -510,6 +511,7 @@ def test_a_folder_is_a_data_set(tmp_path: Path, datasets: Any) -> None:
     assert re.fullmatch(r"math\?dataset=aime-[0-9a-f]{8}", env.name)
 
 
+@pytest.mark.slow
 def test_a_data_set_keeps_its_own_parts(tmp_path: Path, datasets: Any) -> None:
     def part(*texts: str) -> Any:
         return datasets.Dataset.from_list([{"question": text, "answer": f"#### {n}"} for n, text in enumerate(texts)])

@@ -83,6 +83,7 @@ def test_an_answer_that_never_gets_done_is_given_up(countdown: Reasoning, monkey
     assert countdown.observe(countdown.task(0), countdown.gold(countdown.task(0))).reward == 1.0
 
 
+@pytest.mark.slow
 def test_a_scorer_that_raises_says_nothing_of_the_answer() -> None:
     env = Reasoning("prime_factorization")
     task = env.task(0, "train")

@@ -201,6 +201,7 @@ def test_an_embedder_is_opened_by_name_when_it_is_needed(monkeypatch: pytest.Mon
 # What needs the game.
 
 
+@pytest.mark.slow
 @needs_game
 def test_tasks_are_the_official_variations(find: ScienceWorld) -> None:
     assert [find.task(0, split).seed for split in ("train", "dev", "test")] == [0, 150, 225]
@@ -213,6 +214,7 @@ def test_tasks_are_the_official_variations(find: ScienceWorld) -> None:
         find.observe(Task("made-up", "", 5000), [])
 
 
+@pytest.mark.slow
 @needs_game
 def test_the_points_of_a_solution_add_up_to_a_hundred(find: ScienceWorld) -> None:
     task = find.task(0, "train")
@@ -225,6 +227,7 @@ def test_the_points_of_a_solution_add_up_to_a_hundred(find: ScienceWorld) -> Non
     assert find.observe(task, ()).reward == 0
 
 
+@pytest.mark.slow
 @needs_game
 def test_what_the_compact_list_offers_is_enough(listing: ScienceWorld) -> None:
     task = listing.task(0, "train")
@@ -278,6 +281,7 @@ def test_an_ambiguous_request_is_answered_with_a_number(listing: ScienceWorld) -
     assert len(cancelled.actions) > 2
 
 
+@pytest.mark.slow
 @needs_game
 def test_one_machine_serves_one_episode_after_the_other() -> None:
     env = ScienceWorld("find-non-living-thing", {"actions": "none"}, horizon=2, live=4)
@@ -314,6 +318,7 @@ def test_a_broken_simulator_is_no_penalty(find: ScienceWorld) -> None:
     find._live.close()
 
 
+@pytest.mark.slow
 @needs_game
 def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(find: ScienceWorld) -> None:
     whole = find.gold(find.task(0, "train"))
@@ -325,6 +330,7 @@ def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(find: Sci
     short.close()
 
 
+@pytest.mark.slow
 @needs_game
 def test_its_java_may_die_in_the_middle(find: ScienceWorld) -> None:
     task = find.task(0, "train")

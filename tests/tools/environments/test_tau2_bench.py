@@ -203,6 +203,7 @@ def test_the_distance_to_the_solution_falls_with_its_calls_and_rises_with_others
     assert telecom.distances(task, []) == [start]
 
 
+@pytest.mark.slow
 @needs_tau2
 def test_which_calls_only_read_is_what_the_benchmark_says(telecom: TauBench, airline: TauBench) -> None:
     listed = telecom.observe(telecom.task(0), [LOOK_UP]).actions
@@ -265,6 +266,7 @@ def test_an_agent_that_stops_with_words_is_evaluated_too(telecom: TauBench) -> N
         assert episode.actions[-1] == "done()"
 
 
+@pytest.mark.slow
 @needs_tau2
 def test_airline_is_told_at_once_and_ends_with_a_message(airline: TauBench) -> None:
     agents = pytest.importorskip("langchain.agents", reason="NOT TESTED: pip install langchain")
@@ -282,6 +284,7 @@ def test_airline_is_told_at_once_and_ends_with_a_message(airline: TauBench) -> N
     assert episode.actions[-1] == str(Call("done", {"message": f"Here: {said}."}))
 
 
+@pytest.mark.slow
 @needs_tau2
 def test_opening_it_reads_no_dotenv_file_and_says_nothing(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("LEAKED=yes")

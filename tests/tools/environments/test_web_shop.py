@@ -711,6 +711,7 @@ def test_without_its_packages_the_server_says_what_to_install(package: str, monk
         ShopServer(WebShop({"products": "24"}))
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_shop_and_says_where() -> None:
     module = "learngraph.tools.environments.support.shop_server"
     done = subprocess.run([sys.executable, "-m", module, "--products", "3"], capture_output=True, text=True)

@@ -160,6 +160,7 @@ def test_a_model_that_may_call_writes_text_and_then_a_call_that_is_held_to_its_s
     assert not free.tool_calls
 
 
+@pytest.mark.slow
 def test_an_agent_of_a_model_that_writes_calls(writer: LocalChatModel) -> None:
     call = '<tool_call>\n{"name": "resolve", "arguments": {"action": "reship", "urgent": true}}\n</tool_call>'
     teach(writer, [{"role": "user", "content": "broken"}], [resolve, escalate], call)

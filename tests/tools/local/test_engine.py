@@ -948,6 +948,7 @@ async def test_a_tenant_does_not_wait_for_the_replies_of_another(tiny: str, monk
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_beside_256_streams_a_short_reply_takes_at_most_five_times_as_long() -> None:
     """In CPU time of the network's thread, which other work of the machine does not change."""
     engine = LocalEngine(LocalChatModel(model=str(GUARD), threads=1), max_streams=256)

@@ -87,6 +87,7 @@ def test_scores_of_one_token_replies_and_line_ends(worded: LocalChatModel) -> No
     assert worded.reply_ids("lamp")[-1] == worded.tokenizer.convert_tokens_to_ids("\n")
 
 
+@pytest.mark.slow
 def test_scores_are_probabilities_of_what_generation_says(worded: LocalChatModel) -> None:
     """Sampled replies' own log-probabilities add up to their score, and they stop at the end of the turn."""
     found = 0

@@ -22,6 +22,7 @@ def network(tiny: str) -> PackedNetwork:
     return PackedNetwork(model, AdapterSwitch(model.network, 4, "all-linear"))
 
 
+@pytest.mark.slow
 def test_replies_come_and_go_and_no_bit_of_another_changes(network: PackedNetwork) -> None:
     draw = random.Random(0)
     texts = [[draw.randrange(40) for _ in range(draw.randint(3, 3 * ROOM))] for _ in range(2 * SLOTS + 5)]
@@ -52,6 +53,7 @@ def test_replies_come_and_go_and_no_bit_of_another_changes(network: PackedNetwor
                 del caches[i]
 
 
+@pytest.mark.slow
 def test_a_slot_is_anothers_when_its_sequence_ends_and_kept_prefixes_stay_as_they_were(network: PackedNetwork) -> None:
     prefixes, ids = PrefixCache(megabytes=8), list(range(10))
     cache = KVCache()

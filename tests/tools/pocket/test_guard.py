@@ -188,6 +188,7 @@ def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any])
 # The shipped weights
 
 
+@pytest.mark.slow
 def test_the_base_wins_a_quarter_to_a_third_of_the_stream(loaded: tuple[Any, Any]) -> None:
     held = [one.is_won for seed in range(2) for one in guard.play_scenarios(*loaded, hierarchy.scenario_stream(), seed=seed)]
     assert 0.17 <= sum(held) / len(held) <= 0.43

@@ -592,6 +592,7 @@ def test_explores_and_exploits_as_asked(probabilities: Probabilities) -> None:
         assert probabilities(text.format("explore", place), actions)[answer] < 0.3
 
 
+@pytest.mark.slow
 def test_writes_what_texts_show() -> None:
     model = LocalChatModel(model=str(WEIGHTS), temperature=0)
     draw = random.Random(4)
@@ -649,6 +650,7 @@ def test_acts_on_a_strategy_in_a_room(probabilities: Probabilities) -> None:
         assert sum(told.values()) / len(actions) > sure
 
 
+@pytest.mark.slow
 def test_writes_a_strategy_from_experiences() -> None:
     model = LocalChatModel(model=str(WEIGHTS), temperature=0)
     draw, firsts, right, said, due = random.Random(10), list[bool](), 0, 0, 0

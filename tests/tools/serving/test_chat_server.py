@@ -368,6 +368,7 @@ def test_keys(client: httpx.Client) -> None:
     assert httpx.post(f"{client.base_url}/v1/chat/completions", content=b"{").status_code == 401
 
 
+@pytest.mark.slow
 def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
     for method, path, status in [
         ("GET", "/nowhere", 404),
@@ -398,6 +399,7 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
     assert "POST" in client.get("/v1/chat/completions").headers["allow"]
 
 
+@pytest.mark.slow
 def test_what_the_service_refuses_has_its_status() -> None:
     def raising(error: Exception) -> Any:
         def say(request: Any) -> str:
@@ -451,6 +453,7 @@ def test_an_error_in_mid_stream_is_an_event_and_what_broke_is_only_in_the_log(ca
     assert events(answer.text)[-1]["error"]["message"] == "the engine is closing"
 
 
+@pytest.mark.slow
 def test_models_and_adapters_of_the_tenant() -> None:
     backend = FakeBackend(names={"acme": ["poems"], "rival": ["secret"]})
     with talking(backend) as client:
@@ -483,6 +486,7 @@ def test_models_and_adapters_of_the_tenant() -> None:
     assert backend.about[0]["adapter"] == "poems"
 
 
+@pytest.mark.slow
 def test_whatever_a_key_opens_counts_against_its_limits() -> None:
     with talking(who=chat_backend.two(requests_per_minute=2)) as client:
         assert [client.get("/metrics").status_code for _ in range(3)] == [200, 200, 429]
@@ -588,6 +592,7 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
         assert client.get("/v1/experiences").json()["data"] == []
 
 
+@pytest.mark.slow
 def test_limits_answer_429_and_when_to_come_again() -> None:
     with talking(who=two(requests_per_minute=2)) as client:
         codes = [client.get("/v1/models").status_code for _ in range(3)]
@@ -636,6 +641,7 @@ def test_text_completions() -> None:
         assert body["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
     with talking() as client:
         client.post("/v1/chat/completions", json=ASK)
@@ -686,6 +692,7 @@ def test_numbers_that_json_has_not_are_null_in_answers() -> None:
         assert client.get("/v1/status").json()["scopes"] == [{"loss": None, "ages": [1, None]}]
 
 
+@pytest.mark.slow
 def test_a_hundred_streams_at_once() -> None:
     """None fails, none waits for another's end."""
     backend = FakeBackend(delay=0.2)
@@ -705,6 +712,7 @@ def test_a_hundred_streams_at_once() -> None:
     assert backend.most > 10  # more than the four of a tenant that begin at the same time
 
 
+@pytest.mark.slow
 def test_feedback_is_answered_within_50_ms_while_streams_go_on() -> None:
     """As the server sees it; client and server share this process, and other tests the machine. bench_serving.py sees it all."""
     backend = FakeBackend(delay=0.02, say=lambda request: "word " * 100)
@@ -734,6 +742,7 @@ def test_an_address_in_use_is_an_error_in_words() -> None:
             asyncio.run(chat_backend.chat_server.serve(chat_backend.chat_server.make_app(FakeBackend(), two()), port=port))
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
     """SIGTERM: the stream under way is finished, then `serve` returns."""
     import signal

@@ -305,6 +305,7 @@ def test_hostile_words_stay_words() -> None:
 ODD: tuple[Any, ...] = (None, 1, "x", [], {}, float("nan"), float("inf"), 10**400, True, [None], {"a": [{}]}, object())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_odd_rows_never_break_the_page(seed: int) -> None:
     """Any field of any row may be anything."""

@@ -119,6 +119,7 @@ def test_a_reply_that_takes_longer_than_headers_may_is_not_cut(monkeypatch: pyte
         assert "data: [DONE]" in rest
 
 
+@pytest.mark.slow
 def test_idle_connections_stay_open_longer_than_clients_keep_them() -> None:
     """Also those of proxies, which keep them for 60 s."""
     assert chat_server.KEEP_ALIVE_SECONDS > 60
@@ -143,6 +144,7 @@ def test_connections_are_no_more_than_the_process_may_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_long_is_answered_and_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     body = b"x" * 3_000_000
     with serving(monkeypatch, max_body_bytes=1000) as url:
@@ -176,6 +178,7 @@ def test_a_server_without_keys_answers_to_its_own_names_only(monkeypatch: pytest
 # Keys
 
 
+@pytest.mark.slow
 def test_guessing_keys_is_slow_and_stops_nobody_who_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with chat_backend.serving(chat_backend.FakeBackend()) as url, httpx.Client(base_url=url) as client:
         assert client.get("/v1/models", headers=BEARER).status_code == 200
@@ -256,6 +259,7 @@ def test_the_tokens_of_a_day_outlive_a_restart(tmp_path: Path) -> None:
         assert start().usage(acme)["tokens_today"] == 0
 
 
+@pytest.mark.slow
 def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
     """Chats of all tenants lie there: files of the service, and of an earlier one that were open to all."""
     out = tmp_path / "out"

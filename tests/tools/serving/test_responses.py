@@ -129,6 +129,7 @@ def test_a_stream_of_events(client: openai.OpenAI) -> None:
     assert len({event.response.id for event in events if hasattr(event, "response")}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["go", "talk first"])
 def test_tools_in_a_body_and_in_a_stream(client: openai.OpenAI, backend: Any, words: str) -> None:
     found = client.responses.create(model="pocket", input=words, tools=TOOLS, tool_choice="auto")

@@ -384,6 +384,7 @@ async def test_what_a_killed_engine_left_on_the_server_is_unloaded_by_the_next_o
     await later.close()
 
 
+@pytest.mark.slow
 async def test_versions_are_handed_over_by_a_store_that_the_server_sees_elsewhere_and_later(
     serve: Serve, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -416,6 +416,7 @@ def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner
     assert second.rate == pytest.approx(1e-3 / 2 / 2)
 
 
+@pytest.mark.slow
 def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, batch: Minibatch) -> None:
     """At the limit the whole adapter shrinks, so that there is room for another lesson; no step from there gets stuck."""
     teaching = learner(kind="reinforce", learning_rate=2e-2)
@@ -444,6 +445,7 @@ def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, bat
     assert teaching.measure(sharp.version, batch.exchanges).entropy >= min(share, 1.0) * plain * 0.999
 
 
+@pytest.mark.slow
 def test_a_parent_beyond_a_limit_is_left_a_little_at_a_time(learner: Make, batch: Minibatch) -> None:
     """The gate let it pass on other replies. Back to the limit at once would be the end of what it has learned."""
     teaching = learner(kind="reinforce", learning_rate=2e-2)
@@ -730,6 +732,7 @@ def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
     assert all(float(value) == 1 for value in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -49,6 +49,7 @@ def trainer(model: LocalChatModel, tmp_path: Path) -> TrlTrainer:
 # Imitation
 
 
+@pytest.mark.slow
 def test_actions_that_are_imitated_become_likely(trainer: TrlTrainer, model: LocalChatModel) -> None:
     before = scores(model)
     report = trainer.imitate("", "v1", [GOOD], seed=1)
@@ -63,6 +64,7 @@ def test_actions_that_are_imitated_become_likely(trainer: TrlTrainer, model: Loc
     assert scores(model) == after
 
 
+@pytest.mark.slow
 def test_the_loss_is_on_the_tokens_of_actions_alone(trainer: TrlTrainer, model: LocalChatModel) -> None:
     """TRL's first loss, at one update, is our cross-entropy over the tokens of all actions."""
     trainer._settings = WeightSettings(LoRA(4), epochs=1, batch_size=8)
@@ -76,6 +78,7 @@ def test_the_loss_is_on_the_tokens_of_actions_alone(trainer: TrlTrainer, model: 
 # GRPO
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_groups_advantages(trainer: TrlTrainer, model: LocalChatModel, monkeypatch: Any) -> None:
     """One update, against the equations by hand: also with attempts of different lengths, whose empty places count for nothing."""
     trainer._settings = WeightSettings(LoRA(4), epochs=1)
@@ -108,6 +111,7 @@ def test_the_gradient_is_that_of_the_groups_advantages(trainer: TrlTrainer, mode
         assert torch.allclose(seen[name], slope * shorter, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_better_attempts_become_likelier_than_worse_ones(trainer: TrlTrainer, model: LocalChatModel) -> None:
     before = scores(model)
     report = trainer.reinforce("", "v1", [GOOD, BAD, UNJUDGED], seed=3)
@@ -116,6 +120,7 @@ def test_better_attempts_become_likelier_than_worse_ones(trainer: TrlTrainer, mo
     assert after[0] - after[1] > before[0] - before[1] + 0.1
 
 
+@pytest.mark.slow
 def test_passes_of_any_size_give_the_same_version(tiny: str, tmp_path: Path) -> None:
     found = []
     for limit in (8192, 1):
@@ -146,6 +151,7 @@ def test_a_group_without_a_difference_teaches_nothing(trainer: TrlTrainer, group
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(trainer).items())
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_the_window_is_left_out(trainer: TrlTrainer, model: LocalChatModel) -> None:
     long = step("go north " * model.window, "look")
     report = trainer.imitate("", "v1", [PlayedAttempt((long, *GOOD.steps), 1.0)], seed=0)
@@ -157,6 +163,7 @@ def test_a_step_that_does_not_fit_the_window_is_left_out(trainer: TrlTrainer, mo
 # Versions
 
 
+@pytest.mark.slow
 def test_the_same_parent_attempts_and_seed_give_the_same_version(tiny: str, tmp_path: Path) -> None:
     """Also in another process's place: with the files of the version before, and other global random numbers."""
     found = []
@@ -171,6 +178,7 @@ def test_the_same_parent_attempts_and_seed_give_the_same_version(tiny: str, tmp_
     assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
 
 
+@pytest.mark.slow
 def test_global_random_numbers_are_left_alone(trainer: TrlTrainer) -> None:
     import random
 
@@ -183,6 +191,7 @@ def test_global_random_numbers_are_left_alone(trainer: TrlTrainer) -> None:
     assert (float(torch.rand(())), random.random()) == expected
 
 
+@pytest.mark.slow
 def test_the_optimizers_moments_go_on(trainer: TrlTrainer, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -199,6 +208,7 @@ def test_the_optimizers_moments_go_on(trainer: TrlTrainer, tmp_path: Path) -> No
     assert steps == {"v1": {2.0}, "v2": {4.0}}
 
 
+@pytest.mark.slow
 def test_old_versions_go_and_one_that_is_missed_is_named(trainer: TrlTrainer, tmp_path: Path) -> None:
     for n, label in enumerate(("v1", "v2", "v3")):
         trainer.imitate(f"v{n}" if n else "", label, [GOOD], seed=0)
@@ -212,6 +222,7 @@ def test_old_versions_go_and_one_that_is_missed_is_named(trainer: TrlTrainer, tm
         trainer.use("v2")
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_leave_the_parent(tiny: str, tmp_path: Path) -> None:
     made = TrlTrainer(LocalChatModel(model=tiny, threads=1), tmp_path, WeightSettings(LoRA(4), learning_rate=1e38))
     before = weights(made)
