@@ -161,7 +161,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {
         "learngraph/graphs/studies/bench/report.html",
-        "learngraph/graphs/studies/benchmarks/embedded.toml",
+        "learngraph/graphs/studies/benchmarks/toy.toml",
         "learngraph/tools/serving/dashboard_pages/page.html",
         "learngraph/tools/serving/dashboard_pages/page.js",
         "learngraph/tools/serving/studio_pages/index.html",
