@@ -110,8 +110,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=pytest.mark.slow if name == "jitrl" else pytest.mark.long) for name in METHODS],
+    METHODS,
 )
+@pytest.mark.long
 def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
     method: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:

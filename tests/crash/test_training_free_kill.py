@@ -133,7 +133,7 @@ def start(learn: Callable[..., None], folder: Path, pause: float) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("learn", "steps", "span"), [(learn, 4, 1500), (write, 4, 250)])
+@pytest.mark.parametrize(("learn", "steps", "span"), [pytest.param(learn, 4, 1500, marks=pytest.mark.long), (write, 4, 250)])
 def test_killed_again_and_again_it_learns_the_same_library(
     tmp_path: Path, learn: Callable[..., None], steps: int, span: int
 ) -> None:

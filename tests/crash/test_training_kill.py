@@ -64,7 +64,7 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
     while not sweep.is_finished(job):
         process = CONTEXT.Process(target=play, args=((work[0], (job,)),))
         process.start()
-        until = place(job) + chance.randrange(4, 20)
+        until = place(job) + chance.randrange(4, 12)
         # A training begins with the attempt's row: half of the kills come within it.
         trained = (job.folder / "training.jsonl").read_bytes().count(b"attempt/") if place(job) else 0
         in_training = kills % 2 == 0
@@ -73,7 +73,7 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
             if in_training and rows.count(b'"attempt/') > trained and rows.count(b'"attempt/') % 2 == 0:
                 break
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.4))
+        time.sleep(chance.uniform(0, 0.2))
         if process.is_alive() and kills < 4:
             kills += 1
             process.kill()

@@ -10,6 +10,8 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+SOONER = ("jitrl.ipynb", "tutorial.ipynb", "time_travel.ipynb")
+"""The others take half a minute to a minute and a half each: their turn comes with all tests."""
 
 
 def read(path: Path) -> Any:
@@ -20,8 +22,13 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.slow
-@each
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.name in SOONER else pytest.mark.long, id=path.name)
+        for path in NOTEBOOKS
+    ],
+)
 def test_it_runs_without_an_error(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.name == "adamem.ipynb":
         monkeypatch.setenv("ALFWORLD_DATA", str(request.getfixturevalue("alfworld_games")))

@@ -37,7 +37,7 @@ def play(
     return out["scores"], log
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["sft", "grpo"])
 def test_it_learns(method: str, tmp_path: Path) -> None:
     """The last ten of 30 episodes score higher than the first ten, which the untrained model played for the most part."""
@@ -56,7 +56,7 @@ class OneSetOfRules(KeywordKeep):
         return self.variant(super().task(2), seed + 1 if split == "train" else 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_webrl_practises_helps_on_a_task_that_it_never_trained_on(tmp_path: Path) -> None:
     """After five phases of practice it is ahead of the model that practised one."""
     pytest.importorskip("trl", reason="needs trl")

@@ -774,7 +774,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     assert [one.at(name) for name in one.names()] == [two.at(name) for name in two.names()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     """With the pocket model, in processes of their own: what is learned after kill -9 is what would have been learned."""
     flags = f"--problems 2 --held-out 1 --epochs 2 --group-size 2 --test-problems 1 --test-rollouts 1 --seeds 2 --compare {ARMS[0]} --workers 2".split()

@@ -407,7 +407,7 @@ async def test_500_feedbacks_past_the_bound_it_follows_a_user_who_changes_his_mi
         assert "bound" in {each["kind"] for each in scope["held_up"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedbacks_past_the_bound(tmp_path: Path) -> None:
     """Feedback comes faster than steps, so that most of what he liked before waits in the buffer, and some of it is held out."""
     async with serving(tmp_path, changed(CLaaS(), gate={"min_entropy_share": 0.0, "max_kl": 0.7})) as service:

@@ -13,9 +13,8 @@ from learngraph.memory.errors import UserError
 pytest.importorskip("fastapi")
 
 
-@pytest.mark.parametrize(
-    "preference", [pytest.param(name, marks=pytest.mark.long if n else pytest.mark.slow) for n, name in enumerate(REPORTED)]
-)
+@pytest.mark.parametrize("preference", REPORTED)
+@pytest.mark.long
 def test_thirty_feedbacks_change_what_it_says(preference: str) -> None:
     """What a step learns from depends on when feedback arrives, so a busy machine plays differently: one miss is let pass, not two."""
     found = play(preference, 0)

@@ -27,7 +27,7 @@ def trials(out: Path) -> dict[str, dict[str, object]]:
     return {path.stem: json.loads(path.read_text())["trial"] for path in (out / "trials").glob("*.json")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arms_are_played_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--arms none icl sdpo", tmp_path) == 0
     told = capsys.readouterr().out

@@ -118,7 +118,7 @@ def test_rewards_in_training_by_hand(tmp_path: Path) -> None:
 
 
 @needs_tau2
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_study_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
     args = ["report", "--out", str(out), "--seeds", "0", "--priors", "uniform", "--episodes", "2"]

@@ -447,7 +447,7 @@ def test_all_tasks_have_no_common_official_limit() -> None:
 
 
 @needs_game
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_world_of_all_tasks_plays_each_as_its_own_world_does() -> None:
     every, names = ScienceWorld("all", horizon=4, live=1), list(OFFICIAL_STEP_LIMITS)
     try:
