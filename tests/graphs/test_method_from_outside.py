@@ -126,7 +126,7 @@ def test_a_run_that_was_cut_off_has_the_same_numbers(tmp_path: Path) -> None:
 # 5. The command line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_line_runs_resumes_and_compares_it(tmp_path: Path) -> None:
     """`temperature` is marked as shared, and icrl has it, too; `max_attempts` is not, and stays the method's own."""
     knobs = ["--max-attempts", "3", "--temperature", "0.5"]

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-SOONER = ("jitrl.ipynb", "tutorial.ipynb", "time_travel.ipynb")
+SOONER = ("tutorial.ipynb", "time_travel.ipynb")
 """The others take half a minute to a minute and a half each: their turn comes with all tests."""
 
 

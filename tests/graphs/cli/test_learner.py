@@ -91,7 +91,7 @@ class User:
         return status
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_learner_killed_in_mid_step_loses_nothing_and_the_service_answers_on(tmp_path: Path) -> None:
     place, port = str(tmp_path / "adapters"), free_port()
     learner = ["learner", "--model", "guard", "--hand-over", place, "--port", port]

@@ -148,6 +148,7 @@ class TestInABrowser:
             assert world.observe(task, path).reward == 1.0
         world.close()
 
+    @pytest.mark.long
     @pytest.mark.parametrize("page", SOME)
     def test_a_tab_that_was_used_before_shows_the_same_as_a_fresh_one(self, page: str) -> None:
         world = MiniWob(page)

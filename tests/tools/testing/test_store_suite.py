@@ -81,7 +81,7 @@ def run_plugin(function: str, tmp_path: Path, *further: str) -> subprocess.Compl
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_plugin_runs_in_an_empty_folder_and_finds_a_forgetful_store(tmp_path: Path) -> None:
     good = run_plugin("open_in_memory", tmp_path, "--langgraph-store-lacks", "durability,sharing")
     assert "3 failed, 55 passed, 2 skipped" in good.stdout, good.stdout[-3000:]
