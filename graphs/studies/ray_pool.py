@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from ...memory.errors import UserError
+from .futures import collect_results
 
 __all__ = ["is_ray", "run_on_ray"]
 
@@ -72,23 +72,14 @@ def run_on_ray(
         raise UserError(f"--engine {engine}: no Ray cluster answers ({error}); start one with 'ray start --head'") from error
     variables = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
     task = ray.remote(num_cpus=1, max_retries=TRIES)(_play_in_folder)
-    found, left = list[Any](), list[int]()
     try:
         numbers = {task.remote(part, play_part, os.getcwd(), variables).future(): n for n, part in enumerate(parts)}
-        pending = set(numbers)
-        while pending:
-            done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
-            tick()
-            for future in done:
-                try:
-                    found += future.result()
-                except WorkerCrashedError:
-                    left.append(numbers[future])
-                except RayTaskError as error:
-                    raise error.cause from None
+        found, left = collect_results(numbers, WorkerCrashedError, tick)
+    except RayTaskError as error:
+        raise error.cause from None
     finally:
         ray.shutdown()  # ends the tasks that still run, and the cluster if it was started here
-    return found, [parts[n] for n in sorted(left)]
+    return found, [parts[n] for n in left]
 
 
 def _play_in_folder(

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...memory.errors import UserError
+from .futures import collect_results
 from .ray_pool import is_ray, run_on_ray
 
 __all__ = ["environment_defaults", "play_in_threads", "run_workers"]
@@ -94,27 +95,17 @@ def _run_pool(
     # Workers end when this pipe is closed: by this process, or by its death.
     listen, hold = get_context("spawn").Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(listen,))
-    found: list[Any] = []
-    left: list[int] = []
     try:
         with _exit_on_sigterm():
             numbers = {pool.submit(play_in_threads, part, play, concurrency): n for n, part in enumerate(parts)}
-            pending = set(numbers)
-            while pending:
-                done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
-                tick()
-                for future in done:
-                    try:
-                        found += future.result()
-                    except BrokenProcessPool:
-                        left.append(numbers[future])
+            found, left = collect_results(numbers, BrokenProcessPool, tick)
     except BaseException:
         hold.close()  # before the shutdown, which waits for running work
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         hold.close()
-    return found, [parts[n] for n in sorted(left)]
+    return found, [parts[n] for n in left]
 
 
 def play_in_threads(batches: Sequence[Any], play: Callable[[Any], Any], concurrency: int) -> list[Any]:

@@ -8,21 +8,20 @@ Futures, sessions, protobuf bodies and answers are those of the client's own cod
 (sums over the tokens), computed with torch on the network that it is given; new adapters start as those of our learner, by their seed.
 """
 
-import asyncio
 import copy
 import io
 import json
 import math
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from aiohttp import web
+from app_in_thread import AppInThread
 from tinker.proto import tinker_public_pb2 as pb
 
 from learngraph.memory.claas.settings import LoRA
@@ -32,7 +31,7 @@ from learngraph.tools.training.lora import attach_lora, lora_parameters, write_a
 KEY = "tml-secret"
 
 
-class TinkerServer:
+class TinkerServer(AppInThread):
     """`fails`: error category of the next gradient's future (`user`, `server`); `waits`: answers of "try again" before each result."""
 
     def __init__(self, model: Any, rank: int = 4) -> None:
@@ -52,18 +51,7 @@ class TinkerServer:
         self._exports: dict[str, dict[str, bytes]] = {}
         self._futures: dict[str, Any] = {}
         self._polls: dict[str, int] = {}
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        super().__init__()
 
     @property
     def url(self) -> str:
@@ -74,22 +62,11 @@ class TinkerServer:
 
     # The wire
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
+    def make_app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/files/{id}/{name}", self._file)
         app.router.add_route("*", "/api/v1/{path:.*}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        return app
 
     async def _file(self, request: web.Request) -> web.Response:
         return web.Response(body=self._exports[request.match_info["id"]][request.match_info["name"]])

@@ -18,9 +18,10 @@ import math
 import random
 import threading
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
+from app_in_thread import AppInThread
 
 WORDS = ["north", "south", "east", "west", "take", "drop", "open", "read", "wait", "look"]
 END = 0
@@ -42,7 +43,7 @@ def distribution(prompt: str, contents: str, temperature: float = 1.0, top_k: in
     return [weight / sum(weights) for weight in weights]
 
 
-class VllmServer:
+class VllmServer(AppInThread):
     """`window` in tokens (a word is one). `breaks`: after how many tokens a stream of the next requests breaks off."""
 
     def __init__(self, logprobs_mode: str = "raw_logprobs", window: int = 64, key: str = "") -> None:
@@ -69,18 +70,7 @@ class VllmServer:
         self.pause = 0.0
         """Seconds between two tokens."""
         self.running = 0
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        super().__init__()
 
     @property
     def url(self) -> str:
@@ -95,12 +85,7 @@ class VllmServer:
         self.adapters.clear()
         self.caches.clear()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
+    def make_app(self) -> web.Application:
         app = web.Application(middlewares=[self._note])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/load_lora_adapter", self._load)
@@ -108,14 +93,7 @@ class VllmServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/tokenize", self._tokenize)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = runner.addresses[0][1]
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        return app
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from minibatches import minibatch
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
+from learngraph.memory.records import Minibatch, Reply
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.learner import InProcessLearner
@@ -65,21 +66,6 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
     )  # at 19 a busy machine makes the tests slow
     yield learner
     learner.close()
-
-
-def minibatch(model: LocalChatModel, base: str, step: int = 1, parent: str = "", size: int = 4) -> Minibatch:
-    question = {"role": "user", "content": "look at the map"}
-    prompt = tuple(model.chat_ids([question]))
-    exchanges = [
-        Exchange(
-            *(f"r{n}", "acme", ChatRequest((question,), Sampling(max_tokens=4))),
-            reply=Reply("x", prompt, (300 + n, 301, 302), (-1.0 - n, -2.0, -3.0)),
-            base=base,
-            feedback=Feedback(1.0 if n % 2 else -1.0),
-        )
-        for n in range(size)
-    ]
-    return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=7)
 
 
 def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(

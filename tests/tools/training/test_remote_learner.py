@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from learner_in_thread import Server
+from minibatches import minibatch
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError, machine_error
-from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Measured, Minibatch, Reply, Sampling, Update
+from learngraph.memory.records import Correction, Feedback, Measured, Minibatch, Update
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.serving.learner_server import LearnerWork
@@ -73,21 +74,6 @@ def remote(server: Server, place: VersionStore, tmp_path: Path) -> Iterator[Remo
     learner = RemoteLearner(LearnerClient(server.url, "secret"), SharedVersions(place, shelf.folder), shelf.write, SETTINGS)
     yield learner
     learner.close()
-
-
-def minibatch(model: LocalChatModel, base: str, step: int = 1, parent: str = "", size: int = 4) -> Minibatch:
-    question = {"role": "user", "content": "look at the map"}
-    prompt = tuple(model.chat_ids([question]))
-    exchanges = [
-        Exchange(
-            *(f"r{n}", "acme", ChatRequest((question,), Sampling(max_tokens=4))),
-            reply=Reply("x", prompt, (300 + n, 301, 302), (-1.0 - n, -2.0, -3.0)),
-            base=base,
-            feedback=Feedback(1.0 if n % 2 else -1.0),
-        )
-        for n in range(size)
-    ]
-    return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=7)
 
 
 def test_records_come_through_as_they_were() -> None:
