@@ -243,10 +243,25 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
         for number in range(8):
             first.add(episode(number, draw))
         ask_all(first)
+        first.save()  # waits for the thread that writes snapshots: those up to here are right
+        assert manifests(tmp_path)
+        shutil.rmtree(tmp_path / "snapshots")
         other = Experiences(shelf_of(store))
         other.add(episode(3, Random(77)))
         del other
     assert not manifests(tmp_path)
+    check(tmp_path, snapshot=False)
+
+
+def test_a_snapshot_written_before_another_object_wrote_is_not_used(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path) as store:
+        first, draw = Experiences(shelf_of(store)), Random(1)
+        for number in range(8):
+            first.add(episode(number, draw))
+        ask_all(first)
+        first.save()
+        Experiences(shelf_of(store)).add(episode(3, Random(77)))
+    assert manifests(tmp_path)
     check(tmp_path, snapshot=False)
 
 
