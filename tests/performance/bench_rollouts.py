@@ -23,6 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+from openai import DefaultAsyncHttpxClient
+from pydantic import SecretStr
 from rows import make_parser, ratios, report
 from stub_server import stub
 
@@ -121,6 +125,28 @@ def raw(url: str, count: int, rounds: int, chars: int = 3000) -> tuple[float, fl
     return asyncio.run(timed(play))
 
 
+def chat_model(url: str, count: int, rounds: int, chars: int = 3000) -> tuple[float, float]:
+    """The same through LangChain's own `ChatOpenAI`, with no graph, environment or memory around it: what its users pay already."""
+    messages = [HumanMessage("x" * chars)]
+
+    async def all_of_it() -> tuple[float, float]:
+        async with DefaultAsyncHttpxClient() as connections:
+            model = ChatOpenAI(
+                model="stub", base_url=url, api_key=SecretStr("none"), max_retries=0, http_async_client=connections
+            )
+
+            async def one(rounds: int) -> None:
+                for _ in range(rounds):
+                    await model.ainvoke(messages)
+
+            async def play(warm: int) -> None:
+                await asyncio.gather(*(one(warm or rounds) for _ in range(count)))
+
+            return await timed(play)
+
+    return asyncio.run(all_of_it())
+
+
 def loop(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
     """Runs as plain loops (graphs.wiring.loop.PlainLoop)."""
 
@@ -205,7 +231,7 @@ def main() -> None:
     gc.freeze()
 
     def compare(count: int, calls: int, latency: float, ways: dict[str, Way], **targets: Any) -> None:
-        """The ways take turns. `of raw`: the target is a fraction of the raw client's rate, not of the ideal one."""
+        """The ways take turns. A target named `WAY, OTHER` is a fraction of the other way's rate, not of the ideal one."""
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(options.rounds):
             for name, way in ways.items():
@@ -215,9 +241,10 @@ def main() -> None:
             of_ideal = [calls * latency / wall for wall, _ in times]
             note = f"CPU {statistics.median(used for _, used in times) / count / calls * 1e3:.2f} ms a call"
             report(f"{what}: fraction of ideal", of_ideal, limit=1, note=note, **targets.get(name, {}))
-            if beside := targets.get(f"{name}, of raw"):
-                raws = [calls * latency / wall for wall, _ in found["a raw client"]]
-                report(f"{what}: over the raw client's", ratios(of_ideal, raws), limit=1, **beside)
+            for other in ways:
+                if beside := targets.get(f"{name}, {other}"):
+                    others = [calls * latency / wall for wall, _ in found[other]]
+                    report(f"{what}: over {other}", ratios(of_ideal, others), **beside)
 
     with stub(1.0, REPLIES) as url:
         ways: dict[str, Way] = {
@@ -233,18 +260,22 @@ def main() -> None:
             {"Game of 24, durable, threads": lambda count, calls: durable(world, url, count, calls)},
         )
     with stub(0.05, REPLIES) as url:
-        beside = {"number": 12, "at_least": 0.95}
+        own, goal = {"number": 12, "limit": 1}, {"number": 12, "at_least": 0.95}
+        bare, chat = "a raw client", "LangChain's ChatOpenAI alone"
         ways = {
-            "a raw client": lambda count, calls: raw(url, count, calls),
+            bare: lambda count, calls: raw(url, count, calls),
+            chat: lambda count, calls: chat_model(url, count, calls),
             "an environment that costs nothing": lambda count, calls: loop(guess, url, count, calls),
             "Game of 24": lambda count, calls: loop(world, url, count, calls),
             "Game of 24, two processes": lambda count, calls: processes(game, url, count, calls),
             "Game of 24, in LangGraph's engine": lambda count, calls: langgraph(world, url, count, calls),
         }
         targets: dict[str, Any] = {
-            "an environment that costs nothing, of raw": beside,
-            "Game of 24, of raw": beside,
-            "Game of 24, two processes": {"number": 12, "at_least": 0.9},
+            f"an environment that costs nothing, {bare}": own,
+            f"an environment that costs nothing, {chat}": goal,
+            f"Game of 24, {bare}": own,
+            f"Game of 24, {chat}": goal,
+            "Game of 24, two processes": {"number": 12},
         }
         compare(*(8, 5) if options.quick else (128, 20), 0.05, ways, **targets)
         ways = {

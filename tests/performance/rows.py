@@ -28,7 +28,7 @@ TARGETS = {
     9: "LangGraph's own CPU time per step, without and with durable checkpoints",
     10: "time to resume, long episodes over short ones",
     11: "rollouts at once against a server that takes 1 s, fraction of ideal",
-    12: "rollouts at once against a server that takes 50 ms, over a raw client",
+    12: "rollouts at once against a server that takes 50 ms, over LangChain's chat model alone",
     13: "scoring candidate actions under a new prompt, over one forward pass",
     14: "scoring candidate actions under a known prompt, over one forward pass",
     15: "scoring 30 actions in one pass, speed-up over 30 passes",
