@@ -132,12 +132,12 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
             what = f"score {n} {kind} under {{}} prompt of {prompt:,} tokens, over one forward pass"
             least, logits = work(model, prompt, fed)
             for how, number, took, bare, target, products in (
-                ("a new", 13, cold, bare_cold, cold_target, 1 + least),
-                ("a known", 14, warm, bare_warm, warm_target, least),
+                ("a new", {"number": 13}, cold, bare_cold, cold_target, 1 + least),
+                ("a known", {"number": 14}, warm, bare_warm, warm_target, least),
             ):
                 limit, note = statistics.median(ratios(bare, one)), f"{fed} tokens fed; {products:.3g} in multiplications"
                 goal = max(target, 1.1 * limit)
-                report(what.format(how), ratios(took, one), number=number, at_most=goal, limit=limit, note=note)
+                report(what.format(how), ratios(took, one), at_most=goal, limit=limit, note=note, **number)
             if n == 30:
                 whole = [model.prompt_ids(prompts[0]) + list(model.reply_ids(option)) for option in chosen]
                 start = clock()
