@@ -240,7 +240,7 @@ def _jitrl_settings(folder: Path, methods: Mapping[str, Mapping[str, Any]], meth
 
 def _find_step(run: Path, step: int, episode: int | None) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     """The journal's row of a step, and the rows of its episode up to it."""
-    from ..studies.sweep import read_rows
+    from ..studies.jsonl import read_rows
 
     rows = {row["id"]: row for row in read_rows(run / "steps.jsonl")} if (run / "steps.jsonl").is_file() else {}
     if not rows:

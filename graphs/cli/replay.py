@@ -231,7 +231,7 @@ def _play_again(
 
 def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
     """The complete rows of a file by id; empty if there is no file."""
-    from ..studies.sweep import read_rows
+    from ..studies.jsonl import read_rows
 
     if not path.is_file():
         return {}

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...memory.errors import plural
+from .costs import RunWork
 
 Interval = tuple[float, float]
 """The lower and the upper end of a confidence interval."""
 MOST_CHARACTERS = 120
 """Characters in a line of a table that still fit on a usual terminal."""
-_SAME = 1e-6
-"""Differences up to this size are rounding errors."""
+_SAME = 1e-6  # differences up to this size are rounding errors
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class SeedResult:
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
     judged: tuple[float | None, ...] = ()
     """The return of each episode by the judge that the method learned from; None if a reward is missing. Empty without a judge."""
+    work: RunWork | None = None
+    """The work of its model; None if it is unknown."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from ...memory.errors import UserError, plural
 from .benchmark import markdown_table, mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
 from .folder_settings import read_sweep_settings
+from .jsonl import read_rows
 from .old_names import run_stem
-from .sweep import read_rows
 
 __all__ = [
     "Bin",

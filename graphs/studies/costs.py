@@ -1,18 +1,20 @@
-"""The costs of a run folder: calls, tokens and dollars of each run, from its ledger and its rows of episodes."""
+"""The costs of a run folder: calls, tokens, dollars, seconds and floating-point operations of each run, from its ledger and its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.records import Usage
+from .jsonl import read_rows
 
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["LEDGER", "TRAINING_FILE", "ledger_usage", "open_ledger", "run_usage"]
+__all__ = ["LEDGER", "TRAINING_FILE", "RunWork", "ledger_usage", "open_ledger", "run_usage", "run_work"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
@@ -51,3 +53,59 @@ def run_usage(run_folder: Path, rows: Sequence[Mapping[str, Any]]) -> Usage:
 def row_usage(row: Mapping[str, Any]) -> Usage:
     """The usage of an episode, from its row."""
     return Usage(*(row.get(name, 0) for name in ("calls", "input_tokens", "output_tokens")))
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """The work of a run's model, which plays and perhaps is trained: tokens, seconds and floating-point operations.
+
+    The passes of a model in this process are counted by tools/training/flops.py. An episode that a crash cut short counts only from
+    where it was resumed.
+    """
+
+    tokens_read: int
+    """Tokens that the model's calls read."""
+    tokens_trained: float | None
+    """Tokens of the passes of trainings, without padding; an example counts once for each epoch. None if the run trains no weights."""
+    trainings: Sequence[Mapping[str, Any]]
+    """The rows of its trainings."""
+    seconds: float | None
+    """Wall time of the episodes; None if it was not measured for all."""
+    training_seconds: float
+    """The part of it that trainings took."""
+    forward_flops: float | None
+    """Operations of the policy's passes; None if they were not counted: for a model behind an API."""
+    training_flops: float
+    """Operations of trainings."""
+
+    @property
+    def flops(self) -> float | None:
+        """All operations; None if some were not counted."""
+        return None if self.forward_flops is None else self.forward_flops + self.training_flops
+
+
+def run_work(folder: Path, rows: Sequence[Mapping[str, Any]]) -> RunWork:
+    """The work of a run.
+
+    Args:
+        folder: the folder of the run.
+        rows: the rows of its finished episodes.
+    """
+    timed = {row["id"]: row for row in _rows(folder / "seconds.jsonl")}
+    of, log = [timed.get(row["id"], {}) for row in rows], folder / TRAINING_FILE
+    trainings = [row for row in _rows(log) if row["kind"] == "training"]
+    tokens, seconds, flops = (float(sum(row[name] for row in trainings)) for name in ("tokens", "seconds", "flops"))
+    return RunWork(
+        tokens_read=sum(row.get("input_tokens", 0) for row in rows),
+        tokens_trained=tokens if log.is_file() else None,
+        trainings=trainings,
+        seconds=sum(row["seconds"] for row in of) if all("seconds" in row for row in of) else None,
+        training_seconds=seconds,
+        # What was counted of an episode is all of its passes, those of its training as well.
+        forward_flops=max(0.0, sum(row["flops"] for row in of) - flops) if all("flops" in row for row in of) else None,
+        training_flops=flops,
+    )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return read_rows(path) if path.is_file() else []

@@ -1,13 +1,19 @@
-"""Look-ups of memory in a run that found nothing: a method that finds nothing plays as if it had no memory, without an error."""
+"""The silent failures among the steps of a run: look-ups of memory that found nothing, and steps that are lost.
+
+A method that finds nothing plays as if it had no memory. An episode whose steps are lost has a score that leads nowhere.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["LookUps", "count_look_ups"]
+from .jsonl import read_rows
+from .run_rows import steps_to
+
+__all__ = ["LookUps", "RunSteps", "read_steps"]
 
 
 class LookUps(NamedTuple):
@@ -21,10 +27,40 @@ class LookUps(NamedTuple):
     """The greatest similarity among what was not similar enough for them, where the method notes it."""
 
 
-def count_look_ups(steps: Path) -> LookUps:
-    """The look-ups in a steps.jsonl, for a method that notes at every step what it found (jitrl, adamem)."""
-    lines = steps.read_bytes().splitlines(keepends=True) if steps.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+class RunSteps(NamedTuple):
+    """A run's steps.jsonl in short."""
+
+    look_ups: LookUps
+    lost: int | None
+    """The first episode whose steps are not all there; None if there is no such episode."""
+
+
+def read_steps(run: Path, episodes: Iterable[Mapping[str, Any]]) -> RunSteps:
+    """The steps of a run in short. A file that was read before, and has not changed since, is not read again.
+
+    Args:
+        run: the folder of the run.
+        episodes: the rows of its finished episodes.
+
+    Raises:
+        UserError: a row of the file is no JSON.
+    """
+    path = run / "steps.jsonl"
+    heads = sorted((int(row["episode"]), str(row.get("head", ""))) for row in episodes)
+    written = path.stat() if path.exists() else None
+    return _read_steps(path, tuple(heads), written and (written.st_mtime_ns, written.st_size))
+
+
+@lru_cache(maxsize=10_000)
+def _read_steps(path: Path, heads: Sequence[tuple[int, str]], written: tuple[int, int] | None) -> RunSteps:
+    rows = read_rows(path) if written else []
+    by_id = {str(row["id"]): row for row in rows}
+    lost = next((episode for episode, head in heads if steps_to(by_id, head) is None), None)
+    return RunSteps(_count_look_ups(rows), lost)
+
+
+def _count_look_ups(rows: Iterable[Mapping[str, Any]]) -> LookUps:
+    """The look-ups, for a method that notes at every step what it found (jitrl, adamem)."""
     found = [(row, _found_nothing(row)) for row in rows if row.get("episode", 0) > 0]
     misses = [row["nearest_similarity"] for row, empty in found if empty and "nearest_similarity" in row]
     return LookUps(

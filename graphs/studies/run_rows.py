@@ -14,7 +14,7 @@ from typing import Any
 
 from ...memory.display import Table, make_table
 from ...memory.errors import UserError
-from .sweep import read_rows
+from .jsonl import read_rows
 
 __all__ = ["RunRows", "read_run", "steps_to"]
 

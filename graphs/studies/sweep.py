@@ -31,9 +31,10 @@ from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from ...memory.weights import TrainingLog
 from .benchmark import SeedResult
-from .costs import TRAINING_FILE, run_usage
+from .costs import TRAINING_FILE, run_usage, run_work
 from .folder_settings import check_settings
-from .lookups import count_look_ups
+from .jsonl import read_rows
+from .lookups import read_steps
 
 if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
     from ...memory.records import Trajectory
@@ -295,17 +296,26 @@ def _has_history(journal: Journal, head: str) -> bool:
 
 
 def is_finished(job: Job) -> bool:
-    """True if the run is finished, with as many episodes as are asked for, and its files are complete."""
+    """True if the run is finished, with as many episodes as are asked for, and its files are complete.
+
+    Raises:
+        UserError: a file is damaged, or lacks steps.
+    """
     if not (job.folder / "result.json").exists():
         return False
-    result, episodes = _result(job), job.folder / "episodes.jsonl"
+    result, path = _result(job), job.folder / "episodes.jsonl"
+    rows = read_rows(path) if path.exists() else []
     is_out_of_tokens = 0 < job.max_run_tokens <= result["tokens"]
     has_enough = job.stops_at_full_score and result.get("has_full_score", False)
-    return (
-        (result["episodes"] >= job.episodes or is_out_of_tokens or has_enough)
-        and episodes.exists()
-        and len(read_rows(episodes)) == result["episodes"]
-    )
+    has_all = result["episodes"] >= job.episodes or is_out_of_tokens or has_enough
+    if not has_all or len(rows) != result["episodes"]:
+        return False
+    if (lost := read_steps(job.folder, rows).lost) is not None:
+        raise UserError(
+            f"{job.folder}/steps.jsonl lacks steps of episode {lost}; put the file back, or remove {job.folder} to play that run from "
+            "its start"
+        )
+    return True
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -343,7 +353,7 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
     # Judged, if a reward is missing or differs from the score in any episode.
     is_judged = is_judged and any(value != row["score"] for value, row in zip(earned, rows, strict=True))
     usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
-    found, times = count_look_ups(job.folder / "steps.jsonl"), job.folder / "seconds.jsonl"
+    found, times = read_steps(job.folder, rows).look_ups, job.folder / "seconds.jsonl"
     seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
     return SeedResult(
         method=job.method,
@@ -375,23 +385,5 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
         is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.episodes,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
+        work=run_work(job.folder, rows),
     )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a JSONL file that another process may be writing to.
-
-    Raises:
-        UserError: a row is no JSON.
-    """
-    rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):  # cut short by a crash, and its writer will write it again; or being written just now
-            break
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(
-                f"{path}, line {number}, is damaged ({error}); remove {path.parent} to play that run from its start"
-            ) from error
-    return rows

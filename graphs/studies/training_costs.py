@@ -1,7 +1,6 @@
 """The costs of methods that train weights, beside those of methods that do not: tokens, seconds and floating-point operations of a run.
 
-The passes of a model in this process are counted by tools/training/flops.py, with what the prefix cache saves: forward passes of
-the policy, and the forward and backward passes of trainings. An episode that a crash cut short counts only from where it was resumed.
+They are means over the runs of a method; costs.py (`run_work`) has how each is counted.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ...memory.errors import plural
 from .benchmark import format_number, markdown_table, mean
-from .costs import TRAINING_FILE
-from .sweep import Job, read_rows
+from .costs import run_work
+from .jsonl import read_rows
+from .sweep import Job
 
 __all__ = ["MethodCosts", "costs_table", "method_costs", "training_notes"]
 
@@ -56,44 +55,26 @@ class MethodCosts:
 
 def method_costs(method: str, jobs: Sequence[Job]) -> MethodCosts:
     """The costs of a method from the folders of its finished runs."""
-    runs = [_run_costs(job.folder) for job in jobs]
-    trainings = [row for found in runs for row in found["trainings"]]
-    seconds, flops = ([found[name] for found in runs] for name in ("seconds", "flops"))
+    runs = [run_work(job.folder, read_rows(job.folder / "episodes.jsonl")) for job in jobs]
+    trainings = [row for run in runs for row in run.trainings]
     return MethodCosts(
         method=method,
-        tokens_read=mean([found["tokens"] for found in runs]),
-        tokens_trained=mean([_total(found["trainings"], "tokens") for found in runs]),
+        tokens_read=mean([run.tokens_read for run in runs]),
+        tokens_trained=mean([run.tokens_trained or 0.0 for run in runs]),
         trainings=len(trainings),
         reasons=dict(Counter(row["why"] for row in trainings if row["why"])),
         missing_returns=sum(row["left_out"] for row in trainings),
-        seconds=None if None in seconds else mean(seconds),
-        training_seconds=mean([_total(found["trainings"], "seconds") for found in runs]),
-        forward_flops=None
-        if None in flops
-        else mean([max(0.0, found["flops"] - _total(found["trainings"], "flops")) for found in runs]),
-        training_flops=mean([_total(found["trainings"], "flops") for found in runs]),
+        seconds=_mean_of_all([run.seconds for run in runs]),
+        training_seconds=mean([run.training_seconds for run in runs]),
+        forward_flops=_mean_of_all([run.forward_flops for run in runs]),
+        training_flops=mean([run.training_flops for run in runs]),
     )
 
 
-def _run_costs(folder: Path) -> dict[str, Any]:
-    """The costs of one run: `flops` are those of all passes, trainings included."""
-    rows = read_rows(folder / "episodes.jsonl")
-    timed = {row["id"]: row for row in _rows(folder / "seconds.jsonl")}
-    of = [timed.get(row["id"], {}) for row in rows]
-    return {
-        "tokens": sum(row.get("input_tokens", 0) for row in rows),
-        "seconds": sum(row["seconds"] for row in of) if all("seconds" in row for row in of) else None,
-        "flops": sum(row["flops"] for row in of) if all("flops" in row for row in of) else None,
-        "trainings": [row for row in _rows(folder / TRAINING_FILE) if row["kind"] == "training"],
-    }
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_rows(path) if path.is_file() else []
-
-
-def _total(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    return float(sum(row[name] for row in rows))
+def _mean_of_all(numbers: Sequence[float | None]) -> float | None:
+    """The mean; None if one is missing."""
+    known = [number for number in numbers if number is not None]
+    return mean(known) if len(known) == len(numbers) else None
 
 
 def costs_table(costs: Sequence[MethodCosts]) -> str:

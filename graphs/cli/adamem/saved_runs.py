@@ -46,7 +46,7 @@ def read_runs(folder: Path) -> list[SavedRun]:
     Raises:
         UserError: it is none, or damaged.
     """
-    from ...studies.sweep import read_rows
+    from ...studies.jsonl import read_rows
 
     if not (folder / "settings.json").is_file():
         raise UserError(f"{folder} is no run folder: it has no settings.json; give one that 'learngraph run' has made")

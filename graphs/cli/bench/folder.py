@@ -63,9 +63,11 @@ def read_results(planned: Sequence[BenchSweep], failed: Collection[Run]) -> tupl
         is_judged = one.setup.options.judge != "environment"
         for run in ((one.folder, key, seed) for key in one.arms for seed in one.seeds):
             job = one.job(run[1], run[2])
-            if run in failed or not is_done(job):
+            if run in failed:
                 continue
             try:
+                if not sweeps.is_finished(job):
+                    continue
                 result = sweeps.seed_result(job, is_judged=is_judged)
                 if not all(map(math.isfinite, (result.optimum, *result.scores))):
                     raise ValueError("a score is not a finite number")

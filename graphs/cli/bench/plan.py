@@ -86,7 +86,7 @@ def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
     """A line for each method that is not played with some model, and why, of those that `only` names (see `plan_sweeps`)."""
     models, methods = _chosen([one.label for one in file.models], only), _chosen([one.label for one in file.methods], only)
     return [
-        f"{arm.label} is not played with {model.label}: {reason}, and the method needs a model that does"
+        f"{arm.label} is not played with {model.label}: {reason}"
         for model in file.models
         for arm in file.methods
         if model.label in models and arm.label in methods and (reason := _missing(arm, model))
@@ -96,10 +96,15 @@ def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
 def _missing(arm: BenchArm, model: BenchModel) -> str:
     """Why the method cannot be played with this model; empty if it can."""
     method = find_method(arm.name)
+    in_process = model.name != UNIFORM and not model.name.startswith("openai:")
+    if method.trains_weights and not in_process:
+        owner = "a uniform prior has none" if model.name == UNIFORM else "a model behind an API keeps its own"
+        return f"the method trains a model's weights, and {owner}"
     if model.name == UNIFORM and method.needs_writer:
-        return "a uniform prior writes no text"
-    scores = not model.name.startswith("openai:") and model.options.get("policy", "auto") in ("auto", "local")
-    return "a model that scores actions writes no reasoning and no code" if scores and method.needs_chat else ""
+        return "a uniform prior writes no text, and the method needs a model that does"
+    if method.needs_chat and in_process and model.options.get("policy", "auto") in ("auto", "local"):
+        return "a model that scores actions writes no reasoning and no code, and the method needs a model that does"
+    return ""
 
 
 def _chosen(labels: Sequence[str], only: Sequence[str]) -> set[str]:

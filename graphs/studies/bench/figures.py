@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,23 @@ from ..episode_curves import draw_learning_curves
 from ..figures import COLOURS, new_figure, save_figure
 from .tables import BenchTable
 
-__all__ = ["draw_figures"]
+__all__ = ["RunsPicture", "draw_figures"]
 
 MOST_CURVES = len(COLOURS)
 """Curves that can be told apart; of more methods the best are drawn, and all of them in the heat map."""
 
 
-def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, Path]:
+@dataclass(frozen=True)
+class RunsPicture:
+    """A picture and the runs that it shows."""
+
+    path: Path
+    """The SVG file."""
+    shows: Mapping[int, Sequence[str]]
+    """Number of a table -> labels of the methods in it whose runs are drawn."""
+
+
+def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, RunsPicture]:
     """Draw all pictures as SVG files.
 
     Args:
@@ -28,27 +39,28 @@ def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, Path]:
         folder: the folder of the files.
 
     Returns:
-        `overview`, and for each table by its number `0 curves`, `0 costs` (where tokens were counted) and `0 episodes`: the file.
+        `overview`, and for each table by its number `0 curves`, `0 costs` (where tokens were counted) and `0 episodes`: the picture.
     """
     from matplotlib import rc_context
 
-    found: dict[str, Path] = {}
+    found: dict[str, RunsPicture] = {}
 
-    def draw(key: str, name: str, part: Callable[[Path], None]) -> None:
-        found[key] = folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.svg"
+    def draw(key: str, name: str, part: Callable[[Path], None], shows: Mapping[int, Sequence[str]]) -> None:
+        found[key] = RunsPicture(folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.svg", shows)
         # Text stays text, and ids of one picture are not those of another on the same page.
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-            part(found[key])
+            part(found[key].path)
 
     for number, table in enumerate(tables):
         name = f"{table.environment} {table.model}"
-        title, attempts = _curves(table)
-        draw(f"{number} curves", f"curves {name}", partial(_draw_to, draw_learning_curves, attempts, title))
+        title, arms = _curves(table)
+        attempts = [table.runs[arm] for arm in arms]
+        draw(f"{number} curves", f"curves {name}", partial(_draw_to, draw_learning_curves, attempts, title), {number: arms})
         if any(run.tokens for run in table.all_runs):
-            draw(f"{number} costs", f"costs {name}", partial(_draw_to, draw_cost_curves, attempts, title))
-        draw(f"{number} episodes", f"episodes {name}", partial(_draw_episodes, table))
+            draw(f"{number} costs", f"costs {name}", partial(_draw_to, draw_cost_curves, attempts, title), {number: arms})
+        draw(f"{number} episodes", f"episodes {name}", partial(_draw_episodes, table), {number: [*table.runs]})
     if len(tables) > 1:
-        draw("overview", "overview", partial(_draw_overview, tables))
+        draw("overview", "overview", partial(_draw_overview, tables), {n: [*table.runs] for n, table in enumerate(tables)})
     return found
 
 
@@ -56,8 +68,8 @@ def _draw_to(draw: Callable[..., None], attempts: Sequence[Sequence[SeedResult]]
     draw(attempts, title, [path])
 
 
-def _curves(table: BenchTable) -> tuple[str, list[Sequence[SeedResult]]]:
-    """The title and the runs of the methods whose curves are drawn, `against` first."""
+def _curves(table: BenchTable) -> tuple[str, list[str]]:
+    """The title and the methods whose curves are drawn, `against` first."""
     first = [table.against] if table.against in table.runs else []
     others = [arm for arm in table.runs if arm not in first]
     kept = others
@@ -68,7 +80,7 @@ def _curves(table: BenchTable) -> tuple[str, list[Sequence[SeedResult]]]:
     title = f"{table.environment}, {table.model}"
     if len(kept) < len(others):
         title += f": {' and '.join([*first, f'the best {len(kept)} of {len(others)} others'])}"
-    return title, [table.runs[arm] for arm in (*first, *kept)]
+    return title, [*first, *kept]
 
 
 def _draw_overview(tables: Sequence[BenchTable], path: Path) -> None:
@@ -143,7 +155,7 @@ def _of_optimum(score: float, table: BenchTable) -> float:
     return score / table.optimum if table.optimum > 0 else score
 
 
-def svg_texts(figures: Mapping[str, Path]) -> dict[str, str]:
-    """The pictures as elements of a page, without the XML header."""
-    texts = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
-    return {name: text[text.index("<svg") :] for name, text in texts.items()}
+def svg_text(picture: RunsPicture) -> str:
+    """The picture as an element of a page, without the XML header."""
+    text = picture.path.read_text(encoding="utf-8")
+    return text[text.index("<svg") :]

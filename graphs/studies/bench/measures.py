@@ -19,7 +19,7 @@ from typing import Any
 
 from ..benchmark import Interval, SeedResult, final_count, interval, last_episodes, mean
 
-__all__ = ["METRICS", "ArmEstimate", "Metric", "PairedTest", "RunPrices", "estimate", "measure", "paired_test"]
+__all__ = ["METRICS", "ArmEstimate", "Metric", "PairedTest", "RunPrices", "estimate", "first_success", "measure", "paired_test"]
 
 DRAWS = 10_000
 """Resamples of a bootstrap and of a permutation test; with up to 13 seeds the test counts all sign changes."""
@@ -61,11 +61,14 @@ def _success(run: SeedResult, _: RunPrices) -> float | None:
 
 
 def _steps_to_success(run: SeedResult, _: RunPrices) -> float | None:
-    """Steps of all episodes up to the first that solved the task; None if none did."""
-    if run.solved is None:
-        return None
-    first = next((n for n, score in enumerate(run.scores) if score >= run.solved), None)
-    return None if first is None else float(sum(run.steps[: first + 1]))
+    """Steps of all episodes up to the first that solved the task, of all that were played if none did."""
+    first = first_success(run)
+    return None if run.solved is None else float(sum(run.steps if first is None else run.steps[: first + 1]))
+
+
+def first_success(run: SeedResult) -> int | None:
+    """The number of the first episode that solved the task; None if none did."""
+    return next((n for n, score in enumerate(run.scores) if run.solved is not None and score >= run.solved), None)
 
 
 def _judged(run: SeedResult, _: RunPrices) -> float | None:
@@ -122,7 +125,8 @@ METRICS: Mapping[str, Metric] = {
         _steps_to_success,
         False,
         ",.0f",
-        about="Steps of all episodes up to and with the first that solved the task.",
+        about="Steps of all episodes up to and with the first that solved the task. A run that never solved it counts with all the steps that "
+        "it played (a restricted mean), which is the least that it would have taken.",
     ),
     "calls": Metric(
         "calls/run",
@@ -133,6 +137,21 @@ METRICS: Mapping[str, Metric] = {
     ),
     "tokens": Metric(
         "tokens/run", lambda run, _: run.tokens or None, None, ",.0f", about="Tokens read and written in these calls."
+    ),
+    "trained-tokens": Metric(
+        "tokens trained",
+        lambda run, _: run.work.tokens_trained if run.work else None,
+        None,
+        ",.0f",
+        about="Tokens that the weights were trained on, once for each epoch; none where a method trains no weights.",
+    ),
+    "flops": Metric(
+        "FLOPs",
+        lambda run, _: run.work.flops if run.work else None,
+        None,
+        ".3g",
+        about="Floating-point operations of a model in this process: its forward passes, and all passes of its training. Not counted "
+        "for a model behind an API.",
     ),
     "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g", about="Price of these tokens."),
     "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
@@ -149,6 +168,8 @@ USUAL_METRICS = (
     "steps",
     "steps-to-success",
     "tokens",
+    "trained-tokens",
+    "flops",
     "dollars",
     "seconds",
 )

@@ -10,7 +10,18 @@ from typing import Any
 
 from ....memory.errors import plural
 from ..benchmark import Interval, SeedResult, format_number, markdown_table, mean, optimum_name, with_interval
-from .measures import METRICS, USUAL_METRICS, ArmEstimate, PairedTest, RunPrices, estimate, measure, metric_head, paired_test
+from .measures import (
+    METRICS,
+    USUAL_METRICS,
+    ArmEstimate,
+    PairedTest,
+    RunPrices,
+    estimate,
+    first_success,
+    measure,
+    metric_head,
+    paired_test,
+)
 
 __all__ = ["BenchTable", "latex_table", "markdown_page", "overview", "paired_table", "score_table"]
 
@@ -76,20 +87,29 @@ class BenchTable:
         return mean([*{run.seed: run.optimum for run in self.all_runs}.values()])
 
 
-def cell(name: str, one: ArmEstimate) -> str:
-    """A metric of a method as text: the mean with its interval by t; how many runs have a number, where some have none."""
+def cell(name: str, one: ArmEstimate, runs: Sequence[SeedResult]) -> str:
+    """A metric of a method as text: the mean with its interval by t; of how many runs, where some have no number or never succeeded."""
     if one.mean is None:
-        return f"never ({len(one.values)} runs)" if name == "steps-to-success" else "–"
+        return "–"
     form = METRICS[name].form
     text = with_interval(one.mean, one.by_t) if name in (*OF_SCORE, "judged") else format_number(one.mean, form)
+    if name == "steps-to-success" and (never := sum(first_success(run) is None for run in runs)):
+        return f"≥ {text} (never: {never} of {len(runs)})"
     return f"{text} ({len(one.values) - one.missing} of {len(one.values)})" if one.missing else text
+
+
+def legend(tables: Sequence[BenchTable]) -> list[str]:
+    """The lines on the columns of these tables that need one."""
+    name = "steps-to-success"
+    needs = any(first_success(run) is None for table in tables if name in table.columns for run in table.all_runs)
+    return [f"{METRICS[name].head}: {METRICS[name].about}"] if needs else []
 
 
 def score_table(table: BenchTable) -> Rows:
     """A row for each method, and one for the optimum, or for the walkthrough where no optimum is known."""
     head = ["method", "runs", *(metric_head(name, table.episodes) for name in table.columns)]
     rows = [
-        [arm, str(len(runs)), *(cell(name, table.estimates[name][arm]) for name in table.columns)]
+        [arm, str(len(runs)), *(cell(name, table.estimates[name][arm], runs) for name in table.columns)]
         for arm, runs in table.runs.items()
     ]
     top = f"{table.optimum:.3g}"
@@ -181,7 +201,7 @@ def markdown_page(title: str, text: str, command: str, tables: Sequence[BenchTab
         parts += [f"*{table.environment}, {table.model}*: {_description(table)}", markdown_table(score_table(table))]
         if table.tests["avg"]:
             parts.append(markdown_table(paired_table(table)))
-    parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
+    parts.append("\n".join(f"- {note}" for note in (*legend(tables), *notes)))
     return "\n\n".join(filter(None, parts))
 
 

@@ -161,13 +161,13 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
     """The learning steps of a seed: of its result, or those so far."""
-    from .. import sweep
+    from ..jsonl import read_rows
     from ..learning_curves import LearningStep
 
     if setup.is_finished(arm, seed):
         return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]
     path = setup.arm_folder(arm, seed) / "learned.jsonl"
-    return [learning_step(seed, row) for row in complete_rows(sweep.read_rows(path))] if path.exists() else []
+    return [learning_step(seed, row) for row in complete_rows(read_rows(path))] if path.exists() else []
 
 
 def _spending(setup: TrainingFreeSetup) -> tuple[dict[str, Usage], dict[str, float], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -233,6 +234,49 @@ def test_a_method_that_needs_a_model_that_writes_is_not_played_with_one_that_sco
     assert {model for model, key in played if key == "evotest"} == {"openai:one"}
 
 
+def test_a_method_that_trains_weights_is_not_played_with_a_model_that_has_none_here(here: Path) -> None:
+    text = TINY.replace('"uniform"', '"pocket", "openai:one", "uniform"').replace('"random"', '"sft"')
+    file = read_bench_file(Path(write(text)), [*METRICS])
+    assert unplayed_notes(file) == [
+        "sft is not played with openai:one: the method trains a model's weights, and a model behind an API keeps its own",
+        "sft is not played with uniform: the method trains a model's weights, and a uniform prior has none",
+    ]
+    assert {one.model.label for one in plan_sweeps(file, Path("b"), 1) if "sft" in one.arms} == {"pocket"}
+
+
+@pytest.mark.slow
+def test_without_its_packages_a_method_that_trains_weights_leaves_the_others(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    text = TINY.replace('"uniform"', '"pocket"').replace('"random"', '"sft", "grpo"')
+    assert bench(write(text)) == 2
+    told = "- toy, pocket: sft, grpo, seeds 0, 1: failed: training weights needs packages that are not installed (trl): pip install "
+    assert told in capsys.readouterr().out
+    assert [row["method"] for row in results()] == ["tabular"]
+
+
+@pytest.mark.slow
+def test_methods_that_train_weights_stand_in_a_table_with_their_costs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`webrl` practises and trains before its first episode, `sft` trains after every second one. More episodes go on from there."""
+    pytest.importorskip("trl", reason="needs trl")
+    arms = '"jitrl", { name = "sft", label = "sft", settings = { every = 2 } }, { name = "webrl", label = "webrl", settings = { tasks = 2, success_threshold = 0.0 } }'
+    file = write(TINY.replace('"uniform"', '"pocket"').replace('"tabular", "random"', arms).replace("seeds = 2", "seeds = 1"))
+    assert bench(file, "--episodes", "2") == 0
+    assert bench(file) == 0  # one episode more
+    assert bench(file, "--out", "once") == 0
+    assert rows(Path("runs/bench-tiny")) == rows(Path("once"))
+    assert "| tokens trained |" in capsys.readouterr().out
+    found = {row["method"]: {name: of["values"] for name, of in row["metrics"].items()} for row in results()}
+    log = Path("runs/bench-tiny/toy/pocket/sft-s0/training.jsonl").read_text().splitlines()
+    trained = [row for row in map(json.loads, log) if row["kind"] == "training"]
+    assert found["sft"]["trained-tokens"]["0"] == sum(row["tokens"] for row in trained)
+    assert set(found["jitrl"]["trained-tokens"].values()) == {None}
+    assert max(found["webrl"]["trained-tokens"].values()) > 0
+    assert found["sft"]["flops"]["0"] > sum(row["flops"] for row in trained)
+    assert min(found["jitrl"]["flops"].values()) > 0
+
+
 @pytest.mark.slow
 def test_what_a_method_is_shown_does_not_depend_on_the_others_of_the_file(here: Path) -> None:
     """Also where JitRL comes into a folder that began without it."""
@@ -317,7 +361,7 @@ def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: py
     assert read_results(planned, [key])[0].keys() == results.keys() - {key}
     for name, old, new, says in (
         ("seconds.jsonl", b"{", b"[", "seconds.jsonl, line 1, is damaged"),
-        ("steps.jsonl", b"{", b"[", "random-s1 is damaged (Expecting"),
+        ("steps.jsonl", b"{", b"[", "steps.jsonl, line 1, is damaged (Expecting"),
         ("episodes.jsonl", b'"score"', b'"scare"', "random-s1 is damaged ('score' is missing); remove it"),
         ("episodes.jsonl", b'"score": ', b'"score": NaN, "was": ', "a score is not a finite number"),
         ("episodes.jsonl", b'"episode": 0', b'"episode": 1', "episodes.jsonl has 3 of 3 episodes"),
@@ -340,6 +384,27 @@ def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: py
     shown = capsys.readouterr().out
     assert "| random  |    0 of 2 |" in shown
     assert "toy, no model: random, seed 1: cannot be played: " in shown
+
+
+@pytest.mark.slow
+def test_a_finished_run_whose_steps_are_lost_is_named_and_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its scores would lead nowhere."""
+    assert bench(write(TINY)) == 0
+    whole, run = rows(Path("runs")), Path("runs/bench-tiny/toy/no-model/random-s1")
+    lines = (run / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    for left, episode in ((lines[:-1], 2), (lines[1:], 0), ([], 0)):
+        (run / "steps.jsonl").write_bytes(b"".join(left))
+        capsys.readouterr()
+        assert bench("tiny.toml") == 2
+        told = f"- toy, no model: random, seed 1: failed: {run}/steps.jsonl lacks steps of episode {episode}; put the file back, or "
+        assert told in capsys.readouterr().out
+        assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
+    (run / "steps.jsonl").unlink()
+    assert bench("tiny.toml", "--only", "tabular") == 2  # random is not to be played, but shown
+    assert "random, seed 1: failed: " in capsys.readouterr().out
+    shutil.rmtree(run)
+    assert bench("tiny.toml") == 0
+    assert rows(Path("runs")) == whole
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@ import base64
 import gzip
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import browser
 import pytest
@@ -30,13 +32,15 @@ def make_run(folder: Path, method: str, seed: int, scores: list[float]) -> SeedR
         for n, score in enumerate(scores)
     ]
     (folder / "episodes.jsonl").write_text("\n".join([rows[1], rows[0], *rows[2:]]) + "\n" + rows[0][:20])
+    (folder / "result.json").write_text(json.dumps({"optimum": 4.0 - (method == "first")}))
     more: dict[str, Any] = {"bests": tuple(scores), "steps": (3,) * len(scores)}
     return SeedResult(method, seed, 4.0, tuple(scores), **more)
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of two tables, one of which has a single method."""
+    tmp_path = tmp_path_factory.mktemp("report")
     runs, folders = dict[str, list[SeedResult]](), dict[tuple[str, int], Path]()
     for method in ("first", "second <b>"):
         for seed in (0, 3):
@@ -65,6 +69,43 @@ def test_a_report_holds_every_row_and_asks_for_nothing(report: Path) -> None:
     assert not re.findall(r"""(?:src|href)=["'](?!#)[^"']*//""", re.sub(r'xlink:href="#[^"]*"|xmlns(:\w+)?="[^"]*"', "", page))
     assert "{{" not in page.replace("{{DATA}}", "", page.count("{{DATA}}"))
     assert str(report.parent) not in page  # no path of this machine
+
+
+class Links(HTMLParser):
+    """The links of a page, each with the id or the class of the `details` that it stands in, and all ids of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids, self.found, self.place = set[str](), list[tuple[str, str]](), [""]
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids.add(given.get("id") or "")
+        if tag == "details":
+            self.place.append(given.get("id") or given.get("class") or "")
+        if tag == "a":
+            self.found.append((self.place[-1], given.get("href") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "details":
+            self.place.pop()
+
+
+def test_every_picture_and_every_optimum_leads_to_files(report: Path) -> None:
+    links = Links(report.read_text())
+    for _, href in links.found:
+        assert href[1:] in links.ids if href.startswith("#") else (report.parent / unquote(href)).is_file(), href
+    rows = [href for place, href in links.found if place == "runs"]
+    # The overview shows the runs of both tables, and each of a table's two pictures those of the table.
+    of = ["toy/pocket/fir-s0", "toy/pocket/fir-s3", "toy/pocket/sec-s0", "toy/pocket/sec-s3"]
+    shown = [*of, *of[:2], *of, *of, *of[:2], *of[:2]]
+    assert rows == [f"{run}/episodes.jsonl" for run in shown]
+    # The second method's runs noted a higher optimum than the first one's, which counts for both.
+    for number in (0, 1):
+        noted = [href for place, href in links.found if place == f"optimum-{number}"]
+        assert noted == ["toy/pocket/sec-s0/result.json", "toy/pocket/sec-s3/result.json"]
+        assert ("", f"#optimum-{number}") in links.found
 
 
 @pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium on this machine")
@@ -106,6 +147,11 @@ async def test_in_a_browser_every_number_leads_to_its_rows(report: Path, tmp_pat
         await page.run("document.querySelector('button[data-pair][data-metric=last]').click()")
         assert "first minus second <b>: last 3 episodes" in await shown("document.getElementById('drill-0').innerText", "minus")
         assert await page.run("document.querySelectorAll('[aria-expanded=true]').length") == 1
+        await page.run("document.querySelector('a[href=\"#optimum-0\"]').click()")
+        assert "sec-s3/result.json" in await shown("document.getElementById('optimum-0').innerText", "result.json")
+        await page.run("document.querySelector('details.runs').open = true")
+        await page.run("document.querySelector('details.runs button').click()")
+        await shown("document.getElementById('drill-0').innerText", "toy/pocket/fir-s3")
         await page.run("document.querySelector('button[data-far]').click()")
         assert await page.run("document.title") == HOSTILE
         assert page.complaints == []

@@ -17,6 +17,7 @@ from learngraph.graphs.studies.bench.tables import (
     score_table,
 )
 from learngraph.graphs.studies.benchmark import SeedResult
+from learngraph.graphs.studies.costs import RunWork
 
 FREE = RunPrices()
 
@@ -45,6 +46,8 @@ def table(runs: dict[str, list[SeedResult]], **more: Any) -> BenchTable:
         ("steps", 5.0),
         ("steps-to-success", 10.0),
         ("tokens", 1500),
+        ("trained-tokens", 80.0),
+        ("flops", 250.0),
         ("dollars", (1000 * 2 + 500 * 8) / 1e6),
         ("seconds", 3.5),
         ("judged", 2.5),
@@ -58,6 +61,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
+        work=RunWork(1000, 80.0, [], 3.5, 0.5, 100.0, 150.0),
     )
     assert METRICS[name].of(one, RunPrices(2.0, 8.0)) == pytest.approx(value)
 
@@ -66,16 +70,16 @@ def test_a_metric_without_a_number_is_none() -> None:
     one = run([0.0, 5.0])
     assert METRICS["regret"].of(one, FREE) == 4  # a score above a walkthrough's takes nothing off
     assert METRICS["of-optimum"].of(run([1.0], optimum=0.0), FREE) is None
-    for name in ("success", "steps-to-success", "judged", "dollars", "seconds", "tokens"):
+    for name in ("success", "steps-to-success", "judged", "dollars", "seconds", "tokens", "trained-tokens", "flops"):
         assert METRICS[name].of(one, FREE) is None, name
-    assert METRICS["steps-to-success"].of(run([0.0], solved=1.0), FREE) is None
+    behind_an_api = run([1.0], work=RunWork(1000, None, [], None, 0.0, None, 0.0))
+    assert METRICS["flops"].of(behind_an_api, FREE) is METRICS["trained-tokens"].of(behind_an_api, FREE) is None
 
 
 def test_estimates_leave_out_what_is_missing() -> None:
-    found = estimate(
-        measure("steps-to-success", [run([0.0, 2.0], n, solved=2.0) for n in range(2)] + [run([0.0], 2, solved=2.0)], FREE)
-    )
-    assert (found.values, found.mean, found.missing) == ({0: 10.0, 1: 10.0, 2: None}, 10.0, 1)
+    runs = [run([0.0, 2.0], n, judged=(2.0, None)) for n in range(2)] + [run([0.0], 2)]
+    found = estimate(measure("judged", runs, FREE))
+    assert (found.values, found.mean, found.missing) == ({0: 2.0, 1: 2.0, 2: None}, 2.0, 1)
     assert estimate({0: None}).mean is None
     assert (estimate({0: 2.0}).by_t, estimate({0: 2.0}).by_bootstrap) == (None, None)
     assert estimate({0: 2.0, 1: 2.0}).by_bootstrap == (2.0, 2.0)
@@ -134,6 +138,38 @@ def test_an_optimum_that_no_episode_can_solve_promises_no_success() -> None:
     for solved, shown in ((4.0, "1.00"), (5.0, "–")):  # 5: the step limit cuts the way
         rows = score_table(table({"a": [run([0.0], n, solved=solved) for n in range(2)]}))
         assert rows[-1][rows[0].index("success")] == shown
+
+
+def test_a_run_that_never_succeeds_counts_with_the_steps_that_it_played() -> None:
+    """A method that solves the task on its easy seeds alone is not quicker than one that solves all."""
+    ours = [run([0.0, 4.0, 4.0], 0, solved=4.0), run([0.0, 0.0, 4.0], 1, solved=4.0)]
+    theirs = [run([4.0, 4.0, 4.0], 0, solved=4.0), run([0.0, 0.0, 0.0], 1, solved=4.0)]
+    never = [run([0.0, 0.0, 0.0], n, solved=4.0) for n in range(2)]
+    found = table({"a": ours, "b": theirs, "c": never}, metrics=["steps-to-success"])
+    assert [row[2] for row in score_table(found)] == [
+        "steps to success",
+        "12",
+        "≥ 10 (never: 1 of 2)",
+        "≥ 15 (never: 2 of 2)",
+        "–",
+    ]
+    told = "- steps to success: Steps of all episodes up to and with the first that solved the task. A run that never solved it"
+    assert told in markdown_page("T", "", "x", [found], [])
+    assert told not in markdown_page("T", "", "x", [table({"a": ours}, metrics=["steps-to-success"])], [])
+
+
+def test_costs_are_shown_where_a_method_has_them() -> None:
+    played = RunWork(1000, None, [], 3.5, 0.0, 100.0, 0.0)
+    trained = RunWork(1000, 80.0, [], 3.5, 0.5, 100.0, 150.0)
+    idle = RunWork(1000, 0.0, [], 3.5, 0.0, 100.0, 0.0)
+    runs = {
+        "jitrl": [run([1.0], n, work=played) for n in range(2)],
+        "sft": [run([1.0], n, work=(trained, idle)[n]) for n in range(2)],
+    }
+    head, ours, theirs, _ = score_table(table(runs))
+    assert head[-2:] == ["tokens trained", "FLOPs"]
+    assert ours[-2:] == ["–", "100"]
+    assert theirs[-2:] == ["40", "175"]  # a run that learned nothing counts, too
 
 
 def test_a_page_without_runs_says_why() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from learngraph.graphs.studies.costs import run_work
+from learngraph.graphs.studies.jsonl import read_rows
 from learngraph.graphs.studies.sweep import Job
 from learngraph.graphs.studies.training_costs import costs_table, method_costs, training_notes
 
@@ -44,6 +46,16 @@ def test_trainings_are_taken_from_the_passes_and_reasons_are_counted(tmp_path: P
         f"sft: 2 of 3 trainings learned nothing: {why}",
         "sft: trainings left out 4 attempts without a return or steps too long",
     ]
+
+
+def test_a_run_that_trains_weights_has_tokens_trained_also_where_it_learned_nothing(tmp_path: Path) -> None:
+    attempt = {"id": "attempt/a", "kind": "attempt"}
+    jobs = [
+        write_run(tmp_path, name, rows) for name, rows in (("sft-s0", [trained()]), ("sft-s1", [attempt]), ("jitrl-s0", []))
+    ]
+    found = [run_work(job.folder, read_rows(job.folder / "episodes.jsonl")) for job in jobs]
+    assert [work.tokens_trained for work in found] == [40.0, 0.0, None]
+    assert [work.flops for work in found] == [200.0, 200.0, 200.0]
 
 
 @pytest.mark.parametrize("flops", [None, 100.0])
