@@ -295,15 +295,15 @@ class JaccardIndex(InvertedIndex):
         distinct = dict.fromkeys(tokens)
         with self._lock:
             row = len(self._sizes)
-            fresh = [token for token in distinct if token not in self._ids]
-            for number in [self._ids[token] for token in distinct if token in self._ids]:
-                if number in self._postings:
-                    self._postings[number].append(row)
+            ids, first, postings = self._ids, self._first, self._postings
+            numbers = [ids.setdefault(token, len(ids)) for token in distinct]
+            for number in numbers:
+                if number >= len(first):  # of a new token; these come in order
+                    first.append(row)
+                elif (posting := postings.get(number)) is not None:
+                    posting.append(row)
                 else:
-                    self._postings[number] = array("i", (self._first[number], row))
-            self._ids.update(zip(fresh, range(len(self._first), len(self._first) + len(fresh)), strict=True))
-            self._first.extend([row] * len(fresh))
-            numbers = [self._ids[token] for token in distinct]
+                    postings[number] = array("i", (first[number], row))
             self._starts.append(len(self._tokens))
             self._tokens.extend(numbers)
             self._sizes.append(len(numbers))
