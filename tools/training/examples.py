@@ -178,7 +178,7 @@ class ExampleReader:
 
         Raises:
             WindowError: it does not fit the model's window.
-            UserError: the prompt has other tokens now than were served.
+            UserError: the prompt has other tokens now than were served, where the block would stand.
         """
         text, solution, verdict = "", "", ""
         reward = exchange.feedback.reward if exchange.feedback else None
@@ -189,16 +189,39 @@ class ExampleReader:
             verdict = "right" if reward > 0 else "wrong"
         if not (text.strip() or solution or verdict):
             return None
-        if _prompt_ids(self.model, exchange.request) != example.prompt:
-            raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
         block = hindsight_block(self.template, text, solution, _visible_reply(exchange), verdict)
-        prompt = _prompt_ids(self.model, _append_hindsight(exchange.request, block))
+        rendered = _prompt_ids(self.model, exchange.request)
+        prompt = _add_block(example.prompt, rendered, _prompt_ids(self.model, _append_hindsight(exchange.request, block)))
         size = len(prompt) + len(example.reply)
         if size > self.model.window:
             raise WindowError(
                 f"prompt, hindsight and reply of {size} tokens do not fit the window of {self.model.window}", size
             )
         return Example(prompt, example.reply)
+
+
+def _add_block(served: tuple[int, ...], rendered: tuple[int, ...], with_block: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens that were served, with those that the block adds to the prompt as it is rendered now.
+
+    A template may write the date, or another service's switch for thoughts: then a prompt is not rendered twice in the same way. The
+    teacher reads what was served all the same, as long as the place of the block is found from one end of it.
+
+    Raises:
+        UserError: it is not.
+    """
+    start = _shared_length(rendered, with_block)
+    end = min(_shared_length(rendered[::-1], with_block[::-1]), len(rendered) - start, len(with_block) - start)
+    block = with_block[start : len(with_block) - end]
+    if _shared_length(served, rendered) >= len(rendered) - end:
+        return served[:start] + block + served[len(rendered) - end :]
+    if _shared_length(served[::-1], rendered[::-1]) >= len(rendered) - start:
+        return served[: len(served) - (len(rendered) - start)] + block + served[len(served) - end :]
+    raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
+
+
+def _shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens at which two sequences begin alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _append_hindsight(request: ChatRequest, block: str) -> ChatRequest:

@@ -661,6 +661,29 @@ def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket:
     )
 
 
+def test_a_template_that_writes_the_date_loses_no_feedback(learner: Make, pocket: LocalChatModel) -> None:
+    """Rendered a day later, a prompt begins with other tokens; by another switch for thoughts it ends with others. The teacher reads
+    what was served, with the feedback in the same place."""
+    reader = learner(kind="sdpo")._trainer._reader
+    today = exchange(pocket, said(pocket, "read"), Feedback(-1.0, "no"))
+    taught = reader.training_example(today, []).hindsight
+    assert taught is not None
+    prompt = today.reply.prompt_ids
+    assert len(taught.prompt) > len(prompt)
+    for before, after in (((5, 6, 7), ()), ((), (8, 9))):
+        given = replace(today, reply=replace(today.reply, prompt_ids=(*before, *prompt, *after)))
+        found = reader.training_example(given, []).hindsight
+        assert found is not None
+        assert found.prompt == (*before, *taught.prompt, *after)
+        assert found.reply == today.reply.token_ids
+    shorter = replace(today, reply=replace(today.reply, prompt_ids=prompt[2:]))
+    found = reader.training_example(shorter, []).hindsight
+    assert found is not None
+    assert found.prompt == taught.prompt[2:]
+    with pytest.raises(UserError, match="rendered again, has other tokens"):  # the block has no place that is sure
+        reader.training_example(replace(today, reply=replace(today.reply, prompt_ids=(5, *prompt, 9))), [])
+
+
 # What it cannot learn from
 
 
