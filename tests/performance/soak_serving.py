@@ -1,11 +1,13 @@
-"""A soak test of `learngraph serve`: mixed traffic for a long time, to see leaks, failures and hangs.
+"""A soak test of `learngraph serve`, and of an agent's memory beside it: mixed traffic for a long time, to see leaks, failures and hangs.
 
-    python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process]
+    python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process] [--memory PLACE]
 
 Clients of three tenants chat (streamed and whole, n = 2, with and without `store`), hang up in mid-stream, give feedback (once, twice, for others'
 responses), send what is no JSON, read the lists, metrics and the dashboard, promote and roll back. Every minute: what was asked, what
 failed, and the resident memory of the server and of its learner; in the end its slope, by least squares over the second half, and
-over all but the first fifth. Nothing is asserted; a slope that is not near 0 MB/min is a leak, or a cache that still fills.
+over all but the first fifth. Another process writes episodes into a memory of JitRL (a directory, or --memory), asks it and prunes it.
+In the end: feedback that was accepted and is not in the buffer, and episodes that were written and are not in the memory. Flags that this
+program does not know go to the server (`--buffer postgresql://…`). Nothing is asserted; a slope that is not near 0 MB/min is a leak, or a cache that still fills.
 """
 
 from __future__ import annotations
@@ -15,16 +17,51 @@ import asyncio
 import collections
 import contextlib
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
-from bench_serving import HANG, Seen, asked, model_of, one, server, steps
+from bench_serving import HANG, PLACES, Seen, asked, model_of, one, server, steps
+
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.storage.open_store import open_store
+from learngraph.memory.storage.shelf import RecordStore
 
 TENANTS = ("first", "second", "third")
 """Names of the tenants, which are their keys, too."""
+
+
+MAX_RECORDS = 100_000
+"""Exchanges of a tenant that the buffer keeps: none must go while they are counted."""
+KEPT_EPISODES, EPISODES_A_SECOND = 500, 10
+"""Episodes that the memory is pruned to, every hundred; and those that are written."""
+
+
+def remember(place: str, minutes: float) -> None:
+    """Write episodes into a memory, ask it and prune it; in the end, say how many of the last ones are there."""
+    draw, end, written = random.Random(0), time.monotonic() + 60 * minutes, 0
+    with open_store(place) as store:
+        shelf = RecordStore(store, ("soak",), Trajectory)
+        memory = Experiences(shelf)
+        while time.monotonic() < end:
+            rooms = [f"You are in the {draw.choice(PLACES)} number {draw.randrange(40)}." for _ in range(10)]
+            moves = tuple(Transition(room, draw.choice(("go", "take")), float(draw.random() < 0.2)) for room in rooms)
+            memory.add(Trajectory(id=f"soak/{written}", task=Task("soak", "find the lamp"), transitions=moves))
+            memory.neighbours(rooms[0], 10, task="soak")
+            written += 1
+            if written % 100 == 0:
+                memory.prune(keep_last=KEPT_EPISODES)
+            time.sleep(1 / EPISODES_A_SECOND)
+    with open_store(place) as store:
+        there = {one.id for one in RecordStore(store, ("soak",), Trajectory).all()}
+    lost = [n for n in range(max(0, written - KEPT_EPISODES), written) if f"soak/{n}" not in there]
+    print(f"memory: {written} episodes written, {len(there)} kept, {len(lost)} of the last {KEPT_EPISODES} lost", flush=True)
 
 
 def resident(pid: int) -> tuple[float, float]:
@@ -84,9 +121,10 @@ async def odd(
             elif kind == "twice":
                 async with client.post("/v1/chat/completions", json=body) as answer:
                     id = (await answer.json())["id"]
-                for reward in (1, 1, -1):
+                for n, reward in enumerate((1, 1, -1)):
                     async with client.post("/v1/feedback", json={"response_id": id, "reward": reward}) as answer:
                         expect(answer, (202, 409), seen)
+                        counts["accepted"] += n == 0 and answer.status == 202
             elif kind == "versions":
                 async with client.post("/v1/adapters/default/rollback", json={"to": draw.choice(["base", None])}) as answer:
                     expect(answer, (200, 400, 404, 409), seen)
@@ -111,10 +149,12 @@ def expect(answer: aiohttp.ClientResponse, statuses: tuple[int, ...], seen: Seen
         seen.failed.append(f"{answer.method} {answer.url.path}: {answer.status}")
 
 
-async def soak(url: str, pid: int, options: argparse.Namespace) -> None:
+async def soak(url: str, pid: int, writer: int, options: argparse.Namespace) -> int:
+    """Play all clients; returns the number of replies whose feedback was accepted."""
     model, began, seen, counts = await model_of(url, TENANTS[0]), time.monotonic(), Seen(), collections.Counter[str]()
     memory: list[tuple[float, float]] = []
     learner: list[tuple[float, float]] = []
+    remembering: list[tuple[float, float]] = []
     end = began + 60 * options.minutes
     async with contextlib.AsyncExitStack() as stack:
         clients = [
@@ -143,20 +183,22 @@ async def soak(url: str, pid: int, options: argparse.Namespace) -> None:
                 mine, its = resident(pid)
                 memory.append((minute, mine))
                 learner.append((minute, its))
+                remembering.append((minute, resident(writer)[0]))
                 print(
-                    f"{minute:5.1f} min: server {mine:7.1f} MB, learner {its:7.1f} MB; {len(seen.whole)} replies with feedback, "
-                    f"{sum(counts.values())} other requests, {len(seen.failed)} failed, {seen.hung} hung, {sum([await steps(client) for client in clients])} steps, "
+                    f"{minute:5.1f} min: server {mine:7.1f} MB, learner {its:7.1f} MB, memory {remembering[-1][1]:7.1f} MB; {len(seen.whole)} replies with feedback, "
+                    f"{sum(counts.values()) - counts['accepted']} other requests, {len(seen.failed)} failed, {seen.hung} hung, {sum([await steps(client) for client in clients])} steps, "
                     f"{len(seen.versions)} versions",
                     flush=True,
                 )
 
         await asyncio.gather(watch(), *(ask(clients[i % len(clients)], random.Random(i)) for i in range(options.clients)))
-    for name, points in (("server", memory), ("learner", learner)):
+    for name, points in (("server", memory), ("learner", learner), ("memory", remembering)):
         late = [point for point in points if point[0] > options.minutes / 2]
         most = [point for point in points if point[0] > options.minutes / 5]
         print(f"{name}: {slope(late):+.2f} MB/min in the second half, {slope(most):+.2f} MB/min after the first fifth")
     for problem in sorted(set(seen.failed))[:10]:
         print(f"    {seen.failed.count(problem)} x {problem}")
+    return len(seen.told) - sum(problem.startswith("feedback ") for problem in seen.failed) + counts["accepted"]
 
 
 def main() -> None:
@@ -165,12 +207,27 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--trainer", default="process")
+    parser.add_argument("--memory", help="directory, http://HOST:PORT or postgresql://…; otherwise it is temporary")
+    parser.add_argument("--remember", help="(of the process that writes into the memory)")
     options, more = parser.parse_known_args()
+    if options.remember:
+        return remember(options.remember, options.minutes)
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         keys.write_text("".join(f"{name}: {{keys: [{name}]}}\n" for name in TENANTS))
-        with server(options.model, options.trainer, Path(folder) / "out", ["--keys", str(keys), *more]) as (url, _, pid):
-            asyncio.run(soak(url, pid, options))
+        kept = ["--replay.max-records", str(MAX_RECORDS), "--replay.max-megabytes", "8192"]
+        with server(options.model, options.trainer, Path(folder) / "out", ["--keys", str(keys), *kept, *more]) as (url, _, pid):
+            place = options.memory or str(Path(folder) / "memory")
+            command = [sys.executable, __file__, "--remember", place, "--minutes", str(options.minutes)]
+            writer = subprocess.Popen(command)
+            accepted = asyncio.run(soak(url, pid, writer.pid, options))
+            writer.wait(120)
+        buffer = next(
+            (more[i + 1] for i, flag in enumerate(more) if flag == "--buffer"), Path(folder) / "out" / "replay.sqlite"
+        )
+        with Replay(buffer) as replay:
+            stored = sum(row.revision > 0 for name in TENANTS for row in replay.rows(name, limit=10 * MAX_RECORDS))
+        print(f"feedback: {accepted} accepted, {stored} in the buffer, {max(0, accepted - stored)} lost")
 
 
 if __name__ == "__main__":
