@@ -167,6 +167,10 @@ def machine_error(error: BaseException) -> OSError | None:
         ):
             full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
             return OSError(errno.ENOSPC if full else errno.EIO, str(cause))
+        if type(cause).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):  # which need not be installed
+            state = getattr(cause, "sqlstate", None) or ""
+            if state[:2] not in ("22", "23"):  # the data's fault
+                return OSError(errno.ENOSPC if state == "53100" else errno.EIO, str(cause))
         if not isinstance(cause, UserError):  # whose text may quote what users wrote
             if found := RUST_OS_ERROR.search(str(cause)):
                 return OSError(int(found[1]), os.strerror(int(found[1])))

@@ -5,7 +5,7 @@ One BLAS thread per process: more only take turns on a small machine, and make s
 
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,15 @@ def hermes(checkpoint: Callable[..., str]) -> str:
 def words(checkpoint: Callable[..., str]) -> str:
     """Folder of a random Llama with a word tokenizer whose turns end with the line."""
     return checkpoint(word_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A Postgres server (tests/support/postgres_server.py), for tests that do not stop it; they take databases or schemas of their own."""
+    from postgres_server import temporary_server
+
+    with temporary_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from .serve_options import LOOPBACK_HOSTS, ServeOptions
 from .serve_parts import ServeParts
 
 if TYPE_CHECKING:
+    from ...memory.claas.replay import Replay
     from ...tools.local.model import LocalChatModel
     from ..serving.service import Service
 
@@ -176,12 +177,13 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     except OSError as error:
         raise UserError(f"serve: --out {options.out}: {error.strerror}; choose another folder") from error
     _make_private(options.out)
-    replay = Replay(options.out / "replay.sqlite", settings.replay)
+    replay = Replay(options.buffer or options.out / "replay.sqlite", settings.replay)
     try:
         made: list[Service] = []
         parts = ServeParts(options, settings, lambda: made[0])
         engine = parts.open_engine()
         _check_base(options, settings, engine.base)
+        _check_buffer(options, replay, engine.base)
         learner = parts.open_learner(engine)
         name = options.name or Path(options.model.rpartition(":")[2]).name
         retention = _retention(options, parts.opened)
@@ -223,6 +225,20 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
     new = path.with_name("service.json.new")
     new.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
+
+
+def _check_buffer(options: ServeOptions, replay: Replay, base: str) -> None:
+    """Check that a shared buffer is not another model's, whose feedback this service would reject.
+
+    Raises:
+        UserError: it is.
+    """
+    other = replay.other_base(base) if options.buffer and base else None
+    if other is not None:
+        raise UserError(
+            f"serve: the buffer in Postgres holds replies of base model {other}, and {options.model} is base {base}; give this service "
+            "a schema of its own (--buffer 'postgresql://…?options=-csearch_path%3DNAME')"
+        )
 
 
 def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exchange]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...memory.errors import UserError
+from ...memory.storage.open_store import is_postgres
 
 __all__ = ["LOOPBACK_HOSTS", "ServeOptions"]
 
@@ -32,6 +33,8 @@ class ServeOptions:
     """Port to listen on; 0 takes a free one."""
     out: Path = Path("runs/claas")
     """The output: a folder for the replay buffer and all versions."""
+    buffer: str = ""
+    """The replay buffer: `postgresql://USER@HOST/DATABASE`, where several services share it. Default: a SQLite file in --out."""
     api_key: tuple[str, ...] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
@@ -77,6 +80,8 @@ class ServeOptions:
     """A directory with prompt files. They replace those of the same name (`claas/hindsight.md`)."""
 
     def __post_init__(self) -> None:
+        if self.buffer and not is_postgres(self.buffer):
+            raise UserError(f"serve: --buffer is postgresql://USER@HOST/DATABASE, got {self.buffer!r}; a file lies in --out")
         if not 0 <= self.learner_nice < 20:
             raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
         if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):

@@ -3,7 +3,8 @@
 The tenant whose last turn is longest ago is next, with that of its adapters whose last turn is longest ago: many adapters give a
 tenant no more turns. An adapter with nothing to learn from rests until feedback comes for it. An
 adapter whose steps fail waits, twice as long each time, and its status says why; the others go on. Nothing is lost when the
-process is killed: the replay buffer and the versions are on disk, and the graph continues from them.
+process is killed: the replay buffer and the versions are on disk, and the graph continues from them. Of several processes that share a
+buffer, one learns for an adapter: the first that claims it, and when it ends, another one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MAX_SKIPS = 3
 comes."""
 MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
+OTHERS_SECONDS = 10.0
+"""Seconds after which a service that shares its buffer looks again at what other processes stored, and learn."""
 MAX_JOBS = 1000
 """Most `train` jobs of a tenant that are remembered."""
 AdapterKey = tuple[str, str]
@@ -59,6 +62,8 @@ class _Turn:
     """Failed steps in a row."""
     until: float = 0.0
     """Time before which it gets no turn, in seconds of the clock."""
+    ready: int = 0
+    """Ready exchanges when they were last counted, in a buffer that other processes share."""
     error: str = ""
     """Message of the last failure, for tenants; empty after a success."""
     jobs: list[str] = field(default_factory=list)
@@ -217,6 +222,8 @@ class LearningTask:
                 LOG.error("the learner cannot read what there is to learn from: %s", error)
                 scope, wait = None, 5.0
             if scope is None:
+                if self._replay.is_shared:
+                    wait = min(wait or OTHERS_SECONDS, OTHERS_SECONDS)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), wait)
                 continue
@@ -224,14 +231,21 @@ class LearningTask:
 
     async def _next(self) -> tuple[AdapterKey | None, float | None]:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
-        for tenant, adapter, _ in await asyncio.to_thread(self._replay.scopes):
+        for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes):
             if (tenant, adapter) not in self._turns and self._exists(tenant, adapter):
                 self._turns[tenant, adapter] = _Turn()
+            if self._replay.is_shared and (turn := self._turns.get((tenant, adapter))):
+                if ready > turn.ready:  # feedback that came to another process, too
+                    turn.due, turn.skips = True, 0
+                turn.ready = ready
         now = self._clock()
         due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
-        ready = [scope for scope, turn in due.items() if turn.until <= now]
-        if ready:
-            return min(ready, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)), None
+        waiting = [scope for scope, turn in due.items() if turn.until <= now]
+        for scope in sorted(waiting, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)):
+            if await asyncio.to_thread(self._replay.claim, *scope):
+                return scope, None
+            self._turns[scope].until = now + OTHERS_SECONDS
+            self._on_live_change(*scope)  # perhaps: the process that learns for it shares the folder of versions
         return None, min((turn.until - now for turn in due.values()), default=None)
 
     async def _learn(self, scope: AdapterKey) -> None:

@@ -1,12 +1,13 @@
 """The replay buffer of CLaaS: served exchanges, their feedback, and the gradient steps that used them. One SQLite file (write-ahead
-log) for all tenants; a tenant's rows, draws and errors do not depend on other tenants.
+log) for all tenants, or one schema in Postgres, which several processes share; a tenant's rows, draws and errors do not depend on
+other tenants.
 
 A record goes `pending` (no feedback yet) -> `ready` (to be learned from) -> `leased` (in an unfinished minibatch) -> `ready` again,
 or `consumed` after `max_samplings` samplings. `held` records are never trained on: the gate reads them. `rejected` ones have a reason.
 
-When a method returns, its effect survives a power cut (synchronous=FULL); a method that is interrupted did all or nothing. A leased
-minibatch is frozen, and `lease` gives it again until it is committed or released: a step that was killed is repeated with the same
-exchanges and seed, and `commit` records it once.
+When a method returns, its effect survives a power cut (synchronous=FULL); a method that is interrupted did all or nothing, and may be
+called again: so a call waits up to a minute for a Postgres that restarts. A leased minibatch is frozen, and `lease` gives it again
+until it is committed or released: a step that was killed is repeated with the same exchanges and seed, and `commit` records it once.
 
 Age is the number of gradient steps between the version that made a record and the head that learns (CLaaS: k - P(i)). When the head
 is set back (`set_head`), records of the versions that lead to it are dated anew: undone steps make nothing older.
@@ -22,15 +23,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..branches import ABSENT, History, branching
 from ..display import Table, make_table
 from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
-from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
+from ..storage.open_store import is_postgres
+from .replay_file import ReplayFile, Statements, check_name, digest, json_safe, pack, unpack
+
+if TYPE_CHECKING:
+    from .replay_database import ReplayDatabase
 
 __all__ = [
     "Replay",
@@ -39,6 +46,7 @@ __all__ = [
     "stratified_sample",
 ]
 
+Kind = TypeVar("Kind", bound=type)
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
@@ -162,6 +170,22 @@ def stratified_sample(
     return found
 
 
+def _repeating(memory: Kind) -> Kind:
+    """Class decorator: a public method whose database went away is called again. What it did before, it does not do twice."""
+
+    def repeat(method: Any) -> Any:
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._database.again(lambda: method(self, *args, **kwargs))
+
+        return call
+
+    for name, member in list(vars(memory).items()):
+        if isinstance(member, FunctionType) and not name.startswith("_") and name not in ("close", "as_of", "writes_since"):
+            setattr(memory, name, repeat(member))
+    return memory
+
+
 @branching(
     "append",
     "add_feedback",
@@ -172,27 +196,50 @@ def stratified_sample(
     "release",
     "set_head",
     "delete",
-    but=("__enter__", "__exit__"),
+    but=("__enter__", "__exit__", "close", "claim", "is_shared"),
 )
-class Replay(ReplayFile):
-    """The buffer in a SQLite file. Safe for threads; one process owns the file.
+@_repeating
+class Replay:
+    """The buffer, in a SQLite file of one process, or in Postgres for several. Safe for threads.
 
     Args:
-        path: the file; made if it does not exist.
+        where: the file, made if it does not exist; or `postgresql://user:password@host/database`.
         settings: what is kept, and for how long.
         clock: Unix time in seconds.
 
     Raises:
-        ReplayError: the file is open in another process, damaged, something else, or cannot be written.
+        ReplayError: the file is open in another process, damaged, something else, or cannot be written; the database does not answer.
     """
 
     def __init__(
-        self, path: Path | str, settings: ReplaySettings | None = None, clock: Callable[[], float] = time.time
+        self, where: Path | str, settings: ReplaySettings | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings or ReplaySettings()
         self._clock = clock
         self._history = History[tuple[Any, ...]]()
-        super().__init__(path)
+        self._database: ReplayFile | ReplayDatabase
+        if is_postgres(str(where)):
+            from .replay_database import ReplayDatabase
+
+            self._database = ReplayDatabase(str(where))
+        else:
+            self._database = ReplayFile(where)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other processes may have the buffer open, too."""
+        return self._database.shared
+
+    def claim(self, tenant: str, adapter: str) -> bool:
+        """Whether this process is the one that learns for an adapter: the first to ask, until it closes the buffer or ends.
+
+        Two that learned at once would do the same step twice. Nothing worse: a minibatch is committed once.
+        """
+        return self._database.claim(tenant, adapter)
+
+    def close(self) -> None:
+        """Close the buffer; a file may then be opened by another process."""
+        self._database.close()
 
     def as_of(self, moment: str) -> Replay:
         """A copy of the buffer as it was at a moment (memory/branches.py), in a temporary file that goes with it.
@@ -201,9 +248,8 @@ class Replay(ReplayFile):
         """
         folder = tempfile.TemporaryDirectory(prefix="learngraph-replay-")
         path = Path(folder.name) / "replay.sqlite"
+        self._database.copy_to(path)
         with closing(sqlite3.connect(path, isolation_level=None)) as copy:
-            with self._reading() as base:
-                base.backup(copy)
             now = dict.fromkeys(self._history.keys_since(moment), ()) if moment else {}
             for key in now:
                 before = self._history.undo({key: ()}, moment).get(key, ABSENT)
@@ -242,7 +288,7 @@ class Replay(ReplayFile):
         if size > self.settings.max_record_bytes:
             raise UserError(f"{what} has {size} bytes, at most {self.settings.max_record_bytes} are kept: shorten it")
         tenant, adapter = exchange.tenant, exchange.adapter
-        with self._writing() as base:
+        with self._database.writing(tenant) as base:
             found = base.execute(
                 f"SELECT b.about, b.prompt, b.tokens, b.logprobs FROM {RECORD_TABLES} WHERE r.tenant = ? AND r.id = ?",
                 (tenant, exchange.id),
@@ -251,23 +297,24 @@ class Replay(ReplayFile):
                 if found != body:
                     raise UserError(f"{what}: another exchange has this id; ids are given once")
             else:
-                base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
-                base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", (tenant, adapter))
+                base.execute("INSERT INTO tenants (tenant) VALUES (?) ON CONFLICT DO NOTHING", (tenant,))
+                base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", (tenant, adapter))
                 self._expire(base, tenant, adapter)
                 self._make_room(base, tenant, adapter, 1, size)
-                dated = base.execute(
-                    "SELECT min(s.step, coalesce(d.made, ?)) FROM scopes s LEFT JOIN dates d ON d.tenant = s.tenant AND"
+                step, made = base.execute(
+                    "SELECT s.step, d.made FROM scopes s LEFT JOIN dates d ON d.tenant = s.tenant AND"
                     " d.adapter = s.adapter AND d.version = ? WHERE s.tenant = ? AND s.adapter = ?",
-                    (exchange.step, exchange.reply.version, tenant, adapter),
+                    (exchange.reply.version, tenant, adapter),
                 ).fetchone()
+                made = min(step, exchange.step if made is None else made)
                 n = base.execute(
-                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, user)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?)",
+                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, \"user\")"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?) RETURNING n",
                     (
-                        *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, *dated, exchange.family),
+                        *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, made, exchange.family),
                         *(exchange.reply.flaw, self._clock(), size, exchange.user),
                     ),
-                ).lastrowid
+                ).fetchone()[0]
                 base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
                 self._history.note((tenant, exchange.id))
             if exchange.feedback is not None:
@@ -305,10 +352,10 @@ class Replay(ReplayFile):
             ExpiredExchange: it came more than `max_pending_hours` after the reply.
             FeedbackConflict: other feedback was learned from or is in a minibatch, or the record was rejected.
         """
-        with self._writing() as base:
+        with self._database.writing(tenant) as base:
             return self._add_feedback(base, tenant, id, feedback, key)
 
-    def _add_feedback(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
+    def _add_feedback(self, base: Statements, tenant: str, id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
         row = base.execute(
             "SELECT n, adapter, state, reason, revision, appended, bytes, feedback FROM records WHERE tenant = ? AND id = ?",
             (tenant, id),
@@ -357,7 +404,7 @@ class Replay(ReplayFile):
         base.execute("INSERT INTO feedbacks VALUES (?, ?, ?, ?, ?, ?)", (tenant, job, id, revision, key, mark))
         return FeedbackReceipt(job, id, state, False)
 
-    def _expire(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
+    def _expire(self, base: Statements, tenant: str, adapter: str) -> None:
         """Reject pending records older than `max_pending_hours`."""
         cutoff = self._clock() - self.settings.max_pending_seconds
         waiting = "WHERE tenant = ? AND adapter = ? AND state = 'pending'"
@@ -368,7 +415,7 @@ class Replay(ReplayFile):
                 (tenant, adapter, cutoff),
             )
 
-    def _make_room(self, base: sqlite3.Connection, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
+    def _make_room(self, base: Statements, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
         """Evict records to make room for `count` records and `size` bytes: finished ones first, then the oldest.
 
         Raises:
@@ -403,7 +450,7 @@ class Replay(ReplayFile):
 
     def get(self, tenant: str, id: str) -> ReplayRow | None:
         """A tenant's record; None: it has none of this id."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = self._rows(base, "r.tenant = ? AND r.id = ?", (tenant, id), 1)
         return found[0] if found else None
 
@@ -424,15 +471,19 @@ class Replay(ReplayFile):
                 where, values = f"{where} AND r.{name} = ?", [*values, value]
         if before is not None:
             where, values = f"{where} AND r.n < (SELECT n FROM records WHERE tenant = ? AND id = ?)", [*values, tenant, before]
-        if learned_by is not None:
-            scope = learned_by.rpartition("@")[0].partition("/")[2]
-            batch = "SELECT batch FROM updates WHERE tenant = ? AND adapter = ? AND version = ?"
-            where = f"{where} AND r.id IN (SELECT j.value FROM batches b, json_each(b.ids) j WHERE b.id IN ({batch}))"
-            values = [*values, tenant, scope, learned_by]
-        with self._reading() as base:
+        with self._database.reading() as base:
+            if learned_by is not None:
+                found = base.execute(
+                    "SELECT b.ids FROM updates u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.adapter = ? AND u.version = ?",
+                    (tenant, learned_by.rpartition("@")[0].partition("/")[2], learned_by),
+                ).fetchone()
+                ids = json.loads(found[0]) if found else []
+                if not ids:
+                    return []
+                where, values = f"{where} AND r.id IN ({', '.join('?' * len(ids))})", [*values, *ids]
             return self._rows(base, where, values, limit)
 
-    def _rows(self, base: sqlite3.Connection, where: str, values: Sequence[Any], limit: int) -> list[ReplayRow]:
+    def _rows(self, base: Statements, where: str, values: Sequence[Any], limit: int) -> list[ReplayRow]:
         found = base.execute(
             f"SELECT {ROW_COLUMNS}, s.step FROM {RECORD_TABLES} JOIN scopes s ON s.tenant = r.tenant AND s.adapter = r.adapter"
             f" WHERE {where} ORDER BY r.n DESC LIMIT ?",
@@ -446,7 +497,7 @@ class Replay(ReplayFile):
 
     def job(self, tenant: str, job: str) -> ReplayRow | None:
         """The record of a tenant's job; `rejected`, with the newer job as the reason, if later feedback replaced it."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = base.execute("SELECT id FROM feedbacks WHERE tenant = ? AND job = ?", (tenant, job)).fetchone()
         row = self.get(tenant, found[0]) if found else None
         if row is None or row.job == job:
@@ -458,7 +509,7 @@ class Replay(ReplayFile):
 
         Steps that did not learn from the record count, too: its reply may have been shown to the teacher of another record.
         """
-        with self._reading() as base:
+        with self._database.reading() as base:
             return tuple(
                 base.execute(
                     "SELECT u.batch, u.version FROM uses u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.id = ? ORDER BY b.step",
@@ -468,19 +519,18 @@ class Replay(ReplayFile):
 
     def minibatch_sizes(self, tenant: str, adapter: str) -> dict[str, int]:
         """Label of each version -> number of exchanges in the minibatch of the step that made it, deleted ones too."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = base.execute(
-                "SELECT u.version, json_array_length(b.ids) FROM updates u JOIN batches b ON b.id = u.batch"
-                " WHERE u.tenant = ? AND u.adapter = ?",
+                "SELECT u.version, b.ids FROM updates u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.adapter = ?",
                 (tenant, adapter),
-            )
-            return dict(found.fetchall())
+            ).fetchall()
+        return {version: len(json.loads(ids)) for version, ids in found}
 
     def counts(self, tenant: str | None = None, adapter: str | None = None) -> dict[str, int]:
         """Number of records by state; states without records are left out."""
         where = [(name, value) for name, value in (("tenant", tenant), ("adapter", adapter)) if value is not None]
-        text = " AND ".join(f"{name} = ?" for name, _ in where) or "1"
-        with self._reading() as base:
+        text = " AND ".join(f"{name} = ?" for name, _ in where) or "1 = 1"
+        with self._database.reading() as base:
             return dict(
                 base.execute(
                     f"SELECT state, count(*) FROM records WHERE {text} GROUP BY state ORDER BY state",
@@ -490,7 +540,7 @@ class Replay(ReplayFile):
 
     def ages(self, tenant: str, adapter: str) -> dict[int, int]:
         """Number of ready records by age in gradient steps, youngest first."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             return dict(
                 base.execute(
                     "SELECT s.step - r.made, count(*) FROM records r JOIN scopes s USING (tenant, adapter)"
@@ -499,9 +549,17 @@ class Replay(ReplayFile):
                 ).fetchall()
             )
 
+    def other_base(self, base: str) -> str | None:
+        """A base model other than this one whose replies wait for feedback, or to be learned from; None: there is none."""
+        with self._database.reading() as database:
+            found = database.execute(
+                "SELECT base FROM records WHERE base <> ? AND state NOT IN ('consumed', 'rejected') LIMIT 1", (base,)
+            ).fetchone()
+        return str(found[0]) if found else None
+
     def scopes(self) -> list[tuple[str, str, int]]:
         """(tenant, adapter, number of ready records) of every adapter, sorted by the age of the oldest ready record, oldest first."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = base.execute(
                 "SELECT s.tenant, s.adapter, count(r.n), min(r.n) FROM scopes s LEFT JOIN records r ON r.tenant = s.tenant"
                 " AND r.adapter = s.adapter AND r.state = 'ready' GROUP BY 1, 2"
@@ -537,7 +595,7 @@ class Replay(ReplayFile):
         if size < 1:
             raise UserError(f"a minibatch has at least 1 exchange, asked for {size}")
         scope = (tenant, adapter)
-        with self._writing() as base:
+        with self._database.writing(tenant) as base:
             found = base.execute(
                 "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'", scope
             ).fetchone()
@@ -577,12 +635,12 @@ class Replay(ReplayFile):
             return self._minibatch(base, id)
 
     def _within_user_share(
-        self, base: sqlite3.Connection, scope: tuple[str, str], size: int, random: Random
+        self, base: Statements, scope: tuple[str, str], size: int, random: Random
     ) -> set[int] | None:
         """Numbers of the ready records that a minibatch of `size` may be drawn from: some of each end user, and all without a named
         one. None: no limit."""
         rows = base.execute(
-            "SELECT n, user, revision > 0 FROM records INDEXED BY by_user WHERE tenant = ? AND adapter = ? AND user <> ''",
+            "SELECT n, \"user\", revision > 0 FROM records INDEXED BY by_user WHERE tenant = ? AND adapter = ? AND \"user\" <> ''",
             scope,
         ).fetchall()
         givers, known = {user for _, user, given in rows if given}, {user for _, user, _ in rows}
@@ -602,7 +660,7 @@ class Replay(ReplayFile):
             allowed.update(random.sample(newest, min(most, len(newest))))
         return allowed
 
-    def _reject_too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
+    def _reject_too_old(self, base: Statements, tenant: str, adapter: str) -> None:
         limit = self.settings.max_age
         base.execute(
             "UPDATE records INDEXED BY by_age SET state = 'rejected', reason = ? WHERE state = 'ready' AND tenant = ? AND adapter = ?"
@@ -616,10 +674,10 @@ class Replay(ReplayFile):
         Raises:
             UserError: there is none, or some of its records were deleted.
         """
-        with self._reading() as base:
+        with self._database.reading() as base:
             return self._minibatch(base, id)
 
-    def _minibatch(self, base: sqlite3.Connection, id: str) -> Minibatch:
+    def _minibatch(self, base: Statements, id: str) -> Minibatch:
         tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
         exchanges = []
         for key in json.loads(ids):
@@ -632,7 +690,7 @@ class Replay(ReplayFile):
             exchanges.append(replace(unpack(tenant, body, feedback), step=made))
         return Minibatch(id, tenant, adapter, step, parent, tuple(exchanges), seed)
 
-    def _batch(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
+    def _batch(self, base: Statements, id: str) -> tuple[Any, ...]:
         found = base.execute(
             "SELECT tenant, adapter, step, parent, seed, ids, state, version, reason FROM batches WHERE id = ?", (id,)
         ).fetchone()
@@ -642,12 +700,12 @@ class Replay(ReplayFile):
 
     def version_of_batch(self, batch_id: str) -> str:
         """Label of the version that a minibatch made; empty: none, or not yet."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             return str(self._batch(base, batch_id)[7] or "")
 
     def leased_batches(self) -> list[str]:
         """Ids of leased minibatches, which a restarted learner has to finish."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             return [id for (id,) in base.execute("SELECT id FROM batches WHERE state = 'leased' ORDER BY id")]
 
     def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
@@ -656,7 +714,7 @@ class Replay(ReplayFile):
         The minibatch itself stays unchanged, so that a step that is repeated after a crash sees the same one. A minibatch that has
         ended (committed, released, withdrawn) is left alone, so that a repeated call has no effect.
         """
-        with self._writing() as base:
+        with self._database.writing(_tenant(batch_id)) as base:
             if self._batch(base, batch_id)[6] != "leased":
                 return
             base.executemany(
@@ -670,7 +728,7 @@ class Replay(ReplayFile):
         A record above `max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is rejected already. A
         minibatch that has ended is left alone.
         """
-        with self._writing() as base:
+        with self._database.writing(_tenant(batch_id)) as base:
             if self._batch(base, batch_id)[6] != "leased":
                 return
             for id, kl in kls.items():
@@ -682,7 +740,7 @@ class Replay(ReplayFile):
                     (kl if math.isfinite(kl) else None, verdict, batch_id, id),
                 )
 
-    def _leased_batch(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
+    def _leased_batch(self, base: Statements, id: str) -> tuple[Any, ...]:
         batch = self._batch(base, id)
         if batch[6] != "leased":
             why = f": {batch[8]}" if batch[8] else ""
@@ -699,7 +757,7 @@ class Replay(ReplayFile):
         if not version:
             raise UserError(f"minibatch {batch_id!r} made no version: release it")
         about = json.dumps(json_safe(update))
-        with self._writing() as base:
+        with self._database.writing(_tenant(batch_id)) as base:
             batch = self._batch(base, batch_id)
             if batch[6] == "committed" and batch[7] == version:
                 return
@@ -722,7 +780,7 @@ class Replay(ReplayFile):
                 (tenant, adapter, step, batch_id, version, parent, about, self._clock()),
             )
             if base.execute("SELECT 1 FROM taints WHERE tenant = ? AND version = ?", (tenant, parent)).fetchone():
-                base.execute("INSERT OR IGNORE INTO taints VALUES (?, ?)", (tenant, version))
+                base.execute("INSERT INTO taints VALUES (?, ?) ON CONFLICT DO NOTHING", (tenant, version))
             self._reject_too_old(base, tenant, adapter)
 
     def release(self, batch_id: str, reason: str, counts_as_sampling: bool = False) -> None:
@@ -733,24 +791,24 @@ class Replay(ReplayFile):
             reason: why.
             counts_as_sampling: count it as a sampling of its records, so that useless ones are not drawn for ever.
         """
-        with self._writing() as base:
+        with self._database.writing(_tenant(batch_id)) as base:
             state = self._batch(base, batch_id)[6]
             if state in ("released", "withdrawn"):
                 return
             self._release(base, batch_id, "released", reason, counts_as_sampling)
 
-    def _release(self, base: sqlite3.Connection, id: str, state: str, reason: str, count: bool) -> None:
+    def _release(self, base: Statements, id: str, state: str, reason: str, count: bool) -> None:
         tenant, adapter, *_ = self._leased_batch(base, id)
         self._end(base, id, int(count))
         base.execute("UPDATE batches SET state = ?, reason = ? WHERE id = ?", (state, reason, id))
         base.execute("UPDATE scopes SET attempt = attempt + 1 WHERE tenant = ? AND adapter = ?", (tenant, adapter))
 
-    def _end(self, base: sqlite3.Connection, id: str, sampled: int) -> None:
+    def _end(self, base: Statements, id: str, sampled: int) -> None:
         base.execute(
-            "UPDATE records SET times = times + ?1, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
-            " THEN 'rejected' WHEN times + ?1 >= ?2 THEN 'consumed' ELSE 'ready' END,"
-            " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?3",
-            (sampled, self.settings.max_samplings, id),
+            "UPDATE records SET times = times + ?, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
+            " THEN 'rejected' WHEN times + ? >= ? THEN 'consumed' ELSE 'ready' END,"
+            " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?",
+            (sampled, sampled, self.settings.max_samplings, id),
         )
         base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))
 
@@ -763,7 +821,7 @@ class Replay(ReplayFile):
         return str(self._scope(tenant, adapter)[1])
 
     def _scope(self, tenant: str, adapter: str) -> tuple[int, str]:
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()
         return found or (0, "")
 
@@ -779,9 +837,9 @@ class Replay(ReplayFile):
             give_back: the steps from `version` to the present head count as no sampling of their records, which may teach again.
         """
         scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
-        with self._writing() as base:
-            base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
-            base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", scope)
+        with self._database.writing(tenant) as base:
+            base.execute("INSERT INTO tenants (tenant) VALUES (?) ON CONFLICT DO NOTHING", (tenant,))
+            base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", scope)
             step, head = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchone()
             if head == version:
                 return
@@ -794,7 +852,7 @@ class Replay(ReplayFile):
             base.execute("UPDATE scopes SET head = ? WHERE tenant = ? AND adapter = ?", (version, *scope))
             base.execute("DELETE FROM dates WHERE tenant = ? AND adapter = ?", scope)
             for made in range(step, max(step - self.settings.max_age, 0) - 1, -1):
-                base.execute("INSERT OR IGNORE INTO dates VALUES (?, ?, ?, ?)", (*scope, version, made))
+                base.execute("INSERT INTO dates VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", (*scope, version, made))
                 found = base.execute(
                     "SELECT parent FROM updates WHERE tenant = ? AND adapter = ? AND version = ?", (*scope, version)
                 ).fetchone()
@@ -807,7 +865,7 @@ class Replay(ReplayFile):
                 scope,
             )
 
-    def _give_back(self, base: sqlite3.Connection, scope: tuple[str, str], head: str, until: str) -> None:
+    def _give_back(self, base: Statements, scope: tuple[str, str], head: str, until: str) -> None:
         """Take back a sampling of the records behind the versions from `head` to `until`, without the latter."""
         while head != until:
             found = base.execute(
@@ -818,13 +876,13 @@ class Replay(ReplayFile):
             head, batch = found
             base.execute(
                 "UPDATE records SET times = times - 1, state = CASE state WHEN 'consumed' THEN 'ready' ELSE state END"
-                " WHERE tenant = ?1 AND times > 0 AND id IN (SELECT id FROM uses WHERE tenant = ?1 AND batch = ?2)",
-                (scope[0], batch),
+                " WHERE tenant = ? AND times > 0 AND id IN (SELECT id FROM uses WHERE tenant = ? AND batch = ?)",
+                (scope[0], scope[0], batch),
             )
 
     def updates(self, tenant: str, adapter: str, limit: int = 100) -> list[dict[str, Any]]:
         """The log of gradient steps, newest first: the `update` of `commit`, and `step`, `batch`, `version`, `parent`, `time`."""
-        with self._reading() as base:
+        with self._database.reading() as base:
             found = base.execute(
                 "SELECT about, step, batch, version, parent, time FROM updates WHERE tenant = ? AND adapter = ? ORDER BY step DESC LIMIT ?",
                 (tenant, adapter, limit),
@@ -849,13 +907,10 @@ class Replay(ReplayFile):
         Raises:
             UnknownExchange: this tenant never had an exchange of this id.
         """
-        with self._writing() as base:
-            known = base.execute(
-                "SELECT n, batch FROM records WHERE tenant = ? AND (?2 IS NULL OR id = ?2)", (tenant, id)
-            ).fetchall()
-            used = base.execute(
-                "SELECT DISTINCT version FROM uses WHERE tenant = ? AND (?2 IS NULL OR id = ?2)", (tenant, id)
-            ).fetchall()
+        with self._database.writing(tenant) as base:
+            which, values = ("tenant = ?", (tenant,)) if id is None else ("tenant = ? AND id = ?", (tenant, id))
+            known = base.execute(f"SELECT n, batch FROM records WHERE {which}", values).fetchall()
+            used = base.execute(f"SELECT DISTINCT version FROM uses WHERE {which}", values).fetchall()
             if id is not None and not known and not used:
                 raise UnknownExchange(f"no exchange {id!r} is kept: name the id of a response that was served to this key")
             for batch in sorted({row[1] for row in known if row[1]}):
@@ -865,20 +920,17 @@ class Replay(ReplayFile):
                 labels |= {version for (version,) in base.execute("SELECT version FROM taints WHERE tenant = ?", (tenant,))}
                 base.execute("DELETE FROM uses WHERE tenant = ?", (tenant,))
                 base.execute("UPDATE batches SET ids = '[]' WHERE tenant = ?", (tenant,))
-            base.executemany("INSERT OR IGNORE INTO taints VALUES (?, ?)", [(tenant, label) for label in labels])
+            base.executemany("INSERT INTO taints VALUES (?, ?) ON CONFLICT DO NOTHING", [(tenant, label) for label in labels])
             base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
-        self._truncate_log()
+        self._database.truncate_log()
         return tuple(sorted(labels))
 
     def tainted_versions(self, tenant: str | None = None) -> tuple[str, ...]:
         """Labels of all versions that learned from records that were deleted since, and of their descendants."""
-        with self._reading() as base:
-            return tuple(
-                label
-                for (label,) in base.execute(
-                    "SELECT version FROM taints WHERE ?1 IS NULL OR tenant = ?1 ORDER BY version", (tenant,)
-                )
-            )
+        which, values = ("1 = 1", ()) if tenant is None else ("tenant = ?", (tenant,))
+        with self._database.reading() as base:
+            found = base.execute(f"SELECT version FROM taints WHERE {which} ORDER BY version", values).fetchall()
+        return tuple(label for (label,) in found)
 
     def __enter__(self) -> Replay:
         return self
@@ -887,10 +939,14 @@ class Replay(ReplayFile):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Replay({self.path!s})"
+        return f"Replay({self._database.where})"
 
 
-def _descendants(base: sqlite3.Connection, tenant: str, versions: set[str]) -> set[str]:
+def _tenant(batch_id: str) -> str:
+    return batch_id.partition("/")[0]
+
+
+def _descendants(base: Statements, tenant: str, versions: set[str]) -> set[str]:
     """The versions and all their descendants."""
     children: dict[str, list[str]] = {}
     for version, parent in base.execute("SELECT version, parent FROM updates WHERE tenant = ?", (tenant,)) if versions else ():

@@ -1,4 +1,4 @@
-"""The SQLite file of the replay buffer (memory/claas/replay.py): tables, ownership, transactions, errors, and packed exchanges."""
+"""The replay buffer (memory/claas/replay.py) as a SQLite file: tables, ownership, transactions, errors, and packed exchanges."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import re
 import sqlite3
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..errors import ReplayError, UserError
 from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling
 
-__all__ = ["NAME", "ReplayFile", "check_name", "digest", "json_safe", "pack", "unpack"]
+__all__ = ["NAME", "ReplayFile", "Statements", "check_name", "digest", "json_safe", "pack", "unpack"]
 
 APPLICATION_ID = 0x6C675F72
 """The file's type in SQLite's header ("lg_r")."""
@@ -41,7 +41,7 @@ CREATE TABLE scopes (tenant TEXT, adapter TEXT, step INTEGER NOT NULL DEFAULT 0,
 CREATE TABLE records (n INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, adapter TEXT NOT NULL, version TEXT NOT NULL,
     base TEXT NOT NULL, made INTEGER NOT NULL, family TEXT NOT NULL, positive INTEGER, state TEXT NOT NULL, reason TEXT NOT NULL
     DEFAULT '', verdict TEXT, times INTEGER NOT NULL DEFAULT 0, revision INTEGER NOT NULL DEFAULT 0, job TEXT NOT NULL DEFAULT '',
-    feedback TEXT, kl REAL, batch TEXT, appended REAL NOT NULL, bytes INTEGER NOT NULL, user TEXT NOT NULL DEFAULT '',
+    feedback TEXT, kl REAL, batch TEXT, appended REAL NOT NULL, bytes INTEGER NOT NULL, "user" TEXT NOT NULL DEFAULT '',
     UNIQUE (tenant, id));
 CREATE INDEX by_scope ON records (tenant, adapter, n);
 CREATE INDEX by_state ON records (tenant, adapter, state, n);
@@ -51,16 +51,6 @@ CREATE INDEX by_age ON records (tenant, adapter, made) WHERE state = 'ready';
 CREATE INDEX done ON records (tenant, n, adapter) WHERE state IN ('consumed', 'rejected') AND batch IS NULL;
 CREATE INDEX in_batch ON records (batch) WHERE batch IS NOT NULL;
 CREATE TABLE bodies (n INTEGER PRIMARY KEY, about TEXT NOT NULL, prompt BLOB NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL);
-CREATE TRIGGER added AFTER INSERT ON records BEGIN
-    UPDATE tenants SET bytes = bytes + new.bytes WHERE tenant = new.tenant;
-    UPDATE scopes SET records = records + 1 WHERE tenant = new.tenant AND adapter = new.adapter; END;
-CREATE TRIGGER grown AFTER UPDATE OF bytes ON records BEGIN
-    UPDATE tenants SET bytes = bytes + new.bytes - old.bytes WHERE tenant = new.tenant; END;
-CREATE TRIGGER removed AFTER DELETE ON records BEGIN
-    DELETE FROM bodies WHERE n = old.n;
-    DELETE FROM feedbacks WHERE tenant = old.tenant AND id = old.id;
-    UPDATE tenants SET bytes = bytes - old.bytes WHERE tenant = old.tenant;
-    UPDATE scopes SET records = records - 1 WHERE tenant = old.tenant AND adapter = old.adapter; END;
 CREATE TABLE feedbacks (tenant TEXT, job TEXT, id TEXT NOT NULL, revision INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
     PRIMARY KEY (tenant, job)) WITHOUT ROWID;
 CREATE INDEX feedbacks_of ON feedbacks (tenant, id, revision);
@@ -76,7 +66,20 @@ CREATE TABLE dates (tenant TEXT, adapter TEXT, version TEXT, made INTEGER NOT NU
     WITHOUT ROWID;
 CREATE TABLE taints (tenant TEXT, version TEXT, PRIMARY KEY (tenant, version)) WITHOUT ROWID;
 """
-USER_INDEX = "CREATE INDEX IF NOT EXISTS by_user ON records (tenant, adapter, user, revision, n) WHERE user <> ''"
+TRIGGERS = """
+CREATE TRIGGER added AFTER INSERT ON records BEGIN
+    UPDATE tenants SET bytes = bytes + new.bytes WHERE tenant = new.tenant;
+    UPDATE scopes SET records = records + 1 WHERE tenant = new.tenant AND adapter = new.adapter; END;
+CREATE TRIGGER grown AFTER UPDATE OF bytes ON records BEGIN
+    UPDATE tenants SET bytes = bytes + new.bytes - old.bytes WHERE tenant = new.tenant; END;
+CREATE TRIGGER removed AFTER DELETE ON records BEGIN
+    DELETE FROM bodies WHERE n = old.n;
+    DELETE FROM feedbacks WHERE tenant = old.tenant AND id = old.id;
+    UPDATE tenants SET bytes = bytes - old.bytes WHERE tenant = old.tenant;
+    UPDATE scopes SET records = records - 1 WHERE tenant = old.tenant AND adapter = old.adapter; END;
+"""
+"""What SQLite does when a record comes, grows or goes. replay_database.py has the same for Postgres."""
+USER_INDEX = """CREATE INDEX IF NOT EXISTS by_user ON records (tenant, adapter, "user", revision, n) WHERE "user" <> ''"""
 HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room and try again; what was stored before is kept",
     sqlite3.SQLITE_IOERR: "the disk does not take it: make room or repair it, and try again; what was stored before is kept",
@@ -87,6 +90,21 @@ HINTS = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a copy, or start a new one",
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite stores (1 GB)",
 }
+
+
+Result = TypeVar("Result")
+
+
+class Statements(Protocol):
+    """What a transaction runs SQL with: a connection to SQLite, or replay_database.py's to Postgres. Values stand for `?`."""
+
+    def execute(self, text: str, values: Any = (), /) -> Any:
+        """Run a statement; its rows are tuples, by `fetchone`, `fetchall` or one after the other."""
+        ...
+
+    def executemany(self, text: str, values: Any, /) -> Any:
+        """Run a statement once for each of several tuples of values."""
+        ...
 
 
 class _Group:
@@ -107,6 +125,7 @@ class ReplayFile:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.where = str(path)
         self._lock = Lock()
         self._copying, self._counting, self._waiting, self._group = Lock(), Lock(), 0, _Group()
         self._due, self._commits, self._closing = Event(), 0, False
@@ -169,10 +188,10 @@ class ReplayFile:
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what was deleted just before a crash leaves the log, too
         else:
             base.executescript(
-                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT;"
+                f"BEGIN IMMEDIATE; {TABLES} {TRIGGERS} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT;"
             )
         if "user" not in {name for _, name, *_ in base.execute("PRAGMA table_info(records)")}:  # of an earlier version
-            base.execute("ALTER TABLE records ADD COLUMN user TEXT NOT NULL DEFAULT ''")
+            base.execute("ALTER TABLE records ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''")
         base.execute(USER_INDEX)
 
     @contextmanager
@@ -189,7 +208,7 @@ class ReplayFile:
             raise ReplayError(f"replay buffer at {self.path}: {error}; {hint}") from error
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for reading that is not in use elsewhere. It waits for no writer, and sees committed transactions."""
         with self._user_errors():
             try:
@@ -214,8 +233,8 @@ class ReplayFile:
                 self._readers.pop().close()
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all or nothing, and on disk at the end.
+    def writing(self, tenant: str) -> Iterator[sqlite3.Connection]:
+        """A transaction of a tenant: all or nothing, and on disk at the end.
 
         Concurrent writers share one transaction, and so one wait for the disk. Each has a savepoint, so that an error undoes only its
         own work. The last writer in the queue commits for all.
@@ -284,7 +303,7 @@ class ReplayFile:
                 ):  # an error here (a full disk) comes again in the next writer, which reports it
                     base.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _truncate_log(self) -> None:
+    def truncate_log(self) -> None:
         """Checkpoint and truncate the log, so that deleted records are in no file.
 
         Raises:
@@ -298,6 +317,22 @@ class ReplayFile:
             raise ReplayError(
                 f"replay buffer at {self.path}: deleted, but another program is reading the file: end it, and open it again"
             )
+
+    shared = False
+    """False: one process has the file open."""
+
+    def again(self, work: Callable[[], Result]) -> Result:
+        """The work's result. A file is never away; Postgres may be."""
+        return work()
+
+    def claim(self, tenant: str, adapter: str) -> bool:
+        """True: the process that has the file is the only one that learns."""
+        return True
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of the buffer to a new file."""
+        with self.reading() as base, closing(sqlite3.connect(path)) as copy:
+            base.backup(copy)
 
     def close(self) -> None:
         """Close the file, and let another process open it."""

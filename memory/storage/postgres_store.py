@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from langgraph.store.postgres import PostgresStore
 
-__all__ = ["PostgresMemory"]
+__all__ = ["PostgresMemory", "error_text", "escape", "unescape"]
 
 RESTART_SECONDS = 60.0
 """Seconds in which a server may restart while a batch waits for it."""
@@ -129,21 +129,34 @@ def _is_outage(error: BaseException) -> bool:
 
 
 def _as_user_error(error: BaseException, url: str) -> UserError | None:
-    """A database's error as a sentence, without the URL, which may hold a password; None for other errors."""
+    """A database's error as a sentence; None for other errors."""
     from psycopg import Error
 
-    if not isinstance(error, Error):
-        return None
+    return UserError(f"memory in Postgres: {error_text(error, url)}") if isinstance(error, Error) else None
+
+
+def error_text(error: BaseException, url: str) -> str:
+    """The text of a database's error in one line, without the password in the URL."""
     words = " ".join(str(error).split()) or type(error).__name__
     password = re.search(r"://[^:/@]*:([^@]*)@", url)
     if password and password[1]:
         words = words.replace(password[1], "…")
-    return UserError(f"memory in Postgres: {words}")
+    return words
+
+
+def escape(text: str) -> str:
+    """A text that Postgres can hold."""
+    return _UNWELCOME.sub(_code, text) if _UNWELCOME.search(text) else text
+
+
+def unescape(text: str) -> str:
+    """The text that `escape` was given."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text) if _ESCAPE in text else text
 
 
 def _with_escapes(op: Op) -> Op:
     if isinstance(op, PutOp) and op.value is not None:
-        return op._replace(value=_mapped(op.value, lambda text: _UNWELCOME.sub(_code, text), _UNWELCOME))
+        return op._replace(value=_mapped(op.value, escape))
     return op
 
 
@@ -155,16 +168,16 @@ def _without_escapes(result: Result) -> Result:
     if isinstance(result, list):
         return [_without_escapes(one) if isinstance(one, Item) else one for one in result]  # type: ignore[return-value]
     if isinstance(result, Item):
-        result.value = _mapped(result.value, lambda text: _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text), _ESCAPED)
+        result.value = _mapped(result.value, unescape)
     return result
 
 
-def _mapped(value: Any, change: Any, wanted: re.Pattern[str]) -> Any:
-    """A JSON value with the texts changed that the pattern is found in, names of fields included."""
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with its texts changed, names of fields included."""
     if isinstance(value, str):
-        return change(value) if wanted.search(value) else value
+        return change(value)
     if isinstance(value, dict):
-        return {_mapped(name, change, wanted): _mapped(one, change, wanted) for name, one in value.items()}
+        return {_mapped(name, change): _mapped(one, change) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(one, change, wanted) for one in value]
+        return [_mapped(one, change) for one in value]
     return value

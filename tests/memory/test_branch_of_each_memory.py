@@ -138,7 +138,7 @@ def replay(folder: Path) -> Kept:
         memory.add_feedback("acme", f"r/{n}", Feedback(1.0, told))
 
     read = lambda: {row.exchange.id: row.exchange.feedback.text for row in memory.rows("acme")[::-1] if row.exchange.feedback}  # noqa: E731
-    return Kept(memory, write, read, lambda: list(memory._base.iterdump()))
+    return Kept(memory, write, read, lambda: list(memory._database._base.iterdump()))
 
 
 def store(inside: Any) -> Kept:

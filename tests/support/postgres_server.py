@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,16 @@ class PostgresServer:
         """Make an empty database and return its URL."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tests", name)
         return self.url.replace("/postgres", f"/{name}")
+
+
+@contextmanager
+def temporary_server() -> Iterator[PostgresServer]:
+    """A server in a folder of its own, which goes with it. Pytest's folders are closed to the server's user."""
+    folder = Path(tempfile.mkdtemp(prefix="learngraph-pg-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    with postgres_server(folder / "server") as running:
+        yield running
+    shutil.rmtree(folder)
 
 
 @contextmanager

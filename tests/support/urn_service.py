@@ -26,10 +26,15 @@ JAM = changed(
 
 @asynccontextmanager
 async def serving(
-    folder: Path, chosen: CLaaS | None = None, limits: ReplaySettings | None = None, learns: bool = True, **learner: Any
+    folder: Path,
+    chosen: CLaaS | None = None,
+    limits: ReplaySettings | None = None,
+    learns: bool = True,
+    buffer: str = "",
+    **learner: Any,
 ) -> AsyncIterator[Service]:
     chosen = chosen or OPEN_GATE
-    replay = Replay(folder / "replay.sqlite", limits or chosen.replay)
+    replay = Replay(buffer or folder / "replay.sqlite", limits or chosen.replay)
     trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
     service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
     async with service:

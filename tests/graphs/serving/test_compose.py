@@ -82,6 +82,14 @@ def test_service_learner_and_vllm_find_each_other(
     assert services["service"]["environment"]["VLLM_API_KEY"] == services["vllm"]["environment"]["VLLM_API_KEY"] == "c"
 
 
+def test_the_replay_buffer_is_in_postgres(services: dict[str, Any], service: ServeOptions) -> None:
+    place, environment = urlsplit(service.buffer), services["postgres"]["environment"]
+    there = ("postgres", environment["POSTGRES_USER"], "/" + environment["POSTGRES_DB"])
+    assert (place.hostname, place.username, place.path) == there
+    assert services["service"]["environment"]["PGPASSWORD"] == environment["POSTGRES_PASSWORD"]
+    assert services["service"]["depends_on"]["postgres"] == {"condition": "service_healthy"}
+
+
 def test_only_the_service_can_be_reached_and_from_this_machine_only(services: dict[str, Any], service: ServeOptions) -> None:
     assert {name for name, one in services.items() if "ports" in one} == {"service"}
     assert services["service"]["ports"] == [f"127.0.0.1:8080:{service.port}"]

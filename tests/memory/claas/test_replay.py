@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,11 +21,17 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from postgres_server import BIN
 
 from learngraph.memory.claas.replay import Replay, ReplaySettings, stratified_sample
+from learngraph.memory.claas.replay_file import TABLES, ReplayFile
 from learngraph.memory.errors import ExpiredExchange, FeedbackConflict, ReplayError, ReplayFull, UnknownExchange, UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 
+NO_POSTGRES = "NOT TESTED: no Postgres (apt-get install postgresql)"
+PLACE = {"url": ""}
+"""URL of the Postgres that the tests' buffers are in; empty: they are files."""
+BUFFERS = ["file", pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.skipif(BIN is None, reason=NO_POSTGRES)])]
 GOOD, BAD = Feedback(reward=1.0), Feedback(reward=-1.0, text="too long")
 ALL = ReplaySettings(held_out_share=0.0)
 
@@ -47,11 +55,43 @@ def exchange(id: str = "r0", tenant: str = "acme", **more: Any) -> Exchange:
     return Exchange(id, tenant, **{**made, **more})
 
 
+def of_files(test: Any) -> Any:
+    """Marks a test of what only a file can do, or suffer."""
+    test.of_files = True
+    return test
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All other tests run twice, with a file and with a schema of Postgres."""
+    kinds = BUFFERS[:1] if hasattr(metafunc.function, "of_files") else BUFFERS
+    metafunc.parametrize("database", kinds, indirect=True, scope="module")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def database(request: pytest.FixtureRequest) -> None:
+    PLACE["url"] = request.getfixturevalue("postgres").url if request.param == "postgres" else ""
+
+
 def opened(path: Path, limits: ReplaySettings = ALL, **more: Any) -> Replay:
     """Does not wait for the disk; tests/memory/claas/test_replay_crash.py does."""
+    if PLACE["url"]:
+        schema = "s" + blake2b(str(path).encode(), digest_size=8).hexdigest()
+        return Replay(f"{PLACE['url']}?options=-csearch_path%3D{schema}", limits, **more)
     replay = Replay(path / "replay.sqlite", limits, **more)
-    replay._base.execute("PRAGMA synchronous=OFF")
+    base_of(replay).execute("PRAGMA synchronous=OFF")
     return replay
+
+
+def base_of(replay: Replay) -> sqlite3.Connection:
+    """The connection that writes to a buffer's file."""
+    assert isinstance(replay._database, ReplayFile)
+    return replay._database._base
+
+
+def asked(replay: Replay, text: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    """The rows of a query."""
+    with replay._database.reading() as base:
+        return list(base.execute(text, values).fetchall())
 
 
 def fill(replay: Replay, count: int, tenant: str = "acme", start: int = 0, **more: Any) -> None:
@@ -105,7 +145,7 @@ def test_numbers_of_a_network_take_four_bytes_and_others_eight(tmp_path: Path) -
     with opened(tmp_path) as replay:
         replay.append(exchange("short"))
         replay.append(exchange("long", reply=Reply("", (1,), (2,), (-0.1,))))
-        sizes = dict(replay._base.execute("SELECT id, length(logprobs) FROM records JOIN bodies USING (n)").fetchall())
+        sizes = dict(asked(replay, "SELECT id, length(logprobs) FROM records JOIN bodies USING (n)"))
     assert sizes == {"short": 12, "long": 8}
 
 
@@ -264,6 +304,7 @@ def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
 # -- draws
 
 
+@of_files
 def test_draw_is_stratified_by_reward_and_family() -> None:
     ready = [("mail", i % 10 == 0) for i in range(100)] + [("chat", i % 5 == 0) for i in range(20)]
     found = stratified_sample(ready, 16, Random(0))
@@ -275,6 +316,7 @@ def test_draw_is_stratified_by_reward_and_family() -> None:
     assert len(stratified_sample(ready, 500, Random(0))) == 120
 
 
+@of_files
 def test_without_strata_a_draw_is_uniform() -> None:
     ready = [("mail", i < 3) for i in range(10)]
     seen = Counter(i for seed in range(4000) for i in stratified_sample(ready, 2, Random(seed), None))
@@ -289,6 +331,7 @@ def test_stratified_minibatches_give_each_family_the_same_share(tmp_path: Path) 
     assert seen == {"rare": 800, "common": 800}
 
 
+@of_files
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30),
     st.integers(1, 20),
@@ -582,8 +625,8 @@ def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
         assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r4", "r3"]
         replay.add_feedback("acme", "r3", Feedback(text="x" * 200_000))
         assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r3"]  # never the one that it is about
-        stored = replay._base.execute("SELECT tenant, bytes FROM tenants").fetchall()
-        assert dict(stored) == dict(replay._base.execute("SELECT tenant, sum(bytes) FROM records GROUP BY 1").fetchall())
+        stored = dict(asked(replay, "SELECT tenant, bytes FROM tenants"))
+        assert stored == dict(asked(replay, "SELECT tenant, sum(bytes) FROM records GROUP BY 1"))
         assert replay.counts("other") == {"pending": 1}
 
 
@@ -642,6 +685,7 @@ def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> Non
         assert batch.exchanges[1] not in again.exchanges
 
 
+@of_files
 def test_deleted_words_are_in_no_file(tmp_path: Path) -> None:
     def there() -> set[str]:
         return {p.name for p in tmp_path.iterdir() if b"SECRET" in p.read_bytes()}
@@ -720,21 +764,17 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
 
 
 def dump(replay: Replay, tenant: str) -> dict[str, list[Any]]:
-    """All that the file holds of a tenant, but for the internal row numbers, in their order."""
+    """All that the buffer holds of a tenant, but for the internal row numbers, in their order."""
     found = {}
-    names = [name for (name,) in replay._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
-    for name in sorted(names):
-        columns = [row[1] for row in replay._base.execute(f"PRAGMA table_info({name})")]
-        what = ", ".join(column for column in columns if column != "n")
+    for name in sorted(re.findall(r"CREATE TABLE (\w+)", TABLES)):
+        with replay._database.reading() as base:
+            columns = [column[0] for column in base.execute(f"SELECT * FROM {name} LIMIT 0").description]
+        what = ", ".join(f'"{column}"' for column in columns if column != "n")
         if name == "bodies":
-            rows = replay._base.execute(
-                "SELECT about, prompt, tokens, logprobs FROM records JOIN bodies USING (n) WHERE tenant = ? ORDER BY n",
-                (tenant,),
-            )
+            query = "SELECT about, prompt, tokens, logprobs FROM records JOIN bodies USING (n) WHERE tenant = ? ORDER BY n"
         else:
-            order = "n" if "n" in columns else what
-            rows = replay._base.execute(f"SELECT {what} FROM {name} WHERE tenant = ? ORDER BY {order}", (tenant,))
-        found[name] = rows.fetchall()
+            query = f"SELECT {what} FROM {name} WHERE tenant = ? ORDER BY {'n' if 'n' in columns else what}"
+        found[name] = asked(replay, query, (tenant,))
     return found
 
 
@@ -764,6 +804,7 @@ def test_a_tenant_is_what_it_would_be_without_the_other(
     apart(tmp_path_factory.mktemp("tenants"), operations)
 
 
+@of_files
 @pytest.mark.slow
 @settings(max_examples=40, phases=FIND)
 @given(BOTH)
@@ -805,6 +846,7 @@ def test_rows_are_paged_newest_first(tmp_path: Path) -> None:
         assert replay.counts("acme", "other") == {"pending": 1}
 
 
+@of_files
 def test_one_process_owns_the_file(tmp_path: Path) -> None:
     with opened(tmp_path):
         with pytest.raises(ReplayError, match="open in this process"):
@@ -815,6 +857,7 @@ def test_one_process_owns_the_file(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
+@of_files
 def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     path.write_bytes(b"my diary, and no database at all" * 100)
@@ -836,6 +879,7 @@ def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+@of_files
 def test_another_format_is_named(tmp_path: Path) -> None:
     opened(tmp_path).close()
     base = sqlite3.connect(tmp_path / "replay.sqlite")
@@ -845,6 +889,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+@of_files
 def test_a_damaged_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 50)
@@ -861,16 +906,17 @@ def test_a_damaged_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
 
 
 def whole(replay: Replay) -> None:
-    assert replay._base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert base_of(replay).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@of_files
 def test_a_full_disk_says_so_and_costs_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 8)
         batch = replay.lease("acme", "default", 4)
         assert batch is not None
-        (pages,) = replay._base.execute("PRAGMA page_count").fetchone()
-        replay._base.execute(f"PRAGMA max_page_count = {pages}")
+        (pages,) = base_of(replay).execute("PRAGMA page_count").fetchone()
+        base_of(replay).execute(f"PRAGMA max_page_count = {pages}")
         before = dump(replay, "acme")
         with pytest.raises(ReplayError, match="the disk is full: make room"):
             replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
@@ -878,12 +924,13 @@ def test_a_full_disk_says_so_and_costs_nothing(tmp_path: Path) -> None:
             replay.commit(batch.id, "v1", {"text": "x" * 100_000})
         assert dump(replay, "acme") == before
         whole(replay)
-        replay._base.execute("PRAGMA max_page_count = 100000")
+        base_of(replay).execute("PRAGMA max_page_count = 100000")
         replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
         replay.commit(batch.id, "v1", {})
         whole(replay)
 
 
+@of_files
 def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
     """A limit on the file's size stands for the full disk: the kernel takes part of a write, then refuses the rest."""
     with opened(tmp_path) as replay:
@@ -1017,6 +1064,7 @@ def test_without_named_end_users_the_draw_is_what_it_was(tmp_path: Path) -> None
     assert drawn[0] == drawn[1]
 
 
+@of_files
 def test_a_buffer_of_an_earlier_version_takes_end_users(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 3)

@@ -7,10 +7,12 @@ its n-th SQL statement, or at a random moment. What is done again after the cras
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,9 +26,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from postgres_server import BIN
 
 from learngraph.memory.claas.adapters import Adapters, split_label
 from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay_file import TABLES, ReplayFile
 from learngraph.memory.errors import AdapterError, UnknownExchange
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply
 
@@ -140,12 +144,19 @@ def replay_life() -> list[Callable[[Replay], Any]]:
 
 
 def replay_end(replay: Replay) -> Any:
-    """All rows of all tables, in order."""
-    names = sorted(name for (name,) in replay._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall())
-    assert replay._base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    for tenant, id, times in replay._base.execute("SELECT tenant, id, times FROM records").fetchall():
-        assert len(replay.uses(tenant, id)) <= times <= LIMITS.max_samplings
-    return {name: repr(replay._base.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall()) for name in names}
+    """All rows of all tables, in order. Postgres numbers records with gaps: their numbers give the order only."""
+    found = {}
+    is_file = isinstance(replay._database, ReplayFile)
+    with replay._database.reading() as base:
+        if is_file:
+            assert base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        for tenant, id, times in base.execute("SELECT tenant, id, times FROM records").fetchall():
+            assert len(replay.uses(tenant, id)) <= times <= LIMITS.max_samplings
+        for name in re.findall(r"CREATE TABLE (\w+)", TABLES):
+            rows = base.execute(f"SELECT * FROM {name}{' ORDER BY n' if name in ('records', 'bodies') else ''}")
+            first = 0 if is_file or name not in ("records", "bodies") else 1
+            found[name] = [row[first:] for row in rows.fetchall()]
+    return {name: repr(rows if name in ("records", "bodies") else sorted(rows)) for name, rows in found.items()}
 
 
 # -- a life of an adapter
@@ -214,9 +225,11 @@ class Life:
 
     def __init__(self, name: str, place: Path) -> None:
         self.name, self.place = name, place
-        self.work: list[Callable[[Any], Any]] = list(replay_life() if name == "replay" else adapters_life())
+        self.work: list[Callable[[Any], Any]] = list(adapters_life() if name == "adapters" else replay_life())
 
     def open(self) -> Any:
+        if self.name == "postgres":
+            return Replay(os.environ["LIFE_URL"], LIMITS, lambda: 5.0)
         if self.name == "replay":
             return Replay(self.place / "replay.sqlite", LIMITS, lambda: 5.0)
         return Adapters(self.place, "acme", keep_versions=1, clock=lambda: 5.0)
@@ -230,7 +243,7 @@ class Life:
             if heard is not None:
                 os.write(heard, b".")
         dying(None)
-        if self.name == "replay":
+        if self.name != "adapters":
             thing.close()
 
     def child(self, start: int, dying: Callable[[Any], None], until: float | None = None) -> tuple[int, bool]:
@@ -265,12 +278,17 @@ class Life:
 
     def end(self) -> Any:
         thing = self.open()
-        found = replay_end(thing) if self.name == "replay" else adapters_end(thing)
-        if self.name == "replay":
+        found = adapters_end(thing) if self.name == "adapters" else replay_end(thing)
+        if self.name != "adapters":
             thing.close()
         return found
 
     def fresh(self) -> None:
+        if self.name == "postgres":
+            import psycopg
+
+            with psycopg.connect(os.environ["LIFE_URL"], autocommit=True) as connection:
+                connection.execute("DROP SCHEMA IF EXISTS learngraph_replay CASCADE")
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir()
 
@@ -306,7 +324,18 @@ def at_statement(number: int) -> Callable[[Any], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= 1
 
-        thing._base.set_trace_callback(trace)
+        if isinstance(thing._database, ReplayFile):
+            thing._database._base.set_trace_callback(trace)
+            return
+        from learngraph.memory.claas.replay_database import _Connection
+
+        execute = _Connection.execute
+
+        def traced(self: Any, text: str, *values: Any) -> Any:
+            trace(text)
+            return execute(self, text, *values)
+
+        _Connection.execute = traced  # type: ignore[method-assign]
 
     return dying
 
@@ -371,8 +400,9 @@ def shim(place: Path) -> Path:
     return place / "shim.so"
 
 
-def driven(name: str, how: str, place: Path, every: int, shim: Path | None = None) -> dict[str, Any]:
-    env = {**os.environ, **({"LD_PRELOAD": str(shim)} if shim else {})}
+def driven(name: str, how: str, place: Path, every: int, shim: Path | None = None, url: str = "") -> dict[str, Any]:
+    paths = os.pathsep.join([str(Path(__file__).parents[2] / "support"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths, "LIFE_URL": url, **({"LD_PRELOAD": str(shim)} if shim else {})}
     run = subprocess.run([sys.executable, __file__, name, how, str(place), str(every)], capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr[-3000:]
     found: dict[str, Any] = json.loads(run.stdout)
@@ -399,6 +429,32 @@ def test_killed_between_file_operations(place: Path, shim: Path, name: str) -> N
 @pytest.mark.parametrize("name", ["replay", "adapters"])
 def test_killed_twice_at_random_moments(place: Path, name: str) -> None:
     assert driven(name, "random", place, 15)["tried"] > 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)")
+@pytest.mark.parametrize(("how", "every", "least"), [("statements", 149, 7), ("random", 6, 2)])
+def test_killed_with_its_buffer_in_postgres(place: Path, postgres: Any, how: str, every: int, least: int) -> None:
+    assert driven("postgres", how, place, every, url=postgres.make_database(f"life_{how}"))["tried"] > least
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)")
+def test_a_life_ends_alike_in_a_file_and_in_postgres(
+    place: Path, postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIFE_URL", postgres.make_database("life"))
+    ends = []
+    for name in ("replay", "postgres"):
+        life = Life(name, tmp_path / name)
+        life.fresh()
+        life.live(0, None, lambda thing: None)
+        ends.append(life.end())
+    for name, rows in ends[0].items():
+        theirs = ends[1][name]
+        if name in ("records", "bodies"):  # without their numbers
+            rows = repr([row[1:] for row in ast.literal_eval(rows)])
+        assert rows == theirs, name
 
 
 @pytest.mark.long

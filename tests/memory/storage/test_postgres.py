@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph.graph import START, StateGraph
-from postgres_server import BIN, PostgresServer, postgres_server
+from postgres_server import BIN, PostgresServer, temporary_server
 from typing_extensions import TypedDict
 
 from learngraph.graphs.cli.main import main
@@ -38,11 +36,8 @@ NS = ("runs", "zork")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    folder = Path(tempfile.mkdtemp(prefix="learngraph-pg-", dir="/var/tmp"))  # pytest's folders are closed to the server's user
-    folder.chmod(0o755)
-    with postgres_server(folder / "server") as running:
+    with temporary_server() as running:
         yield running
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
