@@ -225,16 +225,18 @@ class LearningTask:
                 if self._replay.is_shared:
                     wait = min(wait or OTHERS_SECONDS, OTHERS_SECONDS)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), wait)
+                    async with asyncio.timeout(wait):  # wait_for of Python 3.11 may lose the cancellation of `close`
+                        await self._wake.wait()
                 continue
             await self._learn(scope)
 
     async def _next(self) -> tuple[AdapterKey | None, float | None]:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
-        for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes):
-            if (tenant, adapter) not in self._turns and self._exists(tenant, adapter):
-                self._turns[tenant, adapter] = _Turn()
-            if self._replay.is_shared and (turn := self._turns.get((tenant, adapter))):
+        for scope in await asyncio.to_thread(self._replay.adapters):
+            if scope not in self._turns and self._exists(*scope):
+                self._turns[scope] = _Turn()
+        for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes) if self._replay.is_shared else ():
+            if turn := self._turns.get((tenant, adapter)):
                 if ready > turn.ready:  # feedback that came to another process, too
                     turn.due, turn.skips = True, 0
                 turn.ready = ready

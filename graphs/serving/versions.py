@@ -150,7 +150,7 @@ class LiveVersions:
         earlier service was deleting go."""
         for gone in self._root.glob("*/.gone-*"):
             shutil.rmtree(gone, ignore_errors=True)
-        found = {(tenant, adapter) for tenant, adapter, _ in self._replay.scopes() if adapter == DEFAULT_SCOPE}
+        found = {scope for scope in self._replay.adapters() if scope[1] == DEFAULT_SCOPE}
         return sorted(found | set(list_adapters(self._root)))
 
     def names(self, tenant: str) -> list[str]:

@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 Kind = TypeVar("Kind", bound=type)
+MANY = 1 << 40
+"""More records than there are."""
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
@@ -176,7 +178,7 @@ def _repeating(memory: Kind) -> Kind:
     def repeat(method: Any) -> Any:
         @wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._database.again(lambda: method(self, *args, **kwargs))
+            return self._database.repeat_if_away(lambda: method(self, *args, **kwargs))
 
         return call
 
@@ -231,7 +233,7 @@ class Replay:
         return self._database.shared
 
     def claim(self, tenant: str, adapter: str) -> bool:
-        """Whether this process is the one that learns for an adapter: the first to ask, until it closes the buffer or ends.
+        """True if this process is the one that learns for an adapter: the first to ask, until it closes the buffer or ends.
 
         Two that learned at once would do the same step twice. Nothing worse: a minibatch is committed once.
         """
@@ -308,7 +310,7 @@ class Replay:
                 ).fetchone()
                 made = min(step, exchange.step if made is None else made)
                 n = base.execute(
-                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, \"user\")"
+                    'INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, "user")'
                     " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?) RETURNING n",
                     (
                         *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, made, exchange.family),
@@ -557,6 +559,20 @@ class Replay:
             ).fetchone()
         return str(found[0]) if found else None
 
+    def youngest_age(self, tenant: str, adapter: str) -> int:
+        """Gradient steps since the newest version that has a ready record; 0 if there is none."""
+        with self._database.reading() as base:
+            found = base.execute(
+                "SELECT max(made) FROM records INDEXED BY by_age WHERE state = 'ready' AND tenant = ? AND adapter = ?",
+                (tenant, adapter),
+            ).fetchone()
+        return 0 if found[0] is None else self.step(tenant, adapter) - int(found[0])
+
+    def adapters(self) -> list[tuple[str, str]]:
+        """(tenant, adapter) of every adapter that ever had a record, sorted."""
+        with self._database.reading() as base:
+            return [tuple(row) for row in base.execute("SELECT tenant, adapter FROM scopes ORDER BY 1, 2").fetchall()]
+
     def scopes(self) -> list[tuple[str, str, int]]:
         """(tenant, adapter, number of ready records) of every adapter, sorted by the age of the oldest ready record, oldest first."""
         with self._database.reading() as base:
@@ -608,18 +624,21 @@ class Replay:
             self._expire(base, tenant, adapter)
             self._reject_too_old(base, tenant, adapter)
             if base_model is not None:
-                base.execute(
-                    "UPDATE records SET state = 'rejected', reason = 'of another base model'"
-                    " WHERE tenant = ? AND adapter = ? AND state = 'ready' AND base <> ?",
-                    (*scope, base_model),
-                )
-            ready = base.execute(
-                "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n",
-                scope,
-            ).fetchall()
+                for other in ("<", ">"):  # which the index finds; it would read all records for "<>"
+                    base.execute(
+                        "UPDATE records INDEXED BY by_base SET state = 'rejected', reason = 'of another base model'"
+                        f" WHERE tenant = ? AND adapter = ? AND state = 'ready' AND base {other} ?",
+                        (*scope, base_model),
+                    )
             id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
             allowed = self._within_user_share(base, scope, min(size, max(min_exchanges, 1)), Random(f"{seed}/{id}/users"))
-            ready = [row for row in ready if allowed is None or row[0] in allowed][-size * self.settings.max_samplings :]
+            newest = size * self.settings.max_samplings
+            ready = base.execute(
+                "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready'"
+                " ORDER BY n DESC LIMIT ?",
+                (*scope, newest if allowed is None else MANY),
+            ).fetchall()
+            ready = [row for row in ready if allowed is None or row[0] in allowed][newest - 1 :: -1]
             if len(ready) < max(min_exchanges, 1):
                 return None
             random = Random(f"{seed}/{id}")
@@ -634,13 +653,11 @@ class Replay:
             )
             return self._minibatch(base, id)
 
-    def _within_user_share(
-        self, base: Statements, scope: tuple[str, str], size: int, random: Random
-    ) -> set[int] | None:
+    def _within_user_share(self, base: Statements, scope: tuple[str, str], size: int, random: Random) -> set[int] | None:
         """Numbers of the ready records that a minibatch of `size` may be drawn from: some of each end user, and all without a named
         one. None: no limit."""
         rows = base.execute(
-            "SELECT n, \"user\", revision > 0 FROM records INDEXED BY by_user WHERE tenant = ? AND adapter = ? AND \"user\" <> ''",
+            'SELECT n, "user", revision > 0 FROM records INDEXED BY by_user WHERE tenant = ? AND adapter = ? AND "user" <> \'\'',
             scope,
         ).fetchall()
         givers, known = {user for _, user, given in rows if given}, {user for _, user, _ in rows}

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..errors import ReplayError, UserError
 from ..storage.postgres_store import RESTART_SECONDS, error_text, escape, unescape
-from .replay_file import FORMAT, TABLES, USER_INDEX, ReplayFile, Statements
+from .replay_file import BASE_INDEX, FORMAT, TABLES, USER_INDEX, ReplayFile, Statements
 
 __all__ = ["ReplayDatabase"]
 
@@ -115,7 +115,6 @@ class ReplayDatabase:
 
     def __init__(self, url: str) -> None:
         try:
-            import psycopg
             from psycopg.conninfo import conninfo_to_dict
             from psycopg_pool import ConnectionPool
         except ImportError as error:
@@ -167,7 +166,7 @@ class ReplayDatabase:
                     )
                 return
             tables = re.sub("|".join(TYPES), lambda found: TYPES[found[0]], TABLES)
-            connection.execute(f"{tables} {USER_INDEX}; {TRIGGERS} CREATE TABLE format (version BIGINT);")
+            connection.execute(f"{tables} {USER_INDEX}; {BASE_INDEX}; {TRIGGERS} CREATE TABLE format (version BIGINT);")
             connection.execute("INSERT INTO format VALUES (%s)", (FORMAT,))
 
     @contextmanager
@@ -182,7 +181,7 @@ class ReplayDatabase:
                 raise ValueError("replay buffer in Postgres: it is closed") from error  # the caller's mistake
             raise ReplayError(f"replay buffer in Postgres: {error_text(error, self._url)}") from error
 
-    def again(self, work: Callable[[], Result]) -> Result:
+    def repeat_if_away(self, work: Callable[[], Result]) -> Result:
         """The work's result. If the connection breaks, it is tried again while the server restarts.
 
         Raises:
@@ -236,7 +235,10 @@ class ReplayDatabase:
     def copy_to(self, path: Path) -> None:
         """Write a copy of the buffer to a new file of SQLite."""
         with closing(ReplayFile(path)) as copy, self.reading() as base, copy.writing("") as rows:
-            for name in ("records", *(name for name in TABLE_NAMES if name != "records")):  # whose triggers count in tenants and scopes
+            for name in (
+                "records",
+                *(name for name in TABLE_NAMES if name != "records"),
+            ):  # whose triggers count in tenants and scopes
                 found = base.execute(f"SELECT * FROM {name}")
                 columns = [f'"{column.name}"' for column in found.description]
                 places = ", ".join("?" * len(columns))

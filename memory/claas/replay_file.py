@@ -80,6 +80,7 @@ CREATE TRIGGER removed AFTER DELETE ON records BEGIN
 """
 """What SQLite does when a record comes, grows or goes. replay_database.py has the same for Postgres."""
 USER_INDEX = """CREATE INDEX IF NOT EXISTS by_user ON records (tenant, adapter, "user", revision, n) WHERE "user" <> ''"""
+BASE_INDEX = "CREATE INDEX IF NOT EXISTS by_base ON records (tenant, adapter, base) WHERE state = 'ready'"
 HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room and try again; what was stored before is kept",
     sqlite3.SQLITE_IOERR: "the disk does not take it: make room or repair it, and try again; what was stored before is kept",
@@ -96,7 +97,7 @@ Result = TypeVar("Result")
 
 
 class Statements(Protocol):
-    """What a transaction runs SQL with: a connection to SQLite, or replay_database.py's to Postgres. Values stand for `?`."""
+    """A connection that runs SQL: SQLite's, or replay_database.py's to Postgres. Values stand for `?`."""
 
     def execute(self, text: str, values: Any = (), /) -> Any:
         """Run a statement; its rows are tuples, by `fetchone`, `fetchall` or one after the other."""
@@ -193,6 +194,7 @@ class ReplayFile:
         if "user" not in {name for _, name, *_ in base.execute("PRAGMA table_info(records)")}:  # of an earlier version
             base.execute("ALTER TABLE records ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''")
         base.execute(USER_INDEX)
+        base.execute(BASE_INDEX)
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:
@@ -321,7 +323,7 @@ class ReplayFile:
     shared = False
     """False: one process has the file open."""
 
-    def again(self, work: Callable[[], Result]) -> Result:
+    def repeat_if_away(self, work: Callable[[], Result]) -> Result:
         """The work's result. A file is never away; Postgres may be."""
         return work()
 

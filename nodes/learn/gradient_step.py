@@ -130,7 +130,7 @@ class SampleMinibatch:
 
 def steps_ahead(replay: Replay, tenant: str, adapter: str, max_lead: int | None) -> int:
     """Gradient steps since the newest version that has feedback, if they are `max_lead` or more; else 0. None: no limit."""
-    youngest = next(iter(replay.ages(tenant, adapter)), 0)
+    youngest = 0 if max_lead is None else replay.youngest_age(tenant, adapter)
     return youngest if max_lead is not None and youngest >= max_lead else 0
 
 

@@ -12,7 +12,9 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -575,10 +577,41 @@ def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 2)
         fill(replay, 2, start=2, base="new")
+        fill(replay, 2, start=4, base="older")
+        assert replay.other_base("new") in ("b", "older")
         batch = replay.lease("acme", "default", 4, min_exchanges=1, base_model="new")
         assert batch is not None
         assert {e.id for e in batch.exchanges} == {"r2", "r3"}
-        assert replay.counts() == {"leased": 2, "rejected": 2}
+        assert replay.counts() == {"leased": 2, "rejected": 4}
+        assert replay.other_base("new") is None
+
+
+def test_the_youngest_age_is_that_of_the_newest_version_with_feedback(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        assert replay.youngest_age("acme", "default") == 0
+        assert replay.adapters() == []
+        fill(replay, 4)
+        for _ in range(3):
+            step(replay, 1)
+            assert replay.youngest_age("acme", "default") == min(replay.ages("acme", "default"))
+        replay.append(exchange("new", step=2, feedback=GOOD))
+        assert replay.youngest_age("acme", "default") == min(replay.ages("acme", "default")) == 1
+        assert replay.adapters() == [("acme", "default")]
+
+
+@of_files
+def test_a_lease_does_not_read_all_that_waits(tmp_path: Path) -> None:
+    """The work of SQLite (instructions, in hundreds) for a lease of 4, with 300 and with 3,000 ready records."""
+    work = []
+    for count in (300, 3000):
+        (tmp_path / str(count)).mkdir()
+        with opened(tmp_path / str(count)) as replay, ThreadPoolExecutor(32) as pool:
+            list(pool.map(lambda i: replay.append(exchange(f"r{i}", feedback=GOOD)), range(count)))
+            done: list[int] = []
+            base_of(replay).set_progress_handler(partial(done.append, 1), 100)
+            assert replay.lease("acme", "default", 4, base_model="b") is not None
+            work.append(len(done))
+    assert work[1] < 2 * work[0]
 
 
 # -- caps
