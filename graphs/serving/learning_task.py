@@ -63,7 +63,7 @@ class _Turn:
     until: float = 0.0
     """Time before which it gets no turn, in seconds of the clock."""
     ready: int = 0
-    """Ready exchanges when they were last counted, in a buffer that other processes share."""
+    """Ready exchanges when they were last counted, in a buffer that other processes share; 0 after a step, which uses some up."""
     error: str = ""
     """Message of the last failure, for tenants; empty after a success."""
     jobs: list[str] = field(default_factory=list)
@@ -120,6 +120,7 @@ class LearningTask:
         self._exists = exists
         self._turns: dict[AdapterKey, _Turn] = {}
         self._jobs: dict[str, OrderedDict[str, dict[str, Any]]] = {}  # by tenant, oldest first
+        self._next_look = 0.0
         self._served: dict[str, int] = {}  # tenant -> number of its last turn
         self._numbers = count(1)
         self._wake = asyncio.Event()
@@ -235,12 +236,14 @@ class LearningTask:
         for scope in await asyncio.to_thread(self._replay.adapters):
             if scope not in self._turns and self._exists(*scope):
                 self._turns[scope] = _Turn()
-        for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes) if self._replay.is_shared else ():
-            if turn := self._turns.get((tenant, adapter)):
-                if ready > turn.ready:  # feedback that came to another process, too
-                    turn.due, turn.skips = True, 0
-                turn.ready = ready
         now = self._clock()
+        if self._replay.is_shared and now >= self._next_look:
+            self._next_look = now + OTHERS_SECONDS
+            for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes):
+                if turn := self._turns.get((tenant, adapter)):
+                    if ready > turn.ready:  # feedback that came to another process, too
+                        turn.due, turn.skips = True, 0
+                    turn.ready = ready
         due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
         waiting = [scope for scope, turn in due.items() if turn.until <= now]
         for scope in sorted(waiting, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)):
@@ -274,6 +277,8 @@ class LearningTask:
         if is_for_job:
             self._advance(scope[0], turn, state)
         turn.outcome, turn.why = state["outcome"], state["why"]
+        if state["outcome"] != "too few":
+            turn.ready = 0
         if state["outcome"] in ("skipped", "dropped"):
             turn.skips += 1
         elif state["outcome"] != "too few":

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bench_serving
+import httpx
 import psycopg
 import pytest
 from postgres_server import BIN, PostgresServer, temporary_server
@@ -252,6 +254,23 @@ async def test_two_services_share_a_buffer_and_one_of_them_learns(
             assert later[0].reply.version > live  # names begin with the number of steps
         rows = one.replay.rows("acme", limit=100)
         assert Counter(row.revision for row in rows) == {1: 17}
+
+
+def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, tmp_path: Path) -> None:
+    secret = url.replace("tests@", "tests:sesame@")  # this server asks for no password, and takes any
+    said = {"model": "guard", "messages": [{"role": "user", "content": "say raven ."}], "max_tokens": 4}
+    ids = []
+    for _ in range(2):
+        with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret]) as (address, key, pid):
+            client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=30)
+            ids.append(client.post("/v1/chat/completions", json=said).json()["id"])
+            for id in ids:  # also of a reply that was served before the kill
+                assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
+            os.kill(pid, signal.SIGKILL)
+    with Replay(url) as replay:
+        assert {row.exchange.id: row.revision for row in replay.rows("default")} == dict.fromkeys(ids, 1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.name == "replay.sqlite" or b"sesame" in path.read_bytes()]
 
 
 async def settle(is_done: Any) -> None:
