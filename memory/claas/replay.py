@@ -878,7 +878,7 @@ class Replay:
                 (version,) = found
             base.execute(
                 "UPDATE records SET made = d.made FROM dates d WHERE records.tenant = ? AND records.adapter = ?"
-                " AND d.tenant = records.tenant AND d.adapter = records.adapter AND d.version = records.version",
+                " AND d.tenant = records.tenant AND d.adapter = records.adapter AND d.version = records.version AND d.made <> records.made",
                 scope,
             )
 
