@@ -7,7 +7,8 @@ of 10^8 tokens have the same one, which would make the rows with them a little t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,19 +23,24 @@ Hashes = NDArray[np.uint64]
 MERGE_ROWS = 1 << 20
 """Rows up to which segments are merged: each takes a search a millisecond. To merge a million rows of 160 tokens takes 16 s, and
 some 4 GB of memory for as long."""
+TABLE_TOKENS = 1 << 21
+"""Tokens of a segment up to which a comparison makes a table of them all, a byte each: a larger one fits no cache."""
 BATCH_ROWS = 1 << 17
 """Rows of a batch at most: so many of 160 tokens take 1 GB of memory until they are a segment."""
 
 
-def hash_tokens(tokens: Iterable[Hashable]) -> Hashes:
+def hash_tokens(tokens: Collection[Hashable]) -> Hashes:
     """The hashes of some distinct tokens, in their order.
 
     Raises:
         TypeError: a token is no text.
     """
+    texts = cast("Collection[str]", tokens)
     try:
-        found = [_digest(token.encode("utf-8", "surrogatepass")) for token in tokens]  # type: ignore[attr-defined]
-    except AttributeError as error:
+        found = array("Q", map(_digest, map(str.encode, texts)))
+    except UnicodeEncodeError:  # half a surrogate pair
+        found = array("Q", [_digest(text.encode("utf-8", "surrogatepass")) for text in texts])
+    except TypeError as error:
         raise TypeError(f"the tokens of a segment are texts: {error}") from error
     return np.array(found, np.uint64)
 
@@ -210,12 +216,18 @@ class IndexSegment(InvertedIndex):
         sizes = self._sizes_of(rows)
         ends = np.cumsum(sizes)
         places = np.arange(ends[-1]) + np.repeat(self._starts[rows] - ends + sizes, sizes)
-        tokens, wanted = self._tokens[places], np.sort(np.array(known, np.int32))
-        low = np.zeros(1 << 16, np.bool_)  # of the last 16 bits of a token's number: a table of all numbers would fit no cache
-        low[wanted & 0xFFFF] = True
-        likely = np.flatnonzero(low[tokens & 0xFFFF])
-        hits = np.zeros(len(tokens), np.bool_)
-        hits[likely] = wanted[np.minimum(np.searchsorted(wanted, tokens[likely]), len(wanted) - 1)] == tokens[likely]
+        tokens, count = self._tokens[places], len(self._common) + len(self._single)
+        if count <= TABLE_TOKENS:
+            table = np.zeros(count, np.bool_)
+            table[known] = True
+            hits = table[tokens]
+        else:
+            wanted = np.sort(np.array(known, np.int32))
+            low = np.zeros(1 << 16, np.bool_)  # of the last 16 bits of a token's number
+            low[wanted & 0xFFFF] = True
+            likely = np.flatnonzero(low[tokens & 0xFFFF])
+            hits = np.zeros(len(tokens), np.bool_)
+            hits[likely] = wanted[np.minimum(np.searchsorted(wanted, tokens[likely]), len(wanted) - 1)] == tokens[likely]
         overlaps: NDArray[np.int64] = np.add.reduceat(hits, ends - sizes, dtype=np.int64)
         return overlaps  # every row has a count, hence a token: reduceat meets no empty segment
 
@@ -324,17 +336,18 @@ class TokenSegments:
         rows, similarities = np.zeros(0, np.intp), np.zeros(0)
         floor = min_similarity
         for start, part in zip(reversed(self._starts), reversed(self._parts), strict=True):
+            if not len(part):
+                continue
             if isinstance(part, TokenRows):
-                if not len(part):
-                    continue
                 more, found = part.nearest(reading, k, floor, None)
             else:
                 more, found = cast(IndexSegment, part).nearest(self._hashes_of(reading), k, floor)
-            if not len(more):
-                continue
-            rows, similarities = np.concatenate([rows, more + start]), np.concatenate([similarities, found])
-            order = np.lexsort((-rows, -similarities))[:k]
-            rows, similarities = rows[order], similarities[order]
-            if len(rows) == k:
+            if not len(rows):  # mostly there is one segment, and nothing to merge
+                rows, similarities = more + start, found
+            elif len(more):
+                rows, similarities = np.concatenate([rows, more + start]), np.concatenate([similarities, found])
+                order = np.lexsort((-rows, -similarities))[:k]
+                rows, similarities = rows[order], similarities[order]
+            if 0 < len(rows) == k:
                 floor = max(floor, float(similarities[-1]))
         return rows, similarities
