@@ -27,6 +27,7 @@ class Buffer:
     def __init__(self, shelf: TrajectoryStore | None = None) -> None:
         self._shelf = shelf
         self._attempts: dict[tuple[str, str], dict[int, Trajectory]] = {}
+        self._by_id: dict[tuple[str, str, str], Trajectory] = {}  # (run, task, id) -> the attempt that was added last
         dated = dated_records(shelf) if shelf is not None else []
         for _, trajectory in dated:
             self._keep(trajectory)
@@ -54,6 +55,7 @@ class Buffer:
 
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
+        self._by_id[trajectory.run, trajectory.task.id, trajectory.id] = trajectory
 
     def add(self, trajectory: Trajectory) -> None:
         """Add an attempt. It replaces an earlier one of the same run, task and episode."""
@@ -70,6 +72,12 @@ class Buffer:
         """
         known = self._attempts.get((run, task), {})
         return [known[episode] for episode in sorted(known) if episode < before]
+
+    def attempt(self, run: str, task: str, before: int, id: str) -> Trajectory | None:
+        """The attempt with this id among `attempts(run, task, before)`, without a look at the others; None if it is not there."""
+        found = self._by_id.get((run, task, id))
+        is_there = found is not None and found.episode < before and self._attempts[run, task].get(found.episode) is found
+        return found if is_there else None
 
     def table(self) -> Table:
         """A table of the attempts, the newest first."""

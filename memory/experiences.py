@@ -544,17 +544,26 @@ class Experiences:
             return seen.mean, seen.m2 / max(seen.count - 1, 1)
 
     def raw_neighbours(
-        self, state: str, threshold: float = 0.0, **scope: Unpack[ExperienceScope]
+        self, state: str, threshold: float = 0.0, k: int | None = None, **scope: Unpack[ExperienceScope]
     ) -> list[tuple[float, Experience]]:
         """Every single experience in a state at least `threshold` similar, as (similarity, experience), oldest first.
 
-        JitRL's published code neither merges repeated visits nor stops at k. The arguments are those of `neighbours`.
+        JitRL's published code neither merges repeated visits nor stops at k. The arguments are those of `neighbours`, but for
+        `k`: only so many experiences, those of the most similar states, among equals the newest. None (default): all.
         """
         reading = self._read_query(state, **scope)
         with self._lock:
             view, shown = self._view(**scope)
             found = view.nearest(reading, view.row_count, threshold, shown)
-            placed = sorted((place, similarity) for row, similarity in found for place in view.places(row, shown))
+            placed = list[tuple[int, float]]()
+            for row, similarity in found:
+                if k is not None and 0 < len(placed) >= k and similarity < placed[-1][1]:
+                    break  # there are k that are more similar
+                places = view.places(row, shown)
+                placed += [(place, similarity) for place in places[0 if k is None else max(len(places) - k, 0) :]]
+            if k is not None:
+                placed = sorted(placed, key=lambda one: (-one[1], -one[0]))[:k]
+            placed.sort()
             experiences = self._experiences_at(view, [place for place, _ in placed])
             return [(similarity, one) for (_, similarity), one in zip(placed, experiences, strict=True)]
 

@@ -28,7 +28,7 @@ from .display import Table, make_table
 from .errors import UserError
 from .experiences import TrajectoryStore, dated_records, returns
 from .records import Precedent, Task, Trajectory, Transition
-from .search.similarity import JaccardSimilarity, RankedRows, Similarity
+from .search.similarity import JaccardSimilarity, Similarity
 from .storage.shelf import read_jsonl
 
 __all__ = [
@@ -175,6 +175,29 @@ class _Usefulness:
                 self.evicted.add(old)
         self._own[trajectory.id] = place
         heapq.heappush(self._queue, (self._gains.get(trajectory.id, 0.0), place, trajectory.id))
+
+
+class _Mask:
+    """The rows that a search with certain filters may find; with `distinct`, of those with one key and action the newest alone.
+
+    A search without repeats is as fast in a memory of a thousand plays of one task as in one of ten.
+    """
+
+    def __init__(self, distinct: bool) -> None:
+        self.rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._newest: dict[int, int] | None = {} if distinct else None  # number of a key and action -> its newest row
+
+    def extend(self, shown: NDArray[np.bool_], deeds: Sequence[int]) -> None:
+        """Add rows, with the numbers of their keys and actions."""
+        start = len(self.rows)
+        self.rows = np.append(self.rows, shown)
+        if self._newest is None:
+            return
+        for place in np.flatnonzero(shown).tolist():
+            older = self._newest.get(deeds[place])
+            if older is not None:
+                self.rows[older] = False
+            self._newest[deeds[place]] = start + place
 
 
 @branching("add", but=("reload", "is_durable"))
@@ -403,14 +426,14 @@ class Trajectories:
         self._check_query(k, kind, min_similarity, per_trajectory, diversity)
         sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
         with self._lock:
-            if not any(self._among(side, domain, task, before).any() for side in sides):
+            if not any(self._among((side, domain, task, before), distinct).any() for side in sides):
                 return []
         reading = self.similarity.read_query(key)  # outside the lock: an encoder is slow
         with self._lock:
             found: list[tuple[float, int]] = []
             for side in sides:
-                among = self._among(side, domain, task, before)
-                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, distinct, among)
+                among = self._among((side, domain, task, before), distinct)
+                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, among)
             if kind == "mixed":
                 found.sort(reverse=True)
             return [self._precedent(row, similarity) for similarity, row in found]
@@ -451,37 +474,28 @@ class Trajectories:
             return self._place(id) in self._known_usefulness().evicted
 
     def _nearest(
-        self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
+        self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, among: NDArray[np.bool_]
     ) -> list[tuple[float, int]]:
         """At most k records as (similarity, row). The ranking is fetched in growing parts until they are certain."""
         if not among.any():
             return []
         everything, shown = len(among), None if among.all() else among
         if diversity:
-            rows, similarities = self._distinct(distinct, *self._rows.nearest(reading, everything, min_similarity, shown))
+            rows, similarities = self._rows.nearest(reading, everything, min_similarity, shown)
             return self._diverse(rows, similarities, k, cap, diversity)
-        fetch = 4 * k if cap or distinct else k
+        fetch = 4 * k if cap else k
         while True:
-            near = self._rows.nearest(reading, fetch, min_similarity, shown)
-            rows, similarities = self._distinct(distinct, *near)
-            ranked = zip(similarities.tolist(), rows.tolist(), strict=True)
+            rows, similarities = self._rows.nearest(reading, fetch, min_similarity, shown)
             taken: dict[int, int] = {}
             found = []
-            for similarity, row in ranked:
+            for similarity, row in zip(similarities.tolist(), rows.tolist(), strict=True):
                 owner = self._owners[row]
                 taken[owner] = taken.get(owner, 0) + 1
                 if not cap or taken[owner] <= cap:
                     found.append((similarity, row))
-            if len(found) >= k or len(near[0]) < fetch:
+            if len(found) >= k or len(rows) < fetch:
                 return found[:k]
             fetch = min(4 * fetch, everything + 1)
-
-    def _distinct(self, wanted: bool, rows: NDArray[np.intp], similarities: NDArray[np.float64]) -> RankedRows:
-        """The first of these rows (best first, so of equal keys the newest first) with each key and action."""
-        if not wanted:
-            return rows, similarities
-        firsts = np.sort(np.unique(np.frombuffer(self._deeds, np.int32)[rows], return_index=True)[1])
-        return rows[firsts], similarities[firsts]
 
     def _diverse(
         self, rows: NDArray[np.intp], similarities: NDArray[np.float64], k: int, cap: int, diversity: float
@@ -504,22 +518,24 @@ class Trajectories:
             redundancy = np.maximum(redundancy, self._rows.row_similarities(int(rows[best]), rows))
         return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
-    def _among(self, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
+    def _among(self, filters: _Filters, distinct: bool) -> NDArray[np.bool_]:
         """row -> whether it may be found. The last masks are cached, since an episode asks the same at every step."""
+        kind, domain, task, before = filters
         if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
             before = None  # hides nothing
-        asked = kind, domain, task, before
-        among = self._masks.pop(asked, None)
-        if among is None:
+        asked = (kind, domain, task, before), distinct
+        mask = self._masks.pop(asked, None)
+        if mask is None:
             evicted = set[int]()
             if self.limit is not None:
                 evicted = self._known_usefulness().evicted if before is None else self._count_usefulness(before).evicted
-            shown = [place not in evicted and _is_shown(kept, *asked) for place, kept in enumerate(self._kept)]
-            among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
-        self._masks[asked] = among  # the latest mask stands last
+            shown = [place not in evicted and _is_shown(kept, *asked[0]) for place, kept in enumerate(self._kept)]
+            mask = _Mask(distinct)
+            mask.extend(np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept]), self._deeds)
+        self._masks[asked] = mask  # the latest mask stands last
         if len(self._masks) > 8:
             del self._masks[next(iter(self._masks))]
-        return among
+        return mask.rows
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
         kept = self._kept[self._owners[row]]
@@ -545,7 +561,7 @@ class Trajectories:
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
             self._usefulness: _Usefulness | None = _Usefulness(self.limit)  # None: to be counted when it is asked for
-            self._masks: dict[_Filters, NDArray[np.bool_]] = {}
+            self._masks: dict[tuple[_Filters, bool], _Mask] = {}
             for trajectory, readings, deeds, mine in read:
                 self._append(trajectory, readings, deeds, mine)
 
@@ -589,8 +605,8 @@ class Trajectories:
         if self._usefulness is not None:
             self._usefulness.add(place, kept)
         if self.limit is None:  # nothing is evicted: what was shown stays shown
-            for asked, among in self._masks.items():
-                self._masks[asked] = np.append(among, np.full(kept.count, _is_shown(kept, *asked)))
+            for [filters, _], mask in self._masks.items():
+                mask.extend(np.full(kept.count, _is_shown(kept, *filters)), self._deeds[kept.start :])
         else:
             self._masks.clear()
 

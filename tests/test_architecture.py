@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ ONLY_IN = {
 """Heavy package -> the folders whose files may import it."""
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Absolute dotted names of everything a file imports, ours as `folder.module`."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
@@ -102,49 +104,37 @@ def test_no_two_files_import_each_other() -> None:
         visit(name, ())
 
 
-def loaded_after(code: str) -> set[str]:
-    """Names of the top-level modules in a fresh interpreter after running `code`."""
-    show = f"{code}\nimport sys; print(' '.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
-    out = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True, cwd="/")
-    return set(out.stdout.split())
+def output_of(code: str) -> str:
+    """What a fresh interpreter prints."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/").stdout
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "graphs.jitrl",
-        "graphs.methods",
-        "graphs.cli.main",
-        "graphs.training_free_grpo",
-        "graphs.cli.training_free",
-        "graphs.claas",
-        "graphs.serving.service",
-        "graphs.baselines.tabular",
-    ],
-)
-def test_importing_a_graph_is_light_and_leaves_no_bare_names(module: str) -> None:
-    loaded = loaded_after(f"import learngraph.{module}")
-    assert "learngraph" in loaded
-    assert not loaded & {"torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express"}
-    assert not loaded & {
-        "langchain",
-        "math_verify",
-        "reasoning_gym",
-        "datasets",
-        "yaml",
-        "bm25s",
-        "fastapi",
-        "uvicorn",
-        "prometheus_client",
-    }
-    assert not loaded & set(FOLDERS)
+def loaded_after(*modules: str) -> dict[str, set[str]]:
+    """Module -> names of all modules in a fresh interpreter after importing it and those before it."""
+    show = "import sys\n" + "".join(f"import {one}\nprint({one!r}, *sys.modules)\n" for one in modules)
+    lines = [line.split() for line in output_of(show).splitlines()]
+    return {module: set(names) for module, *names in lines}
 
 
-@pytest.mark.parametrize("module", ["graphs.cli.main", "graphs.training_free_grpo"])
-def test_agents_of_langchain_are_loaded_by_those_who_use_them(module: str) -> None:
-    look = f"import learngraph.{module}, sys; print([name for name in sys.modules if name.startswith('langgraph.prebuilt')])"
-    shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd="/").stdout
-    assert shown.strip() == "[]"
+HEAVY = {
+    *("torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express", "langchain", "datasets"),
+    *("math_verify", "reasoning_gym", "yaml", "bm25s", "fastapi", "uvicorn", "prometheus_client"),
+}
+
+
+def test_importing_a_graph_is_light_and_leaves_no_bare_names() -> None:
+    """One interpreter imports them all: what is not there at the end was loaded by none."""
+    graphs = ["graphs.jitrl", "graphs.baselines.tabular", "graphs.claas", "graphs.training_free_grpo", "graphs.methods"]
+    graphs += ["graphs.serving.service", "graphs.cli.training_free", "graphs.cli.main"]
+    found = loaded_after(*(f"learngraph.{name}" for name in graphs))
+    assert len(found) == len(graphs)
+    assert {name: loaded & HEAVY for name, loaded in found.items() if loaded & HEAVY} == {}
+    assert {name: loaded & {*FOLDERS} for name, loaded in found.items() if loaded & {*FOLDERS}} == {}
+
+
+def test_agents_of_langchain_are_loaded_by_those_who_use_them() -> None:
+    for loaded in loaded_after("learngraph.graphs.training_free_grpo", "learngraph.graphs.cli.main").values():
+        assert not {name for name in loaded if name.startswith("langgraph.prebuilt")}
 
 
 @pytest.mark.slow
@@ -179,7 +169,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 
 def test_importing_the_package_loads_nothing_and_takes_milliseconds() -> None:
     """All that it offers is loaded on use. The time is the best of five, beside that of an empty interpreter."""
-    loaded = loaded_after("import learngraph")
+    [loaded] = loaded_after("learngraph").values()
     assert not loaded & {"langgraph", "langchain_core", "torch", "chromadb", "numpy", "typing", "importlib.metadata"}
     timed = "from time import perf_counter as now; t = now(); import learngraph; print(now() - t)"
     took = [subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True) for _ in range(5)]

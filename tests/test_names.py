@@ -2,16 +2,18 @@
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for folder in ("graphs", "nodes", "memory", "tools") for path in (ROOT / folder).rglob("*.py"))
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITION = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 IRREGULAR = set(
     """apart again alone alike together aside once besides beside beyond elsewhere begun bound bought brought built came caught
@@ -27,23 +29,55 @@ UNSHIPPED = re.compile(r"[Dd]efects? \d|\brows? \d\d\b|\bpapers/")
 """References to notes that are not in the repository."""
 
 
-def definitions(node: ast.AST, trail: tuple[str, ...] = ()) -> Iterator[tuple[str, Definition]]:
-    """Dotted name and definition of every class and function within `node`, the inner ones too."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names = (*trail, child.name)
-            yield ".".join(names), child
-            yield from definitions(child, names)
-        else:
-            yield from definitions(child, trail)
+class Definition(NamedTuple):
+    """A class or function."""
+
+    place: str
+    """File and line."""
+    name: str
+    """Dotted."""
+    is_class: bool
+    docstring: str
+
+    @property
+    def is_public(self) -> bool:
+        return not any(part.startswith("_") for part in self.name.split("."))
 
 
-def all_definitions() -> Iterator[tuple[str, str, Definition]]:
-    """File, dotted name and definition of everything public in the four folders."""
+@cache
+def read(path: Path) -> tuple[list[Definition], list[tuple[str, str]]]:
+    """Every class and function of a file, the inner ones too, after the file itself; place and text of every docstring, of fields too.
+
+    A file is parsed once for all tests, and the trees are not kept: they would take 200 MB.
+    """
+    definitions, strings, short = list[Definition](), list[tuple[str, str]](), path.relative_to(ROOT)
+
+    def visit(node: ast.AST, trail: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, DEFINITION):
+                note(child, (*trail, child.name))
+                visit(child, (*trail, child.name))
+            elif isinstance(child, ast.stmt):
+                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+                    strings.append((f"{short}:{child.lineno}", child.value.value))
+                visit(child, trail)
+            elif not isinstance(child, ast.expr):  # an except clause, a case
+                visit(child, trail)
+
+    def note(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module, trail: tuple[str, ...]) -> None:
+        place = f"{short}:{getattr(node, 'lineno', 1)}"
+        definitions.append(Definition(place, ".".join(trail), isinstance(node, ast.ClassDef), ast.get_docstring(node) or ""))
+
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    note(tree, ())
+    visit(tree, ())
+    return definitions, strings
+
+
+def public_definitions() -> Iterator[Definition]:
+    """All public classes and functions of the four folders."""
     for path in FILES:
-        for name, definition in definitions(ast.parse(path.read_text(encoding="utf-8"))):
-            if not any(part.startswith("_") for part in name.split(".")):
-                yield f"{path.relative_to(ROOT)}:{definition.lineno}", name, definition
+        yield from (one for one in read(path)[0][1:] if one.is_public)
 
 
 def is_bare_participle(name: str) -> bool:
@@ -51,24 +85,17 @@ def is_bare_participle(name: str) -> bool:
     return name in IRREGULAR or (name.endswith("ed") and name not in NOUNS and "_" not in name)
 
 
-def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring, of fields too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
-
-
 def test_no_public_class_name_is_used_twice() -> None:
     places = defaultdict(list)
-    for place, name, definition in all_definitions():
-        if isinstance(definition, ast.ClassDef):
-            places[name.rpartition(".")[2]].append(place)
+    for one in public_definitions():
+        if one.is_class:
+            places[one.name.rpartition(".")[2]].append(one.place)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_no_public_function_is_named_by_a_bare_participle_or_adverb() -> None:
-    functions = ((place, name) for place, name, definition in all_definitions() if isinstance(definition, FUNCTION))
-    assert [f"{place} {name}" for place, name in functions if is_bare_participle(name.rpartition(".")[2])] == []
+    functions = (one for one in public_definitions() if not one.is_class)
+    assert [f"{one.place} {one.name}" for one in functions if is_bare_participle(one.name.rpartition(".")[2])] == []
 
 
 @pytest.mark.parametrize(
@@ -81,19 +108,25 @@ def test_what_a_bare_participle_is(name: str, bare: bool) -> None:
 
 def test_no_docstring_begins_with_a_question_word() -> None:
     """A docstring begins with its subject: "Tokens of a text", not "What a text takes"; "True if", not "Whether"."""
-    found = []
-    for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for definition in (tree, *(found for _, found in definitions(tree))):
-            text = ast.get_docstring(definition) or ""
-            if QUESTION.match(text):
-                found.append(f"{path.relative_to(ROOT)}:{getattr(definition, 'lineno', 1)} {text.splitlines()[0]}")
-    assert found == []
+    definitions = (one for path in FILES for one in read(path)[0])
+    assert [f"{one.place} {one.docstring.splitlines()[0]}" for one in definitions if QUESTION.match(one.docstring)] == []
 
 
 def test_no_docstring_cites_notes_that_do_not_ship() -> None:
-    found = []
-    for path in FILES:
-        for line, text in strings(ast.parse(path.read_text(encoding="utf-8"))):
-            found += [f"{path.relative_to(ROOT)}:{line} {cited.group()}" for cited in UNSHIPPED.finditer(text)]
-    assert found == []
+    strings = (string for path in FILES for string in read(path)[1])
+    assert [f"{place} {cited.group()}" for place, text in strings for cited in UNSHIPPED.finditer(text)] == []
+
+
+def test_definitions_and_docstrings_are_read_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = '"""A."""\ntry:\n  class B:\n    """C."""\n    d: int = 1\n    """E."""\nexcept OSError:\n  def f():\n    match 1:\n      case 1:\n        def _g(): "H"\n'
+    path = tmp_path / "a.py"
+    path.write_text(code)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    definitions, strings = read(path)
+    assert [(one.place, one.name, one.is_class, one.docstring) for one in definitions] == [
+        ("a.py:1", "", False, "A."),
+        ("a.py:3", "B", True, "C."),
+        ("a.py:8", "f", False, ""),
+        ("a.py:11", "f._g", False, "H"),
+    ]
+    assert [text for _, text in strings] == ["A.", "C.", "E.", "H"]

@@ -23,7 +23,7 @@ whose actions are scored, such as `pocket`, which learned to read it; chat_layou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -36,7 +36,7 @@ from ..act.policies import PromptView, steps_text
 from ..ask import State
 from ..prompt import Prompt
 from ..state import EpisodeChannels, PromptChannels
-from .budget import all_attempts, latest_attempts, select_within_budget
+from .budget import KnownAttempts, all_attempts, latest_attempts, select_within_budget
 
 __all__ = [
     "AttemptMemory",
@@ -165,7 +165,7 @@ class Layout:
 
     def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
         """The text of steps with their rewards; each line ends with a line break. `first` is the number of the first step."""
-        return steps_text([replace(s, state=self._clip_state(s.state), reward=self._reward(s.reward)) for s in steps])
+        return steps_text([Transition(self._clip_state(s.state), s.action, self._reward(s.reward)) for s in steps])
 
     def total(self, trajectory: Trajectory) -> str:
         """The line with an attempt's return; empty where it is missing or not to be shown."""
@@ -241,6 +241,7 @@ class Compose:
     list_actions: bool = False
     """True: prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _known: KnownAttempts = field(default_factory=KnownAttempts, init=False, repr=False, compare=False)
 
     def __call__(self, state: EpisodeChannels) -> PromptChannels:
         task, episode = state["task"], state["episode"]
@@ -257,13 +258,24 @@ class Compose:
         budget = min(self.window // 2, MAX_DEFAULT_BUDGET) if self.budget is None else self.budget
         room = min(budget, self.window - needed)
         if self.keep == "budget":
-            shown = select_within_budget(attempts, self._size, room, self.block)
+            shown = select_within_budget(attempts, self._size, room, self.block, self._known)
         else:
-            shown = all_attempts(attempts) if self.keep == "all" else latest_attempts(attempts, self.last)
-            sizes = [self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True)]
-            while sizes and needed + sum(sizes) + max(sizes) >= self.window:  # the running attempt may become as long as these
-                del sizes[0], shown[0]
+            wanted = all_attempts(attempts) if self.keep == "all" else latest_attempts(attempts, self.last)
+            shown = self._newest_that_fit(wanted, attempts, needed)
         return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
+
+    def _newest_that_fit(self, wanted: Sequence[Shown], attempts: Sequence[Trajectory], needed: int) -> list[Shown]:
+        """The last of these that fit beside `needed` tokens and a running attempt as long as the longest of them."""
+        found, total, longest = list[Shown](), 0, 0
+        for shown, trajectory in zip(reversed(wanted), reversed(attempts), strict=False):
+            if not self.render(trajectory, shown):
+                continue  # an attempt that left no note
+            size = self._size(shown, trajectory)
+            total, longest = total + size, max(longest, size)
+            if needed + total + longest >= self.window:
+                break
+            found.append(shown)
+        return found[::-1]
 
     def _size(self, shown: Shown, trajectory: Trajectory) -> int:
         text = self.render(trajectory, shown)
@@ -394,13 +406,14 @@ def attempts_in_prompt(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[T
     Raises:
         ContextError: `shown` names an attempt that the buffer does not hold.
     """
-    attempts = {t.id: t for t in buffer.attempts(state["run"], state["task"].id, state["episode"])}
+    place, found = (state["run"], state["task"].id, state["episode"]), list[tuple[Trajectory, Shown]]()
     for shown in state["shown"]:
-        if shown.id not in attempts:
-            raise ContextError(
-                f"the prompt is to show attempt {shown.id!r}, which the buffer does not hold; it has {list(attempts)}"
-            )
-    return [(attempts[shown.id], shown) for shown in state["shown"]]
+        attempt = buffer.attempt(*place, shown.id)
+        if attempt is None:
+            held = [one.id for one in buffer.attempts(*place)]
+            raise ContextError(f"the prompt is to show attempt {shown.id!r}, which the buffer does not hold; it has {held}")
+        found.append((attempt, shown))
+    return found
 
 
 def note_line(trajectory: Trajectory, shown: Shown) -> str:

@@ -45,10 +45,13 @@ class ExperienceQuery:
             "before": (state["run"], state["episode"]),
         }
 
-    def visits(self, state: EpisodeChannels) -> list[tuple[float, Experience]]:
-        """Single visits to states that are similar enough to the present one, as (similarity, experience), oldest first."""
+    def visits(self, state: EpisodeChannels, k: int | None = None) -> list[tuple[float, Experience]]:
+        """Single visits to states that are similar enough to the present one, as (similarity, experience), oldest first.
+
+        With `k` only so many, the most similar ones, among equals the newest.
+        """
         key, least = self.environment.abstract(state["observation"]), self.least_similarity(state)
-        return self.experiences.raw_neighbours(key, threshold=least, **self.scope(state))
+        return self.experiences.raw_neighbours(key, threshold=least, k=k, **self.scope(state))
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ class RecallVisits(ExperienceQuery):
     """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
-        newest = reversed(self.visits(state))
-        return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
+        newest = reversed(self.visits(state, self.k))
+        return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])]}
 
 
 @dataclass(frozen=True)

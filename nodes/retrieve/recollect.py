@@ -86,6 +86,10 @@ class Excerpts:
     """Greatest number of characters of a past state; None: all."""
     _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Tokens by text: the same neighbours are found many times."""
+    _last: dict[str, tuple[Any, list[Trajectory], tuple[int, str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The last question of `_fitting`, the trajectories that it was about, and its answer."""
 
     def __call__(self, precedents: Sequence[Precedent], task: Task | None = None) -> str:
         """The text of the precedents for a reader with this task; empty without any, or without room for one."""
@@ -96,7 +100,15 @@ class Excerpts:
         return list(precedents[: self._fitting(precedents, task)[0]])
 
     def _fitting(self, precedents: Sequence[Precedent], task: Task | None) -> tuple[int, str]:
-        """The number of precedents that fit, and their text."""
+        """The number of precedents that fit, and their text. The last result is kept: a step asks for it several times."""
+        asked = task, tuple(precedents)
+        trajectories = [self.memory.trajectory(one.trajectory) for one in precedents]
+        before = self._last.get("question")
+        if before is None or before[0] != asked or any(a is not b for a, b in zip(before[1], trajectories, strict=True)):
+            before = self._last["question"] = asked, trajectories, self._fit(precedents, task)
+        return before[2]
+
+    def _fit(self, precedents: Sequence[Precedent], task: Task | None) -> tuple[int, str]:
         few = 8 if self.max_following_steps is None else min(self.max_following_steps, 8)
         short = 400 if self.clip is None else min(self.clip, 400)
         forms = ((self.max_following_steps, self.clip), (few // 2, self.clip), (1, self.clip), (0, short // 4))
@@ -165,13 +177,13 @@ class SituationExcerpts(Excerpts):
         )
 
     def _steps(self, steps: Sequence[Transition], first: int, end: int, clip: int | None) -> str:
-        shown = [replace(step, state=_shorten(step.observation_text, clip), observation="") for step in steps[first:end]]
+        shown = [Transition(_shorten(step.observation_text, clip), step.action, step.reward) for step in steps[first:end]]
         return self.layout.steps(without_zero_rewards(shown), first + 1)
 
 
 def without_zero_rewards(steps: Sequence[Transition]) -> list[Transition]:
     """The steps, with rewards of 0 left out, for readers who know that a step without a reward earned nothing."""
-    return [replace(step, reward=step.reward or None) for step in steps]
+    return [Transition(step.state, step.action, step.reward or None, step.observation) for step in steps]
 
 
 def _shorten(text: str, length: int | None) -> str:

@@ -296,6 +296,19 @@ def test_raw_neighbours_are_single_experiences_in_the_order_of_storing():
     assert len(memory.raw_neighbours("hall lamp", 1.0, task="coin-0", domain="twx")) == 2
 
 
+def test_the_k_nearest_raw_neighbours_are_those_of_all_that_are_most_similar_and_newest():
+    places = ["hall lamp", "hall", "attic lamp", "Hall! Lamp.", "cellar"]
+    memory = filled([episode(*((places[(n * 3 + i) % 5], "go", float(n)) for i in range(3)), number=n) for n in range(9)])
+    for before in (None, ("a", 6)):
+        asked = {"task": "coin-0", "domain": "twx", "before": before}
+        everything = memory.raw_neighbours("hall lamp", **asked)
+        assert len(everything) > 9
+        nearest = sorted(everything[::-1], key=lambda one: -one[0])
+        for k in range(len(everything) + 2):
+            found = memory.raw_neighbours("hall lamp", k=k, **asked)
+            assert found == [one for one in everything if one in nearest[:k]]
+
+
 def test_other_tokens_make_another_similarity():
     memory = Experiences(tokens=lambda text: bag(ngrams(words(text), 4)))
     memory.add(episode(("a b c d e", "go", 1.0)))
