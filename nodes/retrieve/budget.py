@@ -93,10 +93,8 @@ def select_within_budget(
         known: what earlier calls have computed of the attempts.
     """
     known = known or KnownAttempts()
-    whole = all_attempts(attempts)
-    sizes = accumulate(size(shown, t) for shown, t in zip(whole, attempts, strict=True))
-    if all(spent <= budget for spent in sizes):
-        return whole
+    if all(spent <= budget for spent in accumulate(size(Shown(t.id), t) for t in attempts)):
+        return all_attempts(attempts)
     anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
     old, new = attempts[:anchor], attempts[anchor:]
     chosen: dict[str, Shown] = {}
@@ -164,7 +162,7 @@ def _most_informative(
     are too high if anything.
     """
     told = {fact for t in shown for fact in about[t.id].facts}
-    queue = [(-len(about[t.id].facts), -about[t.id].value, -t.episode, n) for n, t in enumerate(attempts)]
+    queue = [(-len(about[t.id].facts - told), -about[t.id].value, -t.episode, n) for n, t in enumerate(attempts)]
     heapify(queue)
     while queue:
         _, *rest, n = queue[0]

@@ -390,16 +390,20 @@ class ReasoningBankPrompt(EpisodePrompt):
         asked = tuple(state["lessons"])
         shown = self._rendered_lessons.get(asked)
         if shown is None:
-            shown = self._render_lessons([self.library.lesson(id) for id in asked])
+            shown = self._render_lessons(asked)
             self._rendered_lessons.clear()  # another thread may do so at any time
             self._rendered_lessons[asked] = shown
         return shown
 
-    def _render_lessons(self, lessons: Sequence[Lesson]) -> str:
-        lines = ""
-        for line in dict.fromkeys(map(lesson_line, lessons)):
+    def _render_lessons(self, ids: Sequence[str]) -> str:
+        lines, shown = "", set[str]()
+        for id in ids:  # a task may have thousands: those after the first that does not fit are not looked at
+            line = lesson_line(self.library.lesson(id))
+            if line in shown:
+                continue
             if self.count_tokens(f"Lessons:\n{line}{lines}") > self.max_lesson_tokens:
                 break
+            shown.add(line)
             lines = line + lines
         return f"Lessons:\n{lines}" if lines else ""
 

@@ -303,7 +303,8 @@ def test_the_k_nearest_raw_neighbours_are_those_of_all_that_are_most_similar_and
         asked = {"task": "coin-0", "domain": "twx", "before": before}
         everything = memory.raw_neighbours("hall lamp", **asked)
         assert len(everything) > 9
-        nearest = sorted(everything[::-1], key=lambda one: -one[0])
+        newest_first = everything[::-1]
+        nearest = sorted(newest_first, key=lambda one: -one[0])
         for k in range(len(everything) + 2):
             found = memory.raw_neighbours("hall lamp", k=k, **asked)
             assert found == [one for one in everything if one in nearest[:k]]
