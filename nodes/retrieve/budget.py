@@ -165,9 +165,9 @@ def _most_informative(
     queue = [(-len(about[t.id].facts - told), -about[t.id].value, -t.episode, n) for n, t in enumerate(attempts)]
     heapify(queue)
     while queue:
-        _, *rest, n = queue[0]
+        _, value, episode, n = queue[0]
         facts = about[attempts[n].id].facts
-        counted = (-len(facts - told), *rest, n)
+        counted = (-len(facts - told), value, episode, n)
         if counted > queue[0]:
             heapreplace(queue, counted)
             continue
