@@ -178,7 +178,7 @@ def bare_writes(episodes: Sequence[Trajectory], rounds: int) -> dict[str, list[f
     ):
         sqlite.setup()
         client = chromadb.PersistentClient(str(Path(folder, "chroma")), Settings(anonymized_telemetry=False))
-        collection = client.create_collection("bare", embedding_function=None)
+        collection = client.create_collection("bare", embedding_function=None, configuration={"hnsw": {"sync_threshold": 300}})
 
         def to_chroma(id: str) -> None:
             collection.upsert([id], [[0.0]], [{"value": json.dumps(texts[id])}])
