@@ -72,9 +72,11 @@ def temporary_server() -> Iterator[PostgresServer]:
     """A server in a folder of its own, which goes with it. Pytest's folders are closed to the server's user."""
     folder = Path(tempfile.mkdtemp(prefix="learngraph-pg-", dir="/var/tmp"))
     folder.chmod(0o755)
-    with postgres_server(folder / "server") as running:
-        yield running
-    shutil.rmtree(folder)
+    try:
+        with postgres_server(folder / "server") as running:
+            yield running
+    finally:
+        shutil.rmtree(folder)
 
 
 @contextmanager
