@@ -6,7 +6,7 @@
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
 #   make check      types and style
 #   make audit      looks the pinned packages up in PyPI's list of known vulnerabilities; a package that it cannot look up is named
-#   make bench      measures speed and cost, about 20 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
+#   make bench      measures speed and cost, about 25 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
 #                   ARGS=--quick checks that it runs, ARGS="--only 13 bench_lora" runs a part
 #
 # Tests run in JOBS processes (2); ARGS="-k name" and the like are handed to pytest.

@@ -37,6 +37,7 @@ class QTable:
         self._history = History[Trajectory]((moment, t.id) for moment, t in dated)
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned_ids: list[str] = []
+        self._asked: tuple[str, int] | None = None  # (run, episode) of the last question, since which nothing was added
 
     def as_of(self, moment: str) -> QTable:
         """A copy of the table as it was at a moment (memory/branches.py), without a shelf."""
@@ -53,6 +54,7 @@ class QTable:
         if self._episodes.get(trajectory.id) != trajectory:
             self._history.note(trajectory.id, self._episodes.get(trajectory.id, ABSENT))
             self._episodes[trajectory.id] = trajectory
+            self._asked = None
             if trajectory.id in self._learned_ids:
                 self._q, self._learned_ids = {}, []
             if self.shelf:
@@ -60,6 +62,14 @@ class QTable:
 
     def values(self, run: str, episode: int, state: str, actions: Sequence[str]) -> list[float]:
         """Q(s, a) in reward units, one per action, learned from this run's earlier episodes; the initial value if untried."""
+        if self._asked != (run, episode):
+            self._learn_before(run, episode)
+            self._asked = run, episode
+        known = self._q.get(state, {})
+        return [known.get(action, self.initial_value) for action in actions]
+
+    def _learn_before(self, run: str, episode: int) -> None:
+        """Learn from the episodes of this run before one of them, and from no others."""
         due = sorted((t for t in self._episodes.values() if t.run == run and t.episode < episode), key=lambda t: t.episode)
         ids = [t.id for t in due]
         if ids[: len(self._learned_ids)] != self._learned_ids:  # asked for an earlier episode than before
@@ -67,8 +77,6 @@ class QTable:
         for trajectory in due[len(self._learned_ids) :]:
             self._learn(trajectory)
         self._learned_ids = ids
-        known = self._q.get(state, {})
-        return [known.get(action, self.initial_value) for action in actions]
 
     def _learn(self, trajectory: Trajectory) -> None:
         """Q(s, a) += learning_rate * (r + gamma * max_b Q(s', b) - Q(s, a)), from the last step to the first.

@@ -176,7 +176,8 @@ class CommitAttempt:
 
 def has_full_score(state: RunState) -> bool:
     """True if an episode has earned what the run is to stop at."""
-    return any(reaches_full_score(value, state.get("full_score")) for value in state["values"])
+    full_score = state.get("full_score")
+    return full_score is not None and any(reaches_full_score(value, full_score) for value in state["values"])
 
 
 def route_next_episode(state: RunState) -> Literal["another", "enough"]:

@@ -36,7 +36,7 @@ from ..act.policies import PromptView, steps_text
 from ..ask import State
 from ..prompt import Prompt
 from ..state import EpisodeChannels, PromptChannels
-from .budget import KnownAttempts, all_attempts, latest_attempts, select_within_budget
+from .budget import KnownAttempts, select_within_budget
 
 __all__ = [
     "AttemptMemory",
@@ -260,14 +260,15 @@ class Compose:
         if self.keep == "budget":
             shown = select_within_budget(attempts, self._size, room, self.block, self._known)
         else:
-            wanted = all_attempts(attempts) if self.keep == "all" else latest_attempts(attempts, self.last)
-            shown = self._newest_that_fit(wanted, attempts, needed)
+            count = len(attempts) if self.keep == "all" else self.last
+            shown = self._newest_that_fit(attempts[max(len(attempts) - count, 0) :], needed)
         return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
 
-    def _newest_that_fit(self, wanted: Sequence[Shown], attempts: Sequence[Trajectory], needed: int) -> list[Shown]:
-        """The last of these that fit beside `needed` tokens and a running attempt as long as the longest of them."""
+    def _newest_that_fit(self, attempts: Sequence[Trajectory], needed: int) -> list[Shown]:
+        """The last of these, whole, that fit beside `needed` tokens and a running attempt as long as the longest of them."""
         found, total, longest = list[Shown](), 0, 0
-        for shown, trajectory in zip(reversed(wanted), reversed(attempts), strict=False):
+        for trajectory in reversed(attempts):
+            shown = Shown(trajectory.id)
             if not self.render(trajectory, shown):
                 continue  # an attempt that left no note
             size = self._size(shown, trajectory)

@@ -24,7 +24,7 @@ from math import inf
 
 from ...memory.records import Shown, Trajectory
 
-__all__ = ["KnownAttempts", "all_attempts", "attempt_identity", "best_attempt", "latest_attempts", "select_within_budget"]
+__all__ = ["KnownAttempts", "all_attempts", "attempt_identity", "best_attempt", "select_within_budget"]
 
 TokenCost = Callable[[Shown, Trajectory], int]
 """(form, attempt) -> tokens of the attempt in this form."""
@@ -43,11 +43,6 @@ def best_attempt(attempts: Sequence[Trajectory], known: KnownAttempts | None = N
 def all_attempts(attempts: Sequence[Trajectory]) -> list[Shown]:
     """All attempts, whole: the paper's unbounded buffer."""
     return [Shown(t.id) for t in attempts]
-
-
-def latest_attempts(attempts: Sequence[Trajectory], count: int) -> list[Shown]:
-    """The last `count` attempts, whole: the paper's short context."""
-    return [Shown(t.id) for t in attempts[len(attempts) - min(count, len(attempts)) :]]
 
 
 @dataclass(frozen=True)

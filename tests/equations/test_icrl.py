@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from learngraph.memory.records import Shown, Task, Trajectory, Transition
-from learngraph.nodes.retrieve.attempts import InstructionStrategy, instruction
-from learngraph.nodes.retrieve.budget import all_attempts, best_attempt, latest_attempts, select_within_budget
+from learngraph.memory.buffer import Buffer
+from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
+from learngraph.nodes.retrieve.attempts import Compose, InstructionStrategy, Layout, instruction
+from learngraph.nodes.retrieve.budget import all_attempts, best_attempt, select_within_budget
 
 
 def attempt(episode: int, *rewards: float | None) -> Trajectory:
@@ -52,7 +55,13 @@ def test_the_buffer_that_a_prompt_shows() -> None:
     """All attempts (the paper), the last two (its short context), or the best and the newest if there is room for two."""
     attempts = [attempt(0, 3.0), attempt(1, 1.0), attempt(2, 2.0)]
     assert all_attempts(attempts) == [Shown("run/0"), Shown("run/1"), Shown("run/2")]
-    assert latest_attempts(attempts, 2) == [Shown("run/1"), Shown("run/2")]
+    buffer = Buffer()
+    for one in attempts:
+        buffer.add(one)
+    state: Any = {"task": attempts[0].task, "run": "run", "episode": 3, "observation": Observation("door black")}
+    for keep, shown in (("all", [0, 1, 2]), ("last", [1, 2])):
+        compose = Compose(buffer, Layout().attempt, count_tokens=len, window=4000, keep=keep, last=2)  # type: ignore[arg-type]
+        assert compose(state)["shown"] == [Shown(f"run/{n}") for n in shown]
 
     def size(shown: Shown, trajectory: Trajectory) -> int:
         return 10

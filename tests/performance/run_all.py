@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other, and writes what they report to tests/performance/RESULTS.md.
 
-    make bench                            all of them, about 20 minutes on 2 quiet cores
+    make bench                            all of them, about 25 minutes on 2 quiet cores
     make bench ARGS="--only 13 14 20"     those of these targets; a name (bench_generate) chooses one, too
     make bench ARGS=--quick               a check that all of them run; its figures mean nothing
 
@@ -29,6 +29,7 @@ from rows import TARGETS, Row, digits, read_rows
 HERE = Path(__file__).resolve().parent
 TOPICS: dict[str, dict[str, tuple[int, ...]]] = {
     "Retrieval and memory": {"bench_retrieval": (1, 2, 3, 4, 5, 6), "bench_dense": (22, 23, 24), "bench_memory": ()},
+    "Whole episodes": {"bench_episodes": ()},
     "The engine: LangGraph and its checkpoints": {"bench_engine": (7, 8, 9, 10)},
     "Scoring actions with a local model": {"bench_scoring": (13, 14, 15, 16)},
     "Many calls at once": {"bench_rollouts": (11, 12), "bench_icrl": (16,), "bench_training_free": (21,)},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from learngraph.memory.records import Shown, Task, Trajectory, Transition
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.retrieve.budget import all_attempts, attempt_identity, best_attempt, latest_attempts, select_within_budget
+from learngraph.nodes.retrieve.budget import all_attempts, attempt_identity, best_attempt, select_within_budget
 
 TASK = Task("t", "do it")
 
@@ -119,8 +119,3 @@ def test_best_prefers_short_then_first_and_knows_missing_from_zero() -> None:
     long, again = attempt(2, ("a", -1.0), ("b", 0.0)), attempt(3, ("c", -1.0))
     assert best_attempt([lost, short, long, again]) is short
     assert best_attempt([lost, attempt(1, ("b", None))]).episode == 1  # no return known: the newest
-
-
-@pytest.mark.parametrize(("count", "ids"), [(3, ["r/2", "r/3", "r/4"]), (9, [f"r/{n}" for n in range(5)]), (1, ["r/4"])])
-def test_latest(count: int, ids: list[str]) -> None:
-    assert [s.id for s in latest_attempts([attempt(n, ("a", 0.0)) for n in range(5)], count)] == ids

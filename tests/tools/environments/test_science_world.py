@@ -241,6 +241,7 @@ def test_what_the_compact_list_offers_is_enough(listing: ScienceWorld) -> None:
     assert sum(rewards(listing, task, path)) == 100
 
 
+@pytest.mark.slow
 @needs_game
 def test_a_wrong_focus_costs_everything(find: ScienceWorld) -> None:
     task = find.task(0, "train")
@@ -256,6 +257,7 @@ def test_a_wrong_focus_costs_everything(find: ScienceWorld) -> None:
         find.observe(task, [*path, "wait1"])
 
 
+@pytest.mark.slow
 @needs_game
 def test_what_is_not_understood_changes_nothing_and_counts(listing: ScienceWorld) -> None:
     task = listing.task(0, "train")
@@ -268,6 +270,7 @@ def test_what_is_not_understood_changes_nothing_and_counts(listing: ScienceWorld
     assert listing.observe(task, ["  Go to the  KITCHEN "]) == before
 
 
+@pytest.mark.slow
 @needs_game
 def test_an_ambiguous_request_is_answered_with_a_number(listing: ScienceWorld) -> None:
     task = listing.task(0, "train")
@@ -294,6 +297,7 @@ def test_one_machine_serves_one_episode_after_the_other() -> None:
     env.close()
 
 
+@pytest.mark.slow
 @needs_game
 def test_a_text_is_grounded_in_the_game(find: ScienceWorld) -> None:
     task = find.task(0, "train")
@@ -306,6 +310,7 @@ def test_a_text_is_grounded_in_the_game(find: ScienceWorld) -> None:
     assert "is not understood" in find.observe(task, ["stare hard at the picture"]).text
 
 
+@pytest.mark.slow
 @needs_game
 def test_a_broken_simulator_is_no_penalty(find: ScienceWorld) -> None:
     task = find.task(0, "train")
