@@ -150,8 +150,8 @@ METRICS: Mapping[str, Metric] = {
         lambda run, _: run.work.flops if run.work else None,
         None,
         ".3g",
-        about="Floating-point operations of a model in this process: its forward passes, and all passes of its training. Not counted "
-        "for a model behind an API.",
+        about="Floating-point operations of a model in this process: its forward passes, and all passes of its training. An "
+        "episode that a crash cut short counts from where it was resumed. Not counted for a model behind an API.",
     ),
     "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g", about="Price of these tokens."),
     "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
