@@ -47,6 +47,7 @@ BIN = 100
 METHODS = (
     "static",
     "jitrl",
+    "jitrl:paper",
     "prompt-update",
     "adamem",
     "synapse",
