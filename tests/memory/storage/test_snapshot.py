@@ -280,11 +280,12 @@ def test_a_store_that_keeps_branches_keeps_snapshots_too(tmp_path: Path) -> None
     for count in (12, 16):
         with ChromaStore.open(tmp_path) as store:
             memory, draw = Experiences(shelf_of(BranchingStore(store))), Random(1)
+            ask_all(memory)
+            assert from_snapshot(memory) is (count == 16)
             for number in range(count):
                 memory.add(episode(number, draw))
             ask_all(memory)
             assert answers(memory, Random(0)) == answers(anew(shelf_of(store)), Random(0))
-            assert from_snapshot(memory) is (count == 16)
 
 
 def test_as_of_and_prune_read_what_was_not_read(tmp_path: Path) -> None:
