@@ -44,8 +44,8 @@ T = TypeVar("T")
 Kind = TypeVar("Kind", bound=type)
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 """The value of a record that does not exist."""
-MAX_CHANGES = 100_000
-"""Changes that a history keeps; older ones cannot be undone any more."""
+MAX_CHANGES = 20_000
+"""Changes that a history keeps; older ones cannot be undone any more. Each keeps the record that it replaced or deleted in memory."""
 _EPOCH = datetime(1582, 10, 15, tzinfo=UTC)
 
 
@@ -80,7 +80,7 @@ class Change:
     checkpoint: str = ""
     """The checkpoint from which the writing node ran."""
     order: tuple[Any, ...] = ()
-    """The ids of all records in order, before one was deleted."""
+    """The ids of all records in order, before the first of those that were deleted together."""
 
 
 class History(Generic[T]):
@@ -114,6 +114,12 @@ class History(Generic[T]):
         place = found.get("checkpoint_map") or {}
         checkpoint = next(reversed(place.values()), "") if place else ""
         self._changes.append(Change(new_moment(), key, before, str(found.get("thread_id", "")), str(checkpoint), tuple(order)))
+
+    def note_deletion(self, gone: Iterable[tuple[Any, T]], order: Iterable[Any]) -> None:
+        """Note that records (id, record) are being deleted together; `order`: the ids of all records until now."""
+        for key, before in gone:
+            self.note(key, before, order)
+            order = ()  # once says it for all, and an order is as long as the memory
 
     def undo(self, records: Mapping[Any, T], moment: str) -> dict[Any, T]:
         """The records as they were at a moment, in their order then. Without a moment: as they are."""

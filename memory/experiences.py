@@ -503,8 +503,8 @@ class Experiences:
                 self._shelf.delete(gone)
                 self._writes += 1
             with self._lock:
-                for [name, before] in zip(gone, self._read(gone), strict=True):
-                    self._history.note(name, before, self._episodes)
+                self._history.note_deletion(list(zip(gone, self._read(gone), strict=True)), self._episodes)
+                for name in gone:
                     del self._episodes[name]
                 if gone:
                     self._changes += 1

@@ -243,8 +243,8 @@ class Lessons:
                 self._shelf.put(lessons)
                 if old:
                     self._shelf.delete(old)
+            self._history.note_deletion([(id, self._lessons[id]) for id in old], self._lessons)
             for id in old:
-                self._history.note(id, self._lessons[id], self._lessons)
                 self._hide(self._lessons.pop(id))
                 del self._numbers[id]
                 self._sources[source_of_lesson(id)].remove(id)

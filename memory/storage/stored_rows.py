@@ -77,13 +77,15 @@ class StoredRows:
         """Put the changed row in the place of each; None: delete it. For data that must not be kept."""
         self.refresh()
         with self._lock:
+            order = tuple(self._rows)  # noted once for all that are deleted
             for number, (id, row) in enumerate(list(self._rows.items())):
                 changed = change(row)
                 if changed != row:
-                    self._history.note(id, row, self._rows)
+                    self._history.note(id, row, order if changed is None else ())
                 if changed is None:
                     self.store.delete(self.namespace, id)
                     del self._rows[id]
+                    order = ()
                 elif changed != row:
                     self.store.put(self.namespace, id, {"number": number, "row": dict(changed)}, index=False)
                     self._rows[id] = changed
