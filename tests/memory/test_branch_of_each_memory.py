@@ -233,7 +233,7 @@ def test_what_a_deletion_notes_does_not_grow_with_the_memory_for_each_record() -
     memory.prune(keep_last=100)
     noted = [len(change.order) for change in memory._history]
     assert sum(noted) == 300
-    assert [one.id for one in memory.as_of(before)] == [f"r/{number}" for number in range(300)]
+    assert [one.episode for one in memory.as_of(before)] == list(range(300))
 
 
 def test_pruned_episodes_come_back_in_their_order() -> None:
