@@ -69,9 +69,7 @@ def url(server: PostgresServer, request: pytest.FixtureRequest) -> str:
 
 
 def start(what: str, url: str, name: str, count: int) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(
-        [*(str(Path(__file__).parents[2] / folder) for folder in ("support",)), os.environ.get("PYTHONPATH", "")]
-    )
+    paths = os.pathsep.join(sys.path)  # of pytest, which knows the folders of helpers
     command = [sys.executable, "-c", WORKER, str(Path(__file__).parent), what, url, name, str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
 
