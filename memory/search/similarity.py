@@ -560,13 +560,8 @@ _GOALS = 16
 
 
 class _JaccardRows:
-    """The rows of one memory. The index has equal states once: an agent that plays a task many times comes by the same ones."""
-
     def __init__(self) -> None:
-        self._states = TokenRows()
-        self._state_of = array("i")  # row -> number of its state; read in place, see `JaccardIndex`
-        self._first = array("i")  # number of a state -> its first row
-        self._rows: dict[int, array[int]] = {}  # number of a state with several rows -> all of them, ascending
+        self._states = JaccardIndex()
         self._numbers: dict[frozenset[Hashable], int] = {}  # goal -> its number
         self._texts: list[frozenset[Hashable]] = []  # number -> goal
         self._goals = array("i")  # row -> number of its goal
@@ -575,16 +570,7 @@ class _JaccardRows:
 
     def add(self, reading: tuple[frozenset[Hashable], frozenset[Hashable]], /) -> None:
         goal, state = reading
-        row, known = len(self._state_of), self._states.find(state)
-        if known is None:
-            known = len(self._first)
-            self._states.add(state)
-            self._first.append(row)
-        elif known in self._rows:
-            self._rows[known].append(row)
-        else:
-            self._rows[known] = array("i", (self._first[known], row))
-        self._state_of.append(known)
+        self._states.add(state)
         number = self._numbers.setdefault(goal, len(self._numbers))
         if number == len(self._texts):
             self._texts.append(goal)
@@ -600,30 +586,20 @@ class _JaccardRows:
     ) -> RankedRows:
         """States first, then goals. No row is more similar than its state, which tells when enough states were fetched."""
         goal, state = reading
-        states, fetch = among, k + 4  # one more would do, if no two were equally similar
-        if among is not None and self._rows:
-            states = np.zeros(len(self._first), np.bool_)
-            states[np.frombuffer(self._state_of, np.int32)[among]] = True
+        fetch = k
         while True:
-            near, of_states = self._states.nearest(state, fetch, min_similarity, states)
-            lists = [self._rows.get(number) or self._first[number : number + 1] for number in near.tolist()]
-            rows = np.frombuffer(b"".join(lists), np.int32).astype(np.intp)
-            of_rows = np.repeat(of_states, list(map(len, lists)))
-            if among is not None:
-                shown = among[rows]
-                rows, of_rows = rows[shown], of_rows[shown]
-            similarities = of_rows * self._factors_of(goal, rows)
-            order = np.lexsort((-rows, -similarities))[:k]
+            near, of_states = self._states.nearest(state, fetch, min_similarity, among)
+            similarities = of_states * self._factors_of(goal, near)
+            order = np.lexsort((-near, -similarities))[:k]
             order = order[similarities[order] >= min_similarity]
-            rows, found = rows[order], similarities[order]
-            if len(near) < fetch or (len(rows) == k and found[-1] > of_states[-1]):
+            rows, found = near[order], similarities[order]
+            if len(near) < fetch or (len(rows) == k and (found[-1], rows[-1]) >= (of_states[-1], near[-1])):
                 return rows, found
             fetch *= 4
 
     def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        goal, states = self._texts[self._goals[row]], np.frombuffer(self._state_of, np.int32)[rows].astype(np.intp)
-        alike = self._states.row_similarities(self._state_of[row], states)
-        similarities: NDArray[np.float64] = alike * self._factors_of(goal, rows)
+        goal = self._texts[self._goals[row]]
+        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._factors_of(goal, rows)
         return similarities
 
     def _factors_of(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
