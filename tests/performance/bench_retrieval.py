@@ -27,7 +27,7 @@ from rows import cpu, make_parser, medians, ratios, report
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
-from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.chroma_store import _NO_INDEX, ChromaStore
 from learngraph.memory.storage.shelf import RecordStore, to_json
 
 VOCABULARY, LENGTH, K = 20_000, 60, 10
@@ -178,7 +178,7 @@ def bare_writes(episodes: Sequence[Trajectory], rounds: int) -> dict[str, list[f
     ):
         sqlite.setup()
         client = chromadb.PersistentClient(str(Path(folder, "chroma")), Settings(anonymized_telemetry=False))
-        collection = client.create_collection("bare", embedding_function=None, configuration={"hnsw": {"sync_threshold": 300}})
+        collection = client.create_collection("bare", embedding_function=None, configuration={"hnsw": _NO_INDEX})
 
         def to_chroma(id: str) -> None:
             collection.upsert([id], [[0.0]], [{"value": json.dumps(texts[id])}])

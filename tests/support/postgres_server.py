@@ -61,6 +61,14 @@ class PostgresServer:
             self.process.wait()
             self.process = None
 
+    def kill_twice(self) -> None:
+        """Kill it and start it again, two times, while somebody else works with it."""
+        for _ in range(2):
+            time.sleep(0.3)
+            self.stop()
+            time.sleep(0.5)
+            self.start()
+
     def make_database(self, name: str) -> str:
         """Make an empty database and return its URL."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tests", name)

@@ -156,11 +156,7 @@ def test_calls_wait_for_a_server_that_restarts(server: PostgresServer, url: str)
 
         worker = threading.Thread(target=work)
         worker.start()
-        for _ in range(2):
-            time.sleep(0.3)
-            server.stop()
-            time.sleep(0.5)
-            server.start()
+        server.kill_twice()
         worker.join(timeout=120)
         assert not worker.is_alive()
         assert errors == []

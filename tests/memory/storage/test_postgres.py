@@ -99,11 +99,7 @@ def test_a_killed_server_that_comes_back_loses_and_doubles_nothing(server: Postg
 
         writer = threading.Thread(target=write)
         writer.start()
-        for _ in range(2):
-            time.sleep(0.3)
-            server.stop()
-            time.sleep(0.5)
-            server.start()
+        server.kill_twice()
         writer.join(timeout=120)
         assert not writer.is_alive()
         assert sorted(one.id for one in shelf.all()) == sorted(attempt(n).id for n in range(300))

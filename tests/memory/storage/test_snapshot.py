@@ -236,14 +236,19 @@ def numbers(text: str) -> list[int]:
     return [len(word) for word in text.split()]
 
 
+def fill_and_save(store: ChromaStore) -> None:
+    """A memory with snapshots of all that it holds; `save` waits for the thread that writes them."""
+    memory, draw = Experiences(shelf_of(store)), Random(1)
+    for number in range(8):
+        memory.add(episode(number, draw))
+    ask_all(memory)  # the memory lives until its store is closed
+    memory.save()
+
+
 def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
     """Its changes are not in the first one's memory, so that one must write no snapshot."""
     with ChromaStore.open(tmp_path) as store:
-        first, draw = Experiences(shelf_of(store)), Random(1)
-        for number in range(8):
-            first.add(episode(number, draw))
-        ask_all(first)
-        first.save()  # waits for the thread that writes snapshots: those up to here are right
+        fill_and_save(store)
         assert manifests(tmp_path)
         shutil.rmtree(tmp_path / "snapshots")
         other = Experiences(shelf_of(store))
@@ -255,11 +260,7 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
 
 def test_a_snapshot_written_before_another_object_wrote_is_not_used(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
-        first, draw = Experiences(shelf_of(store)), Random(1)
-        for number in range(8):
-            first.add(episode(number, draw))
-        ask_all(first)
-        first.save()
+        fill_and_save(store)
         Experiences(shelf_of(store)).add(episode(3, Random(77)))
     assert manifests(tmp_path)
     check(tmp_path, snapshot=False)
