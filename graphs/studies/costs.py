@@ -14,7 +14,7 @@ from .jsonl import read_rows
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["LEDGER", "TRAINING_FILE", "RunWork", "ledger_usage", "open_ledger", "run_usage", "run_work"]
+__all__ = ["LEDGER", "TRAINING_FILE", "ModelWork", "RunWork", "ledger_usage", "open_ledger", "run_usage", "run_work"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
@@ -56,19 +56,9 @@ def row_usage(row: Mapping[str, Any]) -> Usage:
 
 
 @dataclass(frozen=True)
-class RunWork:
-    """The work of a run's model, which plays and perhaps is trained: tokens, seconds and floating-point operations.
+class ModelWork:
+    """The seconds and floating-point operations of a model that plays and perhaps is trained."""
 
-    The passes of a model in this process are counted by tools/training/flops.py. An episode that a crash cut short counts only from
-    where it was resumed.
-    """
-
-    tokens_read: int
-    """Tokens that the model's calls read."""
-    tokens_trained: float | None
-    """Tokens of the passes of trainings, without padding; an example counts once for each epoch. None if the run trains no weights."""
-    trainings: Sequence[Mapping[str, Any]]
-    """The rows of its trainings."""
     seconds: float | None
     """Wall time of the episodes; None if it was not measured for all."""
     training_seconds: float
@@ -82,6 +72,22 @@ class RunWork:
     def flops(self) -> float | None:
         """All operations; None if some were not counted."""
         return None if self.forward_flops is None else self.forward_flops + self.training_flops
+
+
+@dataclass(frozen=True)
+class RunWork(ModelWork):
+    """The work of a run's model, which plays and perhaps is trained: tokens, seconds and floating-point operations.
+
+    The passes of a model in this process are counted by tools/training/flops.py. An episode that a crash cut short counts only from
+    where it was resumed.
+    """
+
+    tokens_read: int
+    """Tokens that the model's calls read."""
+    tokens_trained: float | None
+    """Tokens of the passes of trainings, without padding; an example counts once for each epoch. None if the run trains no weights."""
+    trainings: Sequence[Mapping[str, Any]]
+    """The rows of its trainings."""
 
 
 def run_work(folder: Path, rows: Sequence[Mapping[str, Any]]) -> RunWork:

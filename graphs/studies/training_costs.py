@@ -12,7 +12,7 @@ from typing import Any
 
 from ...memory.errors import plural
 from .benchmark import format_number, markdown_table, mean
-from .costs import run_work
+from .costs import ModelWork, run_work
 from .jsonl import read_rows
 from .sweep import Job
 
@@ -20,7 +20,7 @@ __all__ = ["MethodCosts", "costs_table", "method_costs", "training_notes"]
 
 
 @dataclass(frozen=True)
-class MethodCosts:
+class MethodCosts(ModelWork):
     """The costs of a method's run, mean over its seeds."""
 
     method: str
@@ -34,19 +34,6 @@ class MethodCosts:
     """Why nothing was learned -> in how many of them."""
     missing_returns: int
     """Attempts and steps that trainings left out: without a return, or too long for the window; sum over all of them."""
-    seconds: float | None
-    """Wall time of the episodes; None if it was not measured for all."""
-    training_seconds: float
-    """The part of it that trainings took."""
-    forward_flops: float | None
-    """Floating-point operations of the policy's passes; None if they were not counted: for a model behind an API."""
-    training_flops: float
-    """Floating-point operations of trainings."""
-
-    @property
-    def flops(self) -> float | None:
-        """All floating-point operations; None if some were not counted."""
-        return None if self.forward_flops is None else self.forward_flops + self.training_flops
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dictionary for JSON."""
