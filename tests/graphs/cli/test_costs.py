@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,7 @@ def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypat
         seen.append(waits.wait_text(folder))
 
     monkeypatch.setattr(waits, "note_wait", look)
+    monkeypatch.setattr(waits, "time", SimpleNamespace(time=lambda: 0.0))  # else a short wait is over before it is read
     with OpenAIServer([{"status": 429, "text": "slow down"}, {"status": 500, "text": "oops"}, "Action: wait"]) as server:
         assert paid("react", "--seeds", "1", "--concurrency", "1", server=server) == 0
     assert seen[0] == "waiting 0 s after try 1: rate-limited"

@@ -74,16 +74,22 @@ def start(what: str, url: str, name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
 
 
+def wait_for_lines(process: subprocess.Popen[str], count: int) -> None:
+    assert process.stdout is not None
+    for _ in range(count):
+        assert process.stdout.readline()
+
+
 def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: PostgresServer, url: str) -> None:
     """Two writers with the same ids, one more that is killed and begins again, two learners of one adapter, and a server that is
     killed as well."""
     count = 150
     writers = [start("write", url, "a", count), start("write", url, "a", count)]
-    learners = [start("learn", url, "", 60), start("learn", url, "", 60)]
     killed = start("write", url, "b", count)
-    assert killed.stdout is not None
-    for _ in range(40):
-        killed.stdout.readline()
+    wait_for_lines(killed, 40)  # there is enough to learn from before a learner asks
+    learners = [start("learn", url, "", 60), start("learn", url, "", 60)]
+    for learner in learners:
+        wait_for_lines(learner, 1)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     server.stop()
