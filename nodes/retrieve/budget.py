@@ -5,8 +5,8 @@ The policy, for any number of attempts:
 1. If all of them fit, all are shown whole: the prompt only grows at its end.
 2. Else the best and the newest are shown whole, before all others.
 3. The others are divided at the last multiple of `block` before the newest. Of the older ones, repeats (the same actions and
-   rewards) are merged with a count. Those with the most facts (state, action, sign of the reward) that no chosen attempt shows
-   are shown whole, further ones as one line each, by falling return; the rest is left out.
+   rewards) are merged with a count. Those with the most facts (state, action, sign of the reward) that neither the best nor one
+   chosen before them shows are shown whole, further ones as one line each, by falling return; the rest is left out.
 4. The later ones are appended: whole while there is room (repeats as a line), then as lines.
 
 Each kind has its share of the budget, so that a larger budget never shows less. Between two multiples of `block` the prompt
@@ -16,10 +16,10 @@ changes only at its end, apart from the two attempts of rule 2, so caches of a p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate
+from itertools import accumulate, count
 from math import inf
 
 from ...memory.records import Shown, Trajectory
@@ -64,6 +64,7 @@ class KnownAttempts:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the attempt's object
         self._identities: dict[Hashable, int] = {}  # identity -> its number
+        self._older = _Older([], self)
 
     def __call__(self, attempt: Trajectory) -> _Known:
         found = self._known.get(id(attempt))
@@ -73,6 +74,42 @@ class KnownAttempts:
             found = _Known(attempt, number, _facts(attempt), value)
             self._known[id(attempt)] = found
         return found
+
+    def older(self, attempts: Sequence[Trajectory]) -> _Older:
+        """What the rounds of a block have in common: it is computed once, as long as these are the older attempts."""
+        if self._older.attempts != attempts:
+            self._older = _Older(attempts, self)
+        return self._older
+
+
+class _Older:
+    """The older attempts of a selection, with repeats counted, and in the orders in which they are chosen."""
+
+    def __init__(self, attempts: Sequence[Trajectory], known: KnownAttempts) -> None:
+        self.attempts = attempts
+        self.best = [best_attempt(attempts, known)] if attempts else []
+        self.counts = Counter(known(t).identity for t in attempts)
+        self._known = known
+        firsts = list({known(t).identity: t for t in reversed(attempts)}.values())[::-1]
+        self.by_return = sorted(
+            firsts, key=lambda t: (known(t).value, t.episode), reverse=True
+        )  # of every group of repeats one
+        self._winner: Trajectory | None = None
+        self._informative: list[Trajectory] = []
+        self._further: Iterator[Trajectory] = iter(())
+
+    def informative(self, winner: Trajectory) -> Iterator[Trajectory]:
+        """One of each group of repeats, by the facts that neither `winner` nor earlier ones have. It goes only as far as it is read."""
+        if self._winner is not winner:
+            self._winner, self._informative = winner, []
+            self._further = _most_informative(self.by_return, winner, self._known)
+        for n in count():
+            if n == len(self._informative):
+                following = next(self._further, None)
+                if following is None:
+                    return
+                self._informative.append(following)
+            yield self._informative[n]
 
 
 def select_within_budget(
@@ -91,48 +128,45 @@ def select_within_budget(
     if all(spent <= budget for spent in accumulate(size(Shown(t.id), t) for t in attempts)):
         return all_attempts(attempts)
     anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
-    old, new = attempts[:anchor], attempts[anchor:]
+    older, new = known.older(attempts[:anchor]), attempts[anchor:]
     chosen: dict[str, Shown] = {}
-    by_id = {t.id: t for t in attempts}
-    about = {t.id: known(t) for t in attempts}
-    counts = Counter(about[t.id].identity for t in old)
+    whole: set[int] = set()  # identities
 
     def take(found: Iterable[tuple[Trajectory, bool]], room: float) -> None:
         """Choose these up to the first that does not fit, so that a larger room takes the same ones and more."""
         used = 0
         for t, entire in found:
-            shown = Shown(t.id, entire, counts.get(about[t.id].identity, 1) if entire else 1)
+            shown = Shown(t.id, entire, older.counts.get(known(t).identity, 1) if entire else 1)
             cost = size(shown, t)
             if used + cost > room:
                 break
             chosen[t.id] = shown
             used += cost
+            if entire:
+                whole.add(known(t).identity)
 
-    winner, newest = best_attempt(attempts, known), attempts[-1]
-    first = [winner] if about[winner.id].identity == about[newest.id].identity else [winner, newest]
+    winner, newest = best_attempt([*older.best, *new], known), attempts[-1]
+    first = [winner] if known(winner).identity == known(newest).identity else [winner, newest]
     # Their room is reserved even if they do not fit, so that a larger budget never leaves less for the others.
-    spent = sum(size(Shown(t.id, True, counts.get(about[t.id].identity, 1)), t) for t in first)
+    spent = sum(size(Shown(t.id, True, older.counts.get(known(t).identity, 1)), t) for t in first)
     take(((t, True) for t in first), budget)
     if not chosen:
         take([(winner, False)], budget)
-    fixed = set(chosen)
-    chosen_identities = {about[id].identity for id in chosen}
-    shares = _SHARES if old else {"old": 0.0, "old lines": 0.0, "new": 0.6, "new lines": 0.2}
+    fixed = [t for t in first if t.id in chosen]
+    seen = {known(t).identity for t in fixed}
+    shares = _SHARES if anchor else {"old": 0.0, "old lines": 0.0, "new": 0.6, "new lines": 0.2}
     rest = sum(shares.values())
     rooms = {name: max(0.0, min(share * budget, (budget - spent) * share / rest)) for name, share in shares.items()}
 
-    firsts = {about[t.id].identity: t for t in reversed(old)}.values()  # of every group of repeats
-    others = [t for t in reversed(firsts) if t.id not in fixed and about[t.id].identity not in chosen_identities]
-    take(((t, True) for t in _most_informative(others, [by_id[id] for id in chosen], about)), rooms["old"])
-    by_return = sorted(others, key=lambda t: (about[t.id].value, t.episode), reverse=True)
-    take(((t, False) for t in by_return if t.id not in chosen), rooms["old lines"])
+    take(((t, True) for t in older.informative(winner) if known(t).identity not in seen), rooms["old"])
+    lines = (t for t in older.by_return if known(t).identity not in seen and t.id not in chosen)
+    take(((t, False) for t in lines), rooms["old lines"])
 
-    later = [t for t in new if t.id not in fixed]
-    seen = {about[id].identity for id, shown in chosen.items() if shown.whole}
+    later = [t for t in new if t not in fixed]
     repeats = {
         t.id
         for n, t in enumerate(later)
-        if about[t.id].identity in seen or any(about[t.id].identity == about[s.id].identity for s in later[:n])
+        if known(t).identity in whole or any(known(t).identity == known(s).identity for s in later[:n])
     }
     take(((t, True) for t in later if t.id not in repeats), rooms["new"])
     take(((t, False) for t in later if t.id not in chosen), rooms["new lines"])
@@ -148,20 +182,18 @@ def attempt_identity(trajectory: Trajectory) -> Hashable:
     return steps, trajectory.note
 
 
-def _most_informative(
-    attempts: Sequence[Trajectory], shown: Sequence[Trajectory], about: Mapping[str, _Known]
-) -> Iterator[Trajectory]:
-    """The attempts, greedily by the number of facts that neither `shown` nor earlier ones have; then higher return, newer.
+def _most_informative(attempts: Sequence[Trajectory], winner: Trajectory, known: KnownAttempts) -> Iterator[Trajectory]:
+    """The attempts, greedily by the number of facts that neither `winner` nor earlier ones have; then higher return, newer.
 
     That number only falls. So one that is still the best after counting anew needs no comparison with the others, whose numbers
     are too high if anything.
     """
-    told = {fact for t in shown for fact in about[t.id].facts}
-    queue = [(-len(about[t.id].facts - told), -about[t.id].value, -t.episode, n) for n, t in enumerate(attempts)]
+    told = set(known(winner).facts)
+    queue = [(-len(known(t).facts - told), -known(t).value, -t.episode, n) for n, t in enumerate(attempts)]
     heapify(queue)
     while queue:
         _, value, episode, n = queue[0]
-        facts = about[attempts[n].id].facts
+        facts = known(attempts[n]).facts
         counted = (-len(facts - told), value, episode, n)
         if counted > queue[0]:
             heapreplace(queue, counted)
