@@ -88,8 +88,8 @@ def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: P
     killed = start("write", url, "b", count)
     wait_for_lines(killed, 40)  # there is enough to learn from before a learner asks
     learners = [start("learn", url, "", 60), start("learn", url, "", 60)]
-    for learner in learners:
-        wait_for_lines(learner, 1)
+    for process in (*writers, *learners):
+        wait_for_lines(process, 1)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     server.stop()
