@@ -33,6 +33,11 @@ _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
 """Shares of the budget once there are older attempts. The rest is for the best and the newest, which may take more."""
 
 
+Fact = tuple[str, str, int | None]
+"""(state, action, sign of the reward or None) of a step."""
+_NOTHING: set[Fact] = set()
+
+
 def best_attempt(attempts: Sequence[Trajectory], known: KnownAttempts | None = None) -> Trajectory:
     """The attempt with the highest return; among equals the shortest, then the first. The newest if no return is known."""
     known = known or KnownAttempts()
@@ -53,7 +58,7 @@ class _Known:
     """Kept, so that its id stays unique."""
     identity: int
     """The number of its `attempt_identity`."""
-    facts: set[tuple[str, str, int | None]]
+    facts: set[Fact]
     value: float
     """The return; -inf where it is not known."""
 
@@ -94,15 +99,19 @@ class _Older:
         self.by_return = sorted(
             firsts, key=lambda t: (known(t).value, t.episode), reverse=True
         )  # of every group of repeats one
-        self._winner: Trajectory | None = None
+        self._told: set[Fact] | None = None
         self._informative: list[Trajectory] = []
         self._further: Iterator[Trajectory] = iter(())
 
     def informative(self, winner: Trajectory) -> Iterator[Trajectory]:
-        """One of each group of repeats, by the facts that neither `winner` nor earlier ones have. It goes only as far as it is read."""
-        if self._winner is not winner:
-            self._winner, self._informative = winner, []
-            self._further = _most_informative(self.by_return, winner, self._known)
+        """One of each group of repeats, by the facts that neither `winner` nor earlier ones have. It goes only as far as it is read.
+
+        Without any return the winner is just the newest, another one in every round: then its facts do not count.
+        """
+        told = self._known(winner).facts if self._known(winner).value > -inf else _NOTHING
+        if self._told is not told:
+            self._told, self._informative = told, []
+            self._further = _most_informative(self.by_return, told, self._known)
         for n in count():
             if n == len(self._informative):
                 following = next(self._further, None)
@@ -182,13 +191,13 @@ def attempt_identity(trajectory: Trajectory) -> Hashable:
     return steps, trajectory.note
 
 
-def _most_informative(attempts: Sequence[Trajectory], winner: Trajectory, known: KnownAttempts) -> Iterator[Trajectory]:
-    """The attempts, greedily by the number of facts that neither `winner` nor earlier ones have; then higher return, newer.
+def _most_informative(attempts: Sequence[Trajectory], told: set[Fact], known: KnownAttempts) -> Iterator[Trajectory]:
+    """The attempts, greedily by the number of facts that are neither `told` nor in earlier ones; then higher return, newer.
 
     That number only falls. So one that is still the best after counting anew needs no comparison with the others, whose numbers
     are too high if anything.
     """
-    told = set(known(winner).facts)
+    told = set(told)
     queue = [(-len(known(t).facts - told), -known(t).value, -t.episode, n) for n, t in enumerate(attempts)]
     heapify(queue)
     while queue:
@@ -203,8 +212,7 @@ def _most_informative(attempts: Sequence[Trajectory], winner: Trajectory, known:
         yield attempts[n]
 
 
-def _facts(trajectory: Trajectory) -> set[tuple[str, str, int | None]]:
-    """(state, action, sign of the reward or None) of each step."""
+def _facts(trajectory: Trajectory) -> set[Fact]:
     return {
         (step.state, step.action, None if step.reward is None else (step.reward > 0) - (step.reward < 0))
         for step in trajectory.transitions

@@ -20,7 +20,7 @@ import cProfile
 import pstats
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from bench_retrieval import LENGTH, text, zipf
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from rows import cpu, make_parser, medians, ratios, report
+from rows import cpu, make_parser, ratios, report
 
 from learngraph.graphs import adamem, jitrl
 from learngraph.graphs.methods import find_method
@@ -43,7 +43,7 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 STEPS, ROOMS = 50, 500
 BIN = 100
-"""Episodes whose median is compared."""
+"""Episodes whose means are compared."""
 METHODS = (
     "static",
     "jitrl",
@@ -222,14 +222,21 @@ def long_run(name: str, episodes: int) -> list[float]:
     return log.costs
 
 
+def chunk_means(costs: Sequence[float], count: int) -> list[float]:
+    """Means of `count` successive parts: what is done once in some episodes counts, too."""
+    size = max(1, len(costs) // count)
+    return [fmean(costs[start : start + size]) for start in range(0, len(costs), size)][:count]
+
+
 def growth(methods: Sequence[str], episodes: int, rounds: int) -> None:
     """Report the growth of each method's cost from the first hundred episodes to the last."""
     size = min(BIN, episodes // 2)
     for name in methods:
         costs = long_run(name, episodes)
-        early, late = (medians(some, rounds) for some in (costs[:size], costs[-size:]))
-        bins = [median(costs[start : start + size]) for start in range(0, episodes - size + 1, max(size, episodes // 5))]
-        note = "ms an episode: " + ", ".join(f"{1e3 * took:.1f}" for took in (*bins, median(costs[-size:])))
+        early, late = (chunk_means(some, rounds) for some in (costs[:size], costs[-size:]))
+        bins = [costs[start : start + size] for start in range(0, episodes - size + 1, max(size, episodes // 5))]
+        means = (median(chunk_means(some, rounds)) for some in (*bins, costs[-size:]))
+        note = "ms an episode: " + ", ".join(f"{1e3 * took:.1f}" for took in means)
         of = f"CPU of an episode of {name}: the last {size} of {episodes:,} over the first {size}"
         report(of, ratios(late, early), at_most=LEAST_GROWTH, note=note)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from learngraph.memory.records import Shown, Task, Trajectory, Transition
+from learngraph.nodes.retrieve import budget as budget_module
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.retrieve.budget import all_attempts, attempt_identity, best_attempt, select_within_budget
+from learngraph.nodes.retrieve.budget import KnownAttempts, all_attempts, attempt_identity, best_attempt, select_within_budget
 
 TASK = Task("t", "do it")
 
@@ -63,6 +66,33 @@ def test_more_budget_never_shows_less(attempts: list[Trajectory], budget: int, m
     for s in small:
         t = attempts[int(s.id.split("/")[1])]
         assert attempt_identity(t) in (whole if s.whole else told)
+
+
+@given(histories, st.integers(0, 1500), st.integers(1, 8))
+def test_what_earlier_rounds_computed_changes_nothing(attempts: list[Trajectory], budget: int, block: int) -> None:
+    known = KnownAttempts()
+    for n in range(1, len(attempts) + 1):
+        again = select_within_budget(attempts[:n], size, budget, block, known)
+        assert again == select_within_budget(attempts[:n], size, budget, block)
+
+
+def test_older_attempts_are_compared_once_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without any return, where the best is just the newest."""
+    for reward in (None, 0.0):
+        attempts = [attempt(n, (f"go {n}", reward), ("left", reward)) for n in range(60)]
+        compared: list[int] = []
+        rank = budget_module._most_informative
+
+        def count(found: Any, *rest: Any, compared: list[int] = compared, rank: Any = rank) -> Any:
+            compared.append(len(found))
+            return rank(found, *rest)
+
+        monkeypatch.setattr(budget_module, "_most_informative", count)
+        known = KnownAttempts()
+        for n in range(1, 60):
+            select_within_budget(attempts[:n], size, 12 * size(Shown("r/0"), attempts[0]), 5, known)
+        monkeypatch.undo()
+        assert compared == list(range(10, 56, 5))
 
 
 @pytest.mark.slow
