@@ -11,10 +11,11 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
 from typing import Any, Protocol
 
@@ -275,9 +276,11 @@ class JaccardIndex(InvertedIndex):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ids: dict[Hashable, int] = {}  # token -> its number
+        self._ids: defaultdict[Hashable, int] = defaultdict(count().__next__)  # token -> its number
         self._first = array("i")  # token number -> the first row that contains it; most have no other
-        self._postings: dict[int, array[int]] = {}  # number of a token that several rows contain -> all of them, ascending
+        self._postings: list[
+            array[int] | None
+        ] = []  # token number -> the rows that contain it, ascending, where there are several
         self._tokens = array("i")  # the token numbers of all rows, one row after the other
         self._starts = array("q")  # row -> start of its token numbers
         self._sizes = array("i")  # row -> number of its distinct tokens
@@ -295,15 +298,18 @@ class JaccardIndex(InvertedIndex):
         distinct = dict.fromkeys(tokens)
         with self._lock:
             row = len(self._sizes)
-            ids, first, postings = self._ids, self._first, self._postings
-            numbers = [ids.setdefault(token, len(ids)) for token in distinct]
-            for number in numbers:
-                if number >= len(first):  # of a new token; these come in order
-                    first.append(row)
-                elif (posting := postings.get(number)) is not None:
-                    posting.append(row)
-                else:
+            first, postings = self._first, self._postings
+            numbers = seen = list(map(self._ids.__getitem__, distinct))  # new tokens get the next numbers
+            if new := len(self._ids) - len(postings):
+                seen = [number for number in numbers if number < len(postings)]
+                first.extend([row] * new)
+                postings.extend([None] * new)
+            for number in seen:
+                posting = postings[number]
+                if posting is None:
                     postings[number] = array("i", (first[number], row))
+                else:
+                    posting.append(row)
             self._starts.append(len(self._tokens))
             self._tokens.extend(numbers)
             self._sizes.append(len(numbers))
@@ -379,12 +385,10 @@ class JaccardIndex(InvertedIndex):
 
     def _frequency(self, token: int) -> int:
         """The number of rows that contain a token."""
-        return len(self._postings.get(token, "1"))
+        return len(self._postings[token] or "1")
 
     def _rows_with(self, tokens: Sequence[int]) -> NDArray[np.int32]:
-        return np.frombuffer(
-            b"".join([self._postings.get(token) or self._first[token : token + 1] for token in tokens]), np.int32
-        )
+        return np.frombuffer(b"".join([self._postings[token] or self._first[token : token + 1] for token in tokens]), np.int32)
 
     def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
         if not len(rows):
