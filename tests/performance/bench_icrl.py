@@ -7,7 +7,7 @@
 the three ways to keep attempts. (c) target 16: tokens that must be computed / new tokens over a run. A perfect cache keeps the last
 prompt with its reply; new tokens of a round are those beside the ones of the last prompt, computed are those that come after
 the longest common beginning. The limit counts what a prompt ends with (the instruction): it comes after what is new, so that it is
-computed again. A budget that is reached and a window that slides drop attempts, and what follows them is computed again, too.
+computed again. A budget that is reached and a window that slides drop attempts, and the limit counts what follows them, too.
 Then the same as the pocket model counts it, with its own cache, in the toy world.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
 
 PAGE = 4096
+ATTEMPT = re.compile(r"^(?=Attempt \d+)", re.MULTILINE)
+"""Where an attempt begins in a prompt."""
 KEEPS = {
     "all": icrl.ICRL(selection="all"),
     "budget 2000": icrl.ICRL(selection="budget", max_memory_tokens=2000),
@@ -97,9 +100,18 @@ def computed(prompts: Sequence[str], size: Callable[[str], int] = len) -> tuple[
 
 
 def least(prompts: Sequence[str]) -> int:
-    """Size of what is new in each prompt, and of the lines after it that the prompt before ended with, too."""
+    """Size of what is new in each prompt, and of the lines after it that the prompt before ended with, too.
+
+    Where an attempt is shown no more, or in another form, all attempts after it are computed again: which attempts are shown is
+    the method's choice, and they stand in the order of time.
+    """
     size = 0
     for before, now in pairwise(["", *prompts]):
+        past, present = ATTEMPT.split(before), ATTEMPT.split(now)
+        same = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(past, present, strict=False)))
+        if same < len(past) - 1:
+            size += sum(map(len, present[same:]))
+            continue
         old, lines = before.split("\n"), now.split("\n")
         new = Counter(lines) - Counter(old)
         end = Counter(
