@@ -51,6 +51,7 @@ METHODS = (
     "prompt-update",
     "adamem",
     "synapse",
+    "best-of-n",
     "reflexion",
     "self-refine",
     "reasoning-bank",
