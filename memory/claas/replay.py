@@ -49,6 +49,8 @@ __all__ = [
 Kind = TypeVar("Kind", bound=type)
 MANY = 1 << 40
 """More records than there are."""
+MAX_CHANGES = 2_000
+"""Latest changes that a what-if can undo: a service that runs for months keeps them in memory."""
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
@@ -218,7 +220,7 @@ class Replay:
     ) -> None:
         self.settings = settings or ReplaySettings()
         self._clock = clock
-        self._history = History[tuple[Any, ...]]()
+        self._history = History[tuple[Any, ...]](limit=MAX_CHANGES)
         self._database: ReplayFile | ReplayDatabase
         if is_postgres(str(where)):
             from .replay_database import ReplayDatabase
