@@ -246,13 +246,21 @@ def main() -> None:
                     others = [calls * latency / wall for wall, _ in found[other]]
                     report(f"{what}: over {other}", ratios(of_ideal, others), **beside)
 
+    bare, chat = "a raw client", "LangChain's ChatOpenAI alone"
     with stub(1.0, REPLIES) as url:
         ways: dict[str, Way] = {
-            "a raw client": lambda count, calls: raw(url, count, calls),
+            bare: lambda count, calls: raw(url, count, calls),
+            chat: lambda count, calls: chat_model(url, count, calls),
             "Game of 24": lambda count, calls: loop(world, url, count, calls),
         }
         for count in (8,) if options.quick else (32, 128):
-            compare(count, 2 if options.quick else 5, 1.0, ways, **{"Game of 24": {"number": 11, "at_least": 0.95}})
+            # 128 at a time are limited by this process, as `chat` shows.
+            ideal = {"at_least": 0.95} if count < 128 else {}
+            targets: dict[str, Any] = {
+                "Game of 24": {"number": 11, **ideal},
+                f"Game of 24, {chat}": {"number": 11, "at_least": 0.95},
+            }
+            compare(count, 2 if options.quick else 5, 1.0, ways, **targets)
         compare(
             4 if options.quick else 32,
             3,
@@ -261,7 +269,6 @@ def main() -> None:
         )
     with stub(0.05, REPLIES) as url:
         own, goal = {"number": 12, "limit": 1}, {"number": 12, "at_least": 0.95}
-        bare, chat = "a raw client", "LangChain's ChatOpenAI alone"
         ways = {
             bare: lambda count, calls: raw(url, count, calls),
             chat: lambda count, calls: chat_model(url, count, calls),
@@ -270,7 +277,7 @@ def main() -> None:
             "Game of 24, two processes": lambda count, calls: processes(game, url, count, calls),
             "Game of 24, in LangGraph's engine": lambda count, calls: langgraph(world, url, count, calls),
         }
-        targets: dict[str, Any] = {
+        targets = {
             f"an environment that costs nothing, {bare}": own,
             f"an environment that costs nothing, {chat}": goal,
             f"Game of 24, {bare}": own,
