@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["Scope", "ScopeCopy", "Tally"]
 
 PART_ROWS = 1 << 15
 """Rows of an index in Python's objects, which take 12 kB for a new text of 60 words, before they become a segment, of 2 kB."""
+_STRIDE = 1 << 12
+"""Experiences between two notes of the statistics of all: after a change, they are counted again from the note before it."""
 _COLUMNS = {"episode": "i", "step": "i", "action": "i", "row": "i", "value": "d", "lost": "b"}
 
 
@@ -93,6 +96,7 @@ class Scope:
         self._visits: dict[int, array[int]] = {}  # row -> its places after those
         self._tallies: dict[int, dict[str, Tally]] = {}  # row -> action -> statistics, of the rows that were asked for
         self._all: Tally | None = Tally()  # None: to be counted
+        self._bases: list[Tally] = []  # of the first _STRIDE experiences, of twice as many, and so on, as far as they are known
 
     def __len__(self) -> int:
         """The number of experiences."""
@@ -128,6 +132,8 @@ class Scope:
         self._visits[row].append(place)
         if self._all is not None:
             self._all.add(experience.id, experience.value, experience.lost)
+            if len(self) == (len(self._bases) + 1) * _STRIDE:
+                self._bases.append(replace(self._all))
         if (tallies := self._tallies.get(row)) is not None:
             tallies.setdefault(experience.action, Tally()).add(experience.id, experience.value, experience.lost)
 
@@ -165,6 +171,7 @@ class Scope:
             self._columns["value"][place], self._columns["lost"][place] = new.value, new.lost
             rows.add(self._columns["row"][place])
             self.saved = self.saved if place >= self.saved else -1
+            del self._bases[place // _STRIDE :]
         for row in rows:
             self._tallies.pop(row, None)
         self._all = None  # counted again when it is asked for
@@ -188,15 +195,19 @@ class Scope:
         """The statistics of all visible returns."""
         if shown is None and self._all is not None:
             return self._all
-        count, mean, m2, losses, newest = 0, 0.0, 0.0, 0, 0  # as `Tally.add`, to the last bit
-        for place, (value, lost) in enumerate(zip(self._columns["value"], self._columns["lost"], strict=True)):
+        base = self._bases[-1] if shown is None and self._bases else Tally()
+        count, mean, m2, losses, newest = base.count, base.mean, base.m2, base.losses, base.count - 1
+        returns = zip(self._columns["value"], self._columns["lost"], strict=True)
+        for place, (value, lost) in enumerate(islice(returns, base.count, None), base.count):
             if shown is not None and not shown(place):
                 continue
-            count, newest = count + 1, place
+            count, newest = count + 1, place  # as `Tally.add`, to the last bit
             off = value - mean
             mean += off / count
             m2 += off * (value - mean)
             losses += lost
+            if shown is None and count % _STRIDE == 0:
+                self._bases.append(Tally("", count, mean, m2, losses))
         found = Tally(self.id_at(newest) if count else "", count, mean, m2, losses)
         if shown is None:
             self._all = found

@@ -186,6 +186,7 @@ class _Mask:
     def __init__(self, distinct: bool) -> None:
         self.rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._newest: dict[int, int] | None = {} if distinct else None  # number of a key and action -> its newest row
+        self._shown = self.rows  # with the repeats
 
     def extend(self, shown: NDArray[np.bool_], deeds: Sequence[int]) -> None:
         """Add rows, with the numbers of their keys and actions."""
@@ -193,11 +194,26 @@ class _Mask:
         self.rows = np.append(self.rows, shown)
         if self._newest is None:
             return
+        self._shown = np.append(self._shown, shown)
         for place in np.flatnonzero(shown).tolist():
             older = self._newest.get(deeds[place])
             if older is not None:
                 self.rows[older] = False
             self._newest[deeds[place]] = start + place
+
+    def change(self, rows: slice, is_shown: bool, deeds: NDArray[np.int32]) -> None:
+        """Show or hide some rows; `deeds` are the numbers of the keys and actions of all rows."""
+        if self._newest is None:
+            self.rows[rows] = is_shown
+            return
+        self._shown[rows] = is_shown
+        for deed in dict.fromkeys(deeds[rows].tolist()):
+            alike = np.flatnonzero(deeds == deed)
+            self.rows[alike] = False
+            self._newest.pop(deed, None)
+            if len(seen := alike[self._shown[alike]]):
+                self._newest[deed] = int(seen[-1])
+                self.rows[seen[-1]] = True
 
 
 @branching("add", but=("reload", "is_durable"))
@@ -621,9 +637,14 @@ class Trajectories:
         if not same_name or numbers != self._deeds[kept.start : kept.start + kept.count].tolist():
             return False
         with self._lock:
-            self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
+            now = self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
             self._usefulness = None
-            self._masks.clear()
+            if self.limit is not None:  # others may be evicted now
+                self._masks.clear()
+            rows, deeds_of_all = slice(kept.start, kept.start + kept.count), np.array(self._deeds, np.int32)
+            for [filters, _], mask in self._masks.items():
+                if (is_shown := _is_shown(now, *filters)) is not _is_shown(kept, *filters):
+                    mask.change(rows, is_shown, deeds_of_all)
         return True
 
     def _known_usefulness(self) -> _Usefulness:

@@ -388,6 +388,36 @@ def test_of_neighbours_that_say_the_same_only_the_newest_counts():
     assert names(again, "door black", per_trajectory=0, distinct=True) == ["a/1/2"]
 
 
+played = st.lists(
+    st.tuples(st.sampled_from(STATES[:3]), st.sampled_from(["mist", "fern"]), st.sampled_from([0.0, 1.0, None])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(played, min_size=1, max_size=6), st.sampled_from([None, 3]), st.data())
+def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(plays: Any, limit: int | None, data: Any) -> None:
+    stored = {n: attempt(*steps, number=n) for n, steps in enumerate(plays)}
+    memory = filled(stored.values(), limit=limit)
+    asked = [
+        {"kind": kind, "distinct": distinct, "per_trajectory": 0, "before": before}
+        for kind in ("all", "success", "failure", "mixed")
+        for distinct in (False, True)
+        for before in (None, ("a", 2))
+    ]
+    for _ in range(4):
+        for filters in asked[data.draw(st.integers(0, 8)) :][:8]:  # so many masks are kept
+            ask(memory, "door black", **filters)
+        n = data.draw(st.sampled_from(sorted(stored)))
+        rewards = data.draw(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=4, max_size=4))
+        steps = tuple(replace(step, reward=reward) for step, reward in zip(stored[n].transitions, rewards, strict=False))
+        stored[n] = replace(stored[n], transitions=steps)
+        memory.add(stored[n])
+        anew = filled(stored.values(), limit=limit)
+        for filters in asked:
+            assert ask(memory, "door black", **filters) == ask(anew, "door black", **filters)
+
+
 def test_a_memory_of_first_steps_and_one_of_every_third():
     stored = [attempt(*[(f"room{i}", "go", 1.0) for i in range(8)])]
     assert len(filled(stored)) == 8
