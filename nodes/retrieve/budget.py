@@ -81,7 +81,7 @@ class KnownAttempts:
         return found
 
     def older(self, attempts: Sequence[Trajectory]) -> _Older:
-        """What the rounds of a block have in common: it is computed once, as long as these are the older attempts."""
+        """The part of the selection that all rounds of a block share: it is computed once, as long as these are the older attempts."""
         if self._older.attempts != attempts:
             self._older = _Older(attempts, self)
         return self._older
