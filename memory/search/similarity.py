@@ -278,9 +278,8 @@ class JaccardIndex(InvertedIndex):
         self._lock = threading.Lock()
         self._ids: defaultdict[Hashable, int] = defaultdict(count().__next__)  # token -> its number
         self._first = array("i")  # token number -> the first row that contains it; most have no other
-        self._postings: list[
-            array[int] | None
-        ] = []  # token number -> the rows that contain it, ascending, where there are several
+        # Token number -> the rows that contain it, ascending, where there are several.
+        self._postings: list[array[int] | None] = []
         self._tokens = array("i")  # the token numbers of all rows, one row after the other
         self._starts = array("q")  # row -> start of its token numbers
         self._sizes = array("i")  # row -> number of its distinct tokens

@@ -35,7 +35,7 @@ _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
 
 Fact = tuple[str, str, int | None]
 """(state, action, sign of the reward or None) of a step."""
-_NOTHING: set[Fact] = set()
+_NO_FACTS: set[Fact] = set()
 
 
 def best_attempt(attempts: Sequence[Trajectory], known: KnownAttempts | None = None) -> Trajectory:
@@ -95,11 +95,10 @@ class _Older:
         self.best = [best_attempt(attempts, known)] if attempts else []
         self.counts = Counter(known(t).identity for t in attempts)
         self._known = known
+        # Of every group of repeats the first.
         firsts = list({known(t).identity: t for t in reversed(attempts)}.values())[::-1]
-        self.by_return = sorted(
-            firsts, key=lambda t: (known(t).value, t.episode), reverse=True
-        )  # of every group of repeats one
-        self._told: set[Fact] | None = None
+        self.by_return = sorted(firsts, key=lambda t: (known(t).value, t.episode), reverse=True)
+        self._shown_facts: set[Fact] | None = None
         self._informative: list[Trajectory] = []
         self._further: Iterator[Trajectory] = iter(())
 
@@ -108,10 +107,10 @@ class _Older:
 
         Without any return the winner is just the newest, another one in every round: then its facts do not count.
         """
-        told = self._known(winner).facts if self._known(winner).value > -inf else _NOTHING
-        if self._told is not told:
-            self._told, self._informative = told, []
-            self._further = _most_informative(self.by_return, told, self._known)
+        shown = self._known(winner).facts if self._known(winner).value > -inf else _NO_FACTS
+        if self._shown_facts is not shown:
+            self._shown_facts, self._informative = shown, []
+            self._further = _most_informative(self.by_return, shown, self._known)
         for n in count():
             if n == len(self._informative):
                 following = next(self._further, None)
@@ -191,13 +190,13 @@ def attempt_identity(trajectory: Trajectory) -> Hashable:
     return steps, trajectory.note
 
 
-def _most_informative(attempts: Sequence[Trajectory], told: set[Fact], known: KnownAttempts) -> Iterator[Trajectory]:
-    """The attempts, greedily by the number of facts that are neither `told` nor in earlier ones; then higher return, newer.
+def _most_informative(attempts: Sequence[Trajectory], shown: set[Fact], known: KnownAttempts) -> Iterator[Trajectory]:
+    """The attempts, greedily by the number of facts that are neither `shown` nor in earlier ones; then higher return, newer.
 
     That number only falls. So one that is still the best after counting anew needs no comparison with the others, whose numbers
     are too high if anything.
     """
-    told = set(told)
+    told = set(shown)
     queue = [(-len(known(t).facts - told), -known(t).value, -t.episode, n) for n, t in enumerate(attempts)]
     heapify(queue)
     while queue:

@@ -57,7 +57,7 @@ def ids(server: ChromaServer) -> list[str]:
         return sorted(one.id for one in RecordStore(store, ("shared",), Trajectory).all())
 
 
-def written(server: ChromaServer) -> dict[str, int]:
+def records_by_writer(server: ChromaServer) -> dict[str, int]:
     """Records of each writer."""
     found = ids(server)
     return {name: sum(id.startswith(name) for id in found) for name in ("one", "two")}
@@ -66,8 +66,8 @@ def written(server: ChromaServer) -> dict[str, int]:
 def test_kills_of_writers_and_of_the_server_lose_and_double_nothing(server: ChromaServer) -> None:
     writers = {name: start_writer(server, name) for name in ("one", "two")}
     for round in range(2):
-        before = written(server)
-        while not all(count > before[name] or count == COUNT for name, count in written(server).items()):
+        before = records_by_writer(server)
+        while not all(count > before[name] or count == COUNT for name, count in records_by_writer(server).items()):
             assert all(process.poll() in (None, 0) for process in writers.values())
             time.sleep(0.1)
         if round == 0:

@@ -64,7 +64,7 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
     while not sweep.is_finished(job):
         process = CONTEXT.Process(target=play, args=((work[0], (job,)),))
         process.start()
-        until = place(job) + chance.randrange(4, 12)
+        until = place(job) + chance.randrange(3, 8)
         # A training begins with the attempt's row: half of the kills come within it.
         trained = (job.folder / "training.jsonl").read_bytes().count(b"attempt/") if place(job) else 0
         in_training = kills % 2 == 0
@@ -78,5 +78,5 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
             kills += 1
             process.kill()
         process.join()
-    assert kills >= 2
+    assert kills >= 3
     assert outcome(job) == expected

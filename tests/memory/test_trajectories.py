@@ -388,14 +388,14 @@ def test_of_neighbours_that_say_the_same_only_the_newest_counts():
     assert names(again, "door black", per_trajectory=0, distinct=True) == ["a/1/2"]
 
 
-played = st.lists(
+step_lists = st.lists(
     st.tuples(st.sampled_from(STATES[:3]), st.sampled_from(["mist", "fern"]), st.sampled_from([0.0, 1.0, None])),
     min_size=1,
     max_size=4,
 )
 
 
-@given(st.lists(played, min_size=1, max_size=6), st.sampled_from([None, 3]), st.data())
+@given(st.lists(step_lists, min_size=1, max_size=6), st.sampled_from([None, 3]), st.data())
 def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(plays: Any, limit: int | None, data: Any) -> None:
     stored = {n: attempt(*steps, number=n) for n, steps in enumerate(plays)}
     memory = filled(stored.values(), limit=limit)
