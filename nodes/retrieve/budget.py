@@ -15,12 +15,14 @@ changes only at its end, apart from the two attempts of rule 2, so caches of a p
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, count
 from math import inf
+from operator import itemgetter
 
 from ...memory.records import Shown, Trajectory
 
@@ -35,7 +37,6 @@ _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
 
 Fact = tuple[str, str, int | None]
 """(state, action, sign of the reward or None) of a step."""
-_NO_FACTS: set[Fact] = set()
 
 
 def best_attempt(attempts: Sequence[Trajectory], known: KnownAttempts | None = None) -> Trajectory:
@@ -58,7 +59,8 @@ class _Known:
     """Kept, so that its id stays unique."""
     identity: int
     """The number of its `attempt_identity`."""
-    facts: set[Fact]
+    facts: int
+    """A bit for each of its facts: whatever an attempt has that others lack is counted in one operation."""
     value: float
     """The return; -inf where it is not known."""
 
@@ -69,48 +71,64 @@ class KnownAttempts:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the attempt's object
         self._identities: dict[Hashable, int] = {}  # identity -> its number
-        self._older = _Older([], self)
+        self._facts: dict[Fact, int] = {}  # fact -> its bit
+        self._older = _Older(self)
 
     def __call__(self, attempt: Trajectory) -> _Known:
         found = self._known.get(id(attempt))
         if found is None:
             number = self._identities.setdefault(attempt_identity(attempt), len(self._identities))
+            facts = sum(1 << self._facts.setdefault(fact, len(self._facts)) for fact in _facts(attempt))
             value = -inf if attempt.value is None else attempt.value
-            found = _Known(attempt, number, _facts(attempt), value)
-            self._known[id(attempt)] = found
+            found = self._known[id(attempt)] = _Known(attempt, number, facts, value)
         return found
 
     def older(self, attempts: Sequence[Trajectory]) -> _Older:
-        """The part of the selection that all rounds of a block share: it is computed once, as long as these are the older attempts."""
-        if self._older.attempts != attempts:
-            self._older = _Older(attempts, self)
+        """The part of the selection that all rounds of a block share. From block to block only the further attempts are added to it."""
+        have = self._older.attempts
+        if attempts[: len(have)] != have:
+            self._older = _Older(self)
+        if len(attempts) > len(self._older.attempts):
+            self._older.grow(attempts)
         return self._older
 
 
 class _Older:
     """The older attempts of a selection, with repeats counted, and in the orders in which they are chosen."""
 
-    def __init__(self, attempts: Sequence[Trajectory], known: KnownAttempts) -> None:
-        self.attempts = attempts
-        self.best = [best_attempt(attempts, known)] if attempts else []
-        self.counts = Counter(known(t).identity for t in attempts)
+    def __init__(self, known: KnownAttempts) -> None:
+        self.attempts: Sequence[Trajectory] = []
+        self.best: list[Trajectory] = []  # one, or none yet
+        self.counts: Counter[int] = Counter()  # identity -> attempts
+        self.by_return: list[Trajectory] = []  # of every group of repeats the first
         self._known = known
-        # Of every group of repeats the first.
-        firsts = list({known(t).identity: t for t in reversed(attempts)}.values())[::-1]
-        self.by_return = sorted(firsts, key=lambda t: (known(t).value, t.episode), reverse=True)
-        self._shown_facts: set[Fact] | None = None
+        self._firsts: list[Trajectory] = []  # the same by time
+        self._shown_facts = 0
+        self._queue: list[tuple[int, float, int, int]] = []
         self._informative: list[Trajectory] = []
         self._further: Iterator[Trajectory] = iter(())
+
+    def grow(self, attempts: Sequence[Trajectory]) -> None:
+        """Add the attempts that follow those which are there."""
+        for t in attempts[len(self.attempts) :]:
+            self.best = [best_attempt([*self.best, t], self._known)]
+            identity = self._known(t).identity
+            if identity not in self.counts:
+                insort(self.by_return, t, key=lambda t: (-self._known(t).value, -t.episode))
+                self._firsts.append(t)
+            self.counts[identity] += 1
+        self.attempts = attempts
+        self._rank()
 
     def informative(self, winner: Trajectory) -> Iterator[Trajectory]:
         """One of each group of repeats, by the facts that neither `winner` nor earlier ones have. It goes only as far as it is read.
 
         Without any return the winner is just the newest, another one in every round: then its facts do not count.
         """
-        shown = self._known(winner).facts if self._known(winner).value > -inf else _NO_FACTS
-        if self._shown_facts is not shown:
-            self._shown_facts, self._informative = shown, []
-            self._further = _most_informative(self.by_return, shown, self._known)
+        shown = self._known(winner).facts if self._known(winner).value > -inf else 0
+        if self._shown_facts != shown:
+            self._shown_facts, self._queue = shown, []
+            self._rank()
         for n in count():
             if n == len(self._informative):
                 following = next(self._further, None)
@@ -118,6 +136,13 @@ class _Older:
                     return
                 self._informative.append(following)
             yield self._informative[n]
+
+    def _rank(self) -> None:
+        """Begin to choose anew. Those that were compared with what is shown need not be compared again."""
+        for n, t in enumerate(self._firsts[len(self._queue) :], len(self._queue)):
+            known = self._known(t)
+            self._queue.append((-(known.facts & ~self._shown_facts).bit_count(), -known.value, -t.episode, n))
+        self._informative, self._further = [], _most_informative(self._firsts, self._queue, self._shown_facts, self._known)
 
 
 def select_within_budget(
@@ -137,7 +162,7 @@ def select_within_budget(
         return all_attempts(attempts)
     anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
     older, new = known.older(attempts[:anchor]), attempts[anchor:]
-    chosen: dict[str, Shown] = {}
+    chosen: dict[str, tuple[int, Shown]] = {}  # id -> episode, form
     whole: set[int] = set()  # identities
 
     def take(found: Iterable[tuple[Trajectory, bool]], room: float) -> None:
@@ -148,7 +173,7 @@ def select_within_budget(
             cost = size(shown, t)
             if used + cost > room:
                 break
-            chosen[t.id] = shown
+            chosen[t.id] = (t.episode, shown)
             used += cost
             if entire:
                 whole.add(known(t).identity)
@@ -178,7 +203,7 @@ def select_within_budget(
     }
     take(((t, True) for t in later if t.id not in repeats), rooms["new"])
     take(((t, False) for t in later if t.id not in chosen), rooms["new lines"])
-    return [chosen[t.id] for t in attempts if t.id in chosen]
+    return [shown for _, shown in sorted(chosen.values(), key=itemgetter(0))]
 
 
 def attempt_identity(trajectory: Trajectory) -> Hashable:
@@ -190,24 +215,31 @@ def attempt_identity(trajectory: Trajectory) -> Hashable:
     return steps, trajectory.note
 
 
-def _most_informative(attempts: Sequence[Trajectory], shown: set[Fact], known: KnownAttempts) -> Iterator[Trajectory]:
+def _most_informative(
+    attempts: Sequence[Trajectory], queue: Sequence[tuple[int, float, int, int]], shown: int, known: KnownAttempts
+) -> Iterator[Trajectory]:
     """The attempts, greedily by the number of facts that are neither `shown` nor in earlier ones; then higher return, newer.
 
     That number only falls. So one that is still the best after counting anew needs no comparison with the others, whose numbers
     are too high if anything.
+
+    Args:
+        attempts: one of each group of repeats.
+        queue: for each its number of facts that are not shown, its return and its episode, all negative, and its place in `attempts`.
+        shown: a bit for each fact that is shown.
+        known: what is known of the attempts.
     """
-    told = set(shown)
-    queue = [(-len(known(t).facts - told), -known(t).value, -t.episode, n) for n, t in enumerate(attempts)]
-    heapify(queue)
-    while queue:
-        _, value, episode, n = queue[0]
+    left = list(queue)
+    heapify(left)
+    while left:
+        _, value, episode, n = left[0]
         facts = known(attempts[n]).facts
-        counted = (-len(facts - told), value, episode, n)
-        if counted > queue[0]:
-            heapreplace(queue, counted)
+        counted = (-(facts & ~shown).bit_count(), value, episode, n)
+        if counted > left[0]:
+            heapreplace(left, counted)
             continue
-        heappop(queue)
-        told |= facts
+        heappop(left)
+        shown |= facts
         yield attempts[n]
 
 

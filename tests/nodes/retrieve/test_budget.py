@@ -85,7 +85,7 @@ def test_older_attempts_are_compared_once_a_block(monkeypatch: pytest.MonkeyPatc
 
         def count(found: Any, *rest: Any, compared: list[int] = compared, rank: Any = rank) -> Any:
             compared.append(len(found))
-            return rank(found, *rest)
+            yield from rank(found, *rest)
 
         monkeypatch.setattr(budget_module, "_most_informative", count)
         known = KnownAttempts()
