@@ -23,6 +23,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, count
 from math import inf
 from operator import itemgetter
+from threading import Lock
 
 from ...memory.records import Shown, Trajectory
 
@@ -73,6 +74,8 @@ class KnownAttempts:
         self._identities: dict[Hashable, int] = {}  # identity -> its number
         self._facts: dict[Fact, int] = {}  # fact -> its bit
         self._older = _Older(self)
+        self.lock = Lock()
+        """Held during a selection: graphs in other threads may select, too."""
 
     def __call__(self, attempt: Trajectory) -> _Known:
         found = self._known.get(id(attempt))
@@ -157,9 +160,15 @@ def select_within_budget(
         block: the older attempts are selected anew every `block` attempts.
         known: what earlier calls have computed of the attempts.
     """
-    known = known or KnownAttempts()
     if all(spent <= budget for spent in accumulate(size(Shown(t.id), t) for t in attempts)):
         return all_attempts(attempts)
+    known = known or KnownAttempts()
+    with known.lock:
+        return _select(attempts, size, budget, block, known)
+
+
+def _select(attempts: Sequence[Trajectory], size: TokenCost, budget: int, block: int, known: KnownAttempts) -> list[Shown]:
+    """The selection where not all attempts fit."""
     anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
     older, new = known.older(attempts[:anchor]), attempts[anchor:]
     chosen: dict[str, tuple[int, Shown]] = {}  # id -> episode, form

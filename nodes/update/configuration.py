@@ -16,7 +16,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from threading import Lock
 from typing import Any, ClassVar, Literal, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -96,11 +98,10 @@ def read_tree(attempts: Sequence[Trajectory], first: Configuration) -> tuple[lis
     """All configurations of these attempts, and the returns of each by its number. Missing returns count for none."""
     tree, returns = {first.number: first}, dict[int, list[float]]()
     for attempt in attempts:
-        note = _read_note(attempt.note)
-        if attempt.value is not None and note["played"] in tree:
-            returns.setdefault(note["played"], []).append(attempt.value)
-        if note.get("child"):
-            child = _configuration(note["child"])
+        played, child = _read_lineage(attempt.note)
+        if played in tree and (value := attempt.value) is not None:
+            returns.setdefault(played, []).append(value)
+        if child is not None:
             tree[child.number] = child
     return [tree[number] for number in sorted(tree)], returns
 
@@ -108,6 +109,13 @@ def read_tree(attempts: Sequence[Trajectory], first: Configuration) -> tuple[lis
 def _configuration(values: Mapping[str, Any]) -> Configuration:
     known = {one.name for one in fields(Configuration)}
     return Configuration(**{name: value for name, value in values.items() if name in known})
+
+
+@lru_cache(maxsize=4096)  # every episode reads the notes of all before it
+def _read_lineage(note: str) -> tuple[int, Configuration | None]:
+    """The number of the configuration that was played, and the child that was written after it."""
+    found = _read_note(note)
+    return found["played"], _configuration(found["child"]) if found.get("child") else None
 
 
 def _read_note(note: str) -> dict[str, Any]:
@@ -123,11 +131,11 @@ def select_configuration(tree: Sequence[Configuration], returns: Mapping[int, Se
     every = [value for values in returns.values() for value in values]
     low = min(every, default=0.0)
     span = (max(every, default=0.0) - low) or 1.0
+    mean = math.fsum((value - low) / span for value in every) / len(every) if every else 0.0
     values = dict[int, float]()
     bounds = dict[int, float]()
     for one in tree:
         scaled = [(value - low) / span for value in returns.get(one.number, ())]
-        mean = math.fsum((value - low) / span for value in every) / len(every) if every else 0.0
         prior = mean if one.number == tree[0].number else values[one.parent]
         values[one.number] = (math.fsum(scaled) + prior) / (len(scaled) + 1)
         bounds[one.number] = values[one.number] + c * math.sqrt(math.log(1 + len(every)) / (len(scaled) + 1))
@@ -362,12 +370,35 @@ def _returns_text(tree: Sequence[Configuration], returns: Mapping[int, Sequence[
 # Prompts
 
 
+class _EarnedRewards:
+    """The rewards that attempts earned, by situation and action. Only attempts that are new since the last question are read."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._attempts: Sequence[Trajectory] = []
+        self._rewards: dict[str, dict[str, list[float]]] = {}
+
+    def find(self, attempts: Sequence[Trajectory], situation: str) -> dict[str, list[float]]:
+        """Action -> its rewards other than zero in this situation, in any of these attempts."""
+        with self._lock:
+            known = len(self._attempts)
+            if attempts[:known] != self._attempts:  # another run, task or branch
+                known, self._rewards = 0, {}
+            for attempt in attempts[known:]:
+                for step in attempt.transitions:
+                    if step.reward:
+                        self._rewards.setdefault(step.state, {}).setdefault(step.action, []).append(step.reward)
+            self._attempts = attempts
+            return {action: list(rewards) for action, rewards in self._rewards.get(situation, {}).items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationPrompt(EpisodePrompt):
     """A view of the guide, the episode so far, what the routine says, and the examples."""
 
     buffer: Buffer
     environment: Environment
+    _earned: _EarnedRewards = field(default_factory=_EarnedRewards, repr=False, compare=False)
 
     def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
         """The guide; then nothing, where it does not fit."""
@@ -395,12 +426,7 @@ class ConfigurationPrompt(EpisodePrompt):
 
     def _earned_here(self, state: Mapping[str, Any]) -> dict[str, list[float]]:
         key = self.environment.abstract(state["observation"])
-        found: dict[str, list[float]] = {}
-        for attempt in self.buffer.attempts(state["run"], state["task"].id, state["episode"]):
-            for step in attempt.transitions:
-                if step.state == key and step.reward:
-                    found.setdefault(step.action, []).append(step.reward)
-        return found
+        return self._earned.find(self.buffer.attempts(state["run"], state["task"].id, state["episode"]), key)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         shown = self if state["configuration"]["guide"] else replace(self, brief="")

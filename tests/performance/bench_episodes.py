@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +40,10 @@ from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.memory.trajectories import Trajectories
-from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.keyword_keep import ANSWERS, MOVES, KeywordKeep
 
 STEPS, ROOMS = 50, 500
+WORDS = [word for words in (*ANSWERS.values(), *MOVES.values()) for word in words]
 BIN = 100
 """Episodes whose means are compared."""
 METHODS = (
@@ -60,6 +62,7 @@ METHODS = (
     "memory",
     "icrl",
     "icrl:paper",
+    "evotest",
     "tabular",
 )
 LEAST_GROWTH = 1.2
@@ -88,9 +91,23 @@ class Canned(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         self.written += 1
         usage: Any = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}  # servers count, too
-        return ChatResult(
-            generations=[ChatGeneration(message=AIMessage(f"door red fern {self.written}", usage_metadata=usage))]
-        )
+        reply = AIMessage(self.reply(messages), usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+    def reply(self, messages: Sequence[BaseMessage]) -> str:
+        """Another line each time."""
+        return f"door red fern {self.written}"
+
+
+class CannedWriter(Canned):
+    """The same, for methods that have a model write its actions or an object."""
+
+    def reply(self, messages: Sequence[BaseMessage]) -> str:
+        """The object that EvoTest asks for, or one of the actions that are listed."""
+        if "JSON object" in messages[0].text:
+            return json.dumps({"guide": super().reply(messages), "examples": self.written % 4})
+        listed = [word for word in WORDS if word in messages[-1].text.rpartition("ctions")[2]]
+        return f"Action: {listed[self.written % len(listed)]}"
 
 
 # A large memory
@@ -215,7 +232,10 @@ def long_run(name: str, episodes: int) -> list[float]:
     method, world, log = find_method(name), KeywordKeep(8), Clock()
     preset = name.partition(":")[2]
     settings: Callable[[], Any] = getattr(method.settings, preset) if preset else method.settings
-    parts = MethodInputs.with_scoring_model(world, Journal(), Canned())  # type: ignore[arg-type]
+    if method.needs_chat:
+        parts = MethodInputs.with_chat_model(world, Journal(), CannedWriter(), window=Canned().window)
+    else:
+        parts = MethodInputs.with_scoring_model(world, Journal(), Canned())  # type: ignore[arg-type]
     graph = run.build(method.build(parts, settings(), chain=True), log)
     plan: Any = {"task": world.task(0), "run": "bench", "episode": 0, "episodes": episodes}
     log.times = [time.process_time()]

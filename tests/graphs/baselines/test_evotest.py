@@ -36,7 +36,7 @@ from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import RecordStore
-from learngraph.nodes.update.configuration import Configuration, read_tree, select_configuration
+from learngraph.nodes.update.configuration import Configuration, _EarnedRewards, read_tree, select_configuration
 from learngraph.tools.agent_tools.interpreter import Interpreter, InterpreterError, run_alone
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
@@ -171,6 +171,25 @@ def test_notes_that_say_nothing_and_missing_returns_are_passed_over() -> None:
     tree, returns = read_tree([attempt(0, 0, None), broken], Configuration())
     assert [one.number for one in tree] == [0, 1]
     assert returns == {0: [1.0]}
+
+
+@given(st.lists(st.tuples(st.sampled_from("AB"), st.integers(0, 9)), max_size=12))
+def test_the_rewards_of_a_situation_are_those_of_the_attempts_that_are_asked_about(questions: list[tuple[str, int]]) -> None:
+    """Also where runs take turns, and where one goes back to an earlier episode."""
+    runs = {
+        run: [
+            Trajectory(f"{run}/{n}", TASK, (Transition("door", "knock", float(n % 3)), Transition(run, "wait", -1.0)), run, n)
+            for n in range(9)
+        ]
+        for run in "AB"
+    }
+    earned = _EarnedRewards()
+    for name, count in questions:
+        seen = runs[name][:count]
+        expected = [float(n % 3) for n in range(len(seen)) if n % 3]
+        assert earned.find(seen, "door") == ({"knock": expected} if expected else {})
+        assert earned.find(seen, name) == ({"wait": [-1.0] * len(seen)} if seen else {})
+        assert earned.find(seen, "nowhere") == {}
 
 
 # Attempts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_what_earlier_rounds_computed_changes_nothing(attempts: list[Trajectory]
     for n in range(1, len(attempts) + 1):
         again = select_within_budget(attempts[:n], size, budget, block, known)
         assert again == select_within_budget(attempts[:n], size, budget, block)
+
+
+def test_runs_in_other_threads_may_share_what_is_known() -> None:
+    known = KnownAttempts()
+    runs = [[attempt(n, (f"go {n % (run + 3)}", float(n % 7 == run)), ("left", 0.0)) for n in range(60)] for run in range(4)]
+
+    def play(attempts: list[Trajectory]) -> list[list[Shown]]:
+        return [select_within_budget(attempts[:n], size, 400, 5, known) for n in range(1, 60)]
+
+    alone = [[select_within_budget(attempts[:n], size, 400) for n in range(1, 60)] for attempts in runs]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(play, runs)) == alone
 
 
 def test_older_attempts_are_compared_once_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
