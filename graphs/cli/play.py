@@ -57,13 +57,12 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
             failed = RunFailure(job.method, job.seed, str(error), kind="stopped")
         except UserError as error:
             failed = RunFailure(job.method, job.seed, str(error), error.fails_again)
-        except OSError as error:
-            if error.errno not in STORAGE_ERRNOS:
-                raise
+        except (Exception, SystemExit) as error:  # a world or a method from outside may call sys.exit
+            if not isinstance(error, OSError) or error.errno not in STORAGE_ERRNOS:
+                # Ours: a traceback as text reaches the parent whatever the exception is made of.
+                raise RuntimeError(traceback.format_exc()) from None
             place = error.filename or setup.options.out or "the run folder"
             failed = RunFailure(job.method, job.seed, f"{place}: {error.strerror}")
-        except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
-            raise RuntimeError(traceback.format_exc()) from None
         else:
             continue
         # The runs after it learn from its episodes.

@@ -78,6 +78,8 @@ class SeedResult:
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
     judged: tuple[float | None, ...] = ()
     """The return of each episode by the judge that the method learned from; None if a reward is missing. Empty without a judge."""
+    unjudged: tuple[str | None, ...] = ()
+    """Why a reward of each episode is missing; None where none is."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
 
@@ -393,6 +395,7 @@ def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     """
     from tabulate import tabulate  # type: ignore[import-untyped]
 
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]  # in a label
     sides = ["left"] * left + ["right"] * (len(lines[0]) - left)
     # The header goes in as a row, because tabulate makes a column at least two characters wider than a header.
     text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)

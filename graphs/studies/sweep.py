@@ -375,6 +375,7 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
         answer=result["answer"],
         solved=result["solved"],
         judged=earned if is_judged else (),
+        unjudged=tuple(row.get("unjudged", "") if row.get("earned", 0) is None else None for row in rows),
         is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
         refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
         malformed=sum(row.get("malformed", 0) for row in rows),

@@ -145,6 +145,9 @@ class Act:
         actions = [action for action in steps if action != NO_ACTION]
         if state["action"] != NO_ACTION:
             after = self.environment.observe(state["task"], actions)
+            if after.reward is not None and not math.isfinite(after.reward):
+                name, step = self.environment.name, len(steps)
+                raise UserError(f"{name} gives one finite reward or None per step, got {after.reward!r} for step {step}")
         else:
             after = replace(state["observation"], reward=0.0)
         if len(actions) < len(steps):  # the world's own count lacks the lost steps

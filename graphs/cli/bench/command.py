@@ -22,6 +22,7 @@ from ...studies import sweep as sweeps
 from ...studies import workers
 from ...studies.bench.figures import draw_figures
 from ...studies.bench.measures import METRICS, USUAL_METRICS
+from ...studies.bench.remarks import table_remarks
 from ...studies.bench.report import write_report
 from ...studies.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
 from ...studies.benchmark import SeedResult, with_common_optimum
@@ -106,12 +107,18 @@ def _with_flags(file: BenchFile, options: BenchOptions) -> BenchFile:
     prices: dict[str, Any] = {"price_in": options.price_in, "price_out": options.price_out}
     if min(prices.values()) < 0:
         raise CommandError(f"--price-in and --price-out are at least 0, got {options.price_in:g} and {options.price_out:g}")
+
+    def left(there: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in there.items() if name not in changes}
+
     models = [model if model.price_in or model.price_out else replace(model, **prices) for model in file.models]
-    environments = [
-        replace(one, options={name: value for name, value in one.options.items() if name not in changes})
-        for one in file.environments
-    ]
-    return replace(file, models=tuple(models), environments=tuple(environments), **changes)
+    return replace(
+        file,
+        models=tuple(replace(one, options=left(one.options)) for one in models),
+        environments=tuple(replace(one, options=left(one.options)) for one in file.environments),
+        options=left(file.options),
+        **changes,
+    )
 
 
 # Playing
@@ -165,10 +172,11 @@ def play_alone(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFa
     try:
         failed = play(work)
     except Exception as error:  # an error of ours or of a method from outside; `play` has made its traceback a text
-        text = str(error).strip()
         jobs[0].folder.mkdir(parents=True, exist_ok=True)
-        (jobs[0].folder / "error.txt").write_text(f"{text}\n", encoding="utf-8")
-        reason = f"{text.splitlines()[-1]} ({jobs[0].folder / 'error.txt'} has the traceback)"
+        (jobs[0].folder / "error.txt").write_text(f"{str(error).strip()}\n", encoding="utf-8")
+        cause = error.__context__ or error  # the traceback's last line may be a note of LangGraph's, with an id of its own
+        told = next(iter(str(cause).strip().splitlines()), "")
+        reason = f"{type(cause).__name__}{': ' * bool(told)}{told} ({jobs[0].folder / 'error.txt'} has the traceback)"
         failed = [RunFailure(job.method, job.seed, reason) for job in jobs if not is_done(job)]
     return None if failed is None else [(jobs[0].folder.parent, failure) for failure in failed]
 
@@ -236,7 +244,8 @@ def _report(
     results, damaged = read_results(planned, failures)
     failures |= damaged
     tables = make_tables(file, planned, results)
-    notes = [*unplayed_notes(file, options.only), *_failure_notes(planned, failures)]
+    remarks = [line for table in tables for line in table_remarks(table)]
+    notes = [*remarks, *unplayed_notes(file, options.only), *_failure_notes(planned, failures)]
     page = markdown_page(file.title, file.text, _command(options), tables, notes)
     objects = [one for table in tables for one in as_objects(table)]
     sweeps.write_json(folder / "results.json", objects)

@@ -156,7 +156,7 @@ def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> BenchFile:
         options=_run_options(there.get("options", {}), "options"),
         **values,
     )
-    options = [*(one.options for one in file.environments), *(one.options for one in file.models)]
+    options = [file.options, *(one.options for one in file.environments), *(one.options for one in file.models)]
     for seeds in (file.seeds, *(some["seeds"] for some in options if "seeds" in some)):
         seed_list(seeds)
     labels = [arm.label for arm in file.methods]

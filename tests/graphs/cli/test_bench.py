@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from learngraph.graphs.cli.bench.plan import plan_sweeps, unplayed_notes
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies.bench.measures import METRICS
 from learngraph.graphs.studies.sweep import Job
+from learngraph.memory.records import Observation, Task
+from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TINY = """
 environments = [{ name = "toy", horizon = 6 }]
@@ -322,6 +326,60 @@ def test_a_failed_seed_ends_alone(here: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("the game is gone\n(see its log)"), "RuntimeError: the game is gone ("),
+        (MemoryError(), "MemoryError ("),
+        (OSError(5, "Input/output error"), "OSError: [Errno 5] Input/output error ("),
+        (SystemExit("no Java here"), "SystemExit: no Java here ("),  # worlds and methods from outside may end the process
+    ],
+)
+def test_an_error_of_a_world_is_told_as_it_is(
+    error: BaseException, says: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the last line of its traceback, where LangGraph notes the id of a task."""
+    whole = KeywordKeep.observe
+
+    def observe(world: KeywordKeep, task: Task, actions: Sequence[str]) -> Observation:
+        if actions and task == world.task(1):
+            raise error
+        return whole(world, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", observe)
+    assert bench(write(TINY)) == 2
+    run = Path("runs/bench-tiny/toy/no-model")
+    failed = {(row["method"], row["seed"]): row["reason"] for row in json.loads((run.parents[1] / "failures.json").read_text())}
+    place = f"{run}/{{}}-s1/error.txt has the traceback)"
+    assert failed == {(name, 1): says + place.format(name) for name in ("tabular", "random")}
+    assert "Traceback" in (run / "random-s1" / "error.txt").read_text()
+    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0], "random": [0]}
+
+
+@pytest.mark.slow
+def test_a_reward_that_is_no_number_ends_its_run_at_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that is missing does not: the page says so, beside a score of 0."""
+    whole, rewards = KeywordKeep.observe, {0: None, 1: float("nan")}
+
+    def observe(world: KeywordKeep, task: Task, actions: Sequence[str]) -> Observation:
+        seed = next((seed for seed in rewards if task == world.task(seed)), None)
+        found = whole(world, task, actions)
+        return replace(found, reward=rewards[seed]) if actions and seed is not None else found
+
+    monkeypatch.setattr(KeywordKeep, "observe", observe)
+    assert bench(write(TINY)) == 2
+    page = Path("runs/bench-tiny/results.md").read_text()
+    assert (
+        "- toy, no model: tabular, random, seed 1: failed: toy gives one finite reward or None per step, got nan for step 1"
+        in page
+    )
+    assert "- toy, no model: 3 of 3 attempts of random have no reward: " in page
+    assert {row["method"]: row["metrics"]["avg"]["values"] for row in results()} == {"tabular": {"0": 0}, "random": {"0": 0}}
+
+
+@pytest.mark.slow
 def test_a_folder_belongs_to_one_file_and_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(write(TINY), "--out", "mine") == 0
     assert bench(write(TINY, "other"), "--out", "mine") == 2
@@ -461,6 +519,19 @@ def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> No
     }
     assert {(one.seeds, one.setup.options.judge) for one in planned} == {(tuple(range(10)), "environment"), ((4, 9), "self")}
     assert {one.setup.options.stop_at_full_score for one in planned} == {False}
+
+
+def test_seeds_and_episodes_of_the_command_are_those_that_are_played(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever the file has others: for all, for an environment or for a model."""
+    text = TINY.replace("horizon = 6", "episodes = 4, seeds = 3").replace('"uniform"', '{ name = "uniform", episodes = 6 }')
+    file = write(text.replace('"random"', '"static"') + "[options]\nepisodes = 5\nseeds = 4\n")
+    assert bench(file, "--episodes", "1", "--seeds", "7,9", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("|    2 of 2 |        1 |") == 2
+    assert bench(write(TINY + "[options]\nseeds = 0\n")) == 2
+    assert 'learngraph: tiny.toml: seeds is a number like 5, a list like [0, 3, 7] or a range like "20-39", got 0' in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.studies.bench.measures import METRICS, RunPrices, bootstrap_interval, estimate, measure, paired_test
+from learngraph.graphs.studies.bench.remarks import table_remarks
 from learngraph.graphs.studies.bench.tables import (
     BenchTable,
     as_objects,
@@ -18,6 +19,7 @@ from learngraph.graphs.studies.bench.tables import (
 )
 from learngraph.graphs.studies.benchmark import SeedResult
 from learngraph.graphs.studies.costs import RunWork
+from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 
 FREE = RunPrices()
 
@@ -181,3 +183,33 @@ def test_who_is_behind_is_marked() -> None:
     found = table({"a": [run([0.0], n) for n in range(3)], "b": [run([1.0], n) for n in range(3)]})
     assert overview([found])[2][1].endswith("(behind)")
     assert paired_table(found)[1][-1] == "behind"
+
+
+def test_a_label_with_a_bar_stays_one_cell() -> None:
+    page = markdown_page("", "", "x", [table({"a": [run([0.0])], "k|4": [run([1.0])]}, metrics=["avg"])], [])
+    assert [line.replace(r"\|", "").count("|") for line in page.splitlines() if r"k\|4" in line] == [4, 11]
+
+
+def test_what_went_wrong_without_an_error_is_said_below() -> None:
+    """As below the table of `learngraph run`."""
+    runs = {
+        "fine": [run([1.0, 4.0], n, calls=9, look_ups=9, empty_look_ups=4, unjudged=(None, None)) for n in range(2)],
+        "silent": [run([0.0, 0.0], n, "silent", calls=10, unreadable=6, lost_steps=2) for n in range(2)],
+        "unrated": [run([0.0, 0.0], unjudged=("the checker was down", None))],
+        "explores": [run([0.0], unjudged=(NO_REWARDS_REASON,))],  # by design
+        "above": [run([5.0, 4.0], 0, "above")],
+        "forgetful": [run([0.0], 0, "forgetful", look_ups=8, empty_look_ups=4)],
+    }
+    found = table_remarks(table(runs))
+    assert all(line.startswith("toy, pocket: ") for line in found)
+    warned, *told = [line.removeprefix("toy, pocket: ") for line in found]
+    assert warned.startswith("silent could not use 12 of 20 replies, so its scores say little about it")
+    assert told == [
+        "silent: 12 of 20 replies could not be used; at 4 steps no try gave one that could, and nothing was done",
+        "1 of 2 attempts of unrated have no reward: the checker was down",
+        "above: 1 of 2 episodes scored above the optimum",
+        "forgetful found nothing alike in its memory at 4 of 8 steps after the first episode",
+    ]
+    (above,) = table_remarks(table({"above": [run([5.0, 4.0], 0, "above", is_walkthrough=True)]}))
+    assert above == "toy, pocket: above: 1 episode scored higher than the walkthrough, a regret of 0"
+    assert table_remarks(table({"fine": runs["fine"]})) == table_remarks(table({})) == []
