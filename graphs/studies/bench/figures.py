@@ -46,7 +46,10 @@ def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, RunsPi
     found: dict[str, RunsPicture] = {}
 
     def draw(key: str, name: str, part: Callable[[Path], None], shows: Mapping[int, Sequence[str]]) -> None:
-        found[key] = RunsPicture(folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.svg", shows)
+        path = folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.svg"
+        if any(path == other.path for other in found.values()):  # labels like `h=1` and `h.1`
+            path = path.with_stem(f"{path.stem}-{len(found)}")
+        found[key] = RunsPicture(path, shows)
         # Text stays text, and ids of one picture are not those of another on the same page.
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
             part(found[key].path)

@@ -157,3 +157,12 @@ async def test_in_a_browser_every_number_leads_to_its_rows(report: Path, tmp_pat
         assert page.complaints == []
         asked = [event["params"]["request"]["url"] for event in page.events if event["method"] == "Network.requestWillBeSent"]
         assert {url.partition(":")[0] for url in asked} <= {"file", "data", "blob"}
+
+
+def test_pictures_of_labels_that_are_alike_stay_apart(tmp_path: Path) -> None:
+    runs = {"a": [make_run(tmp_path / "a", "a", 0, [0.0, 1.0])]}
+    tables = [BenchTable(label, "pocket", runs, "a", 2, RunPrices()) for label in ("gap=1", "gap.1")]
+    found = draw_figures(tables, tmp_path / "figures")
+    assert len({picture.path for picture in found.values()}) == len(found) == 5
+    assert "gap=1" in found["0 curves"].path.read_text()
+    assert "gap.1" in found["1 curves"].path.read_text()
