@@ -6,7 +6,7 @@ LangGraph has such a suite for checkpointers, and none for stores. In a test run
 
 or beside tests of your own, as a class that inherits them:
 
-    from learngraph.tools.testing.store_tests import StoreTests
+    from learngraph.tools.testing.store_suite import StoreTests
 
     class TestMyStore(StoreTests):
         lacks = frozenset({"vectors"})
@@ -36,6 +36,13 @@ from typing import Any
 
 import pytest
 
+# Before they are imported: pytest then shows the values of an assertion that fails. By its own rules it does so in test files only.
+pytest.register_assert_rewrite("learngraph.tools.testing.store_tests", "store_tests")
+
+from .store_tests import StoreTests  # noqa: E402
+
+__all__ = ["StoreTests"]
+
 CAPABILITIES = frozenset({"durability", "sharing", "vectors", "async"})
 """The promises that a store may say it lacks."""
 
@@ -45,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("langgraph-store", "tests of a LangGraph store")
     group.addoption("--langgraph-store", metavar="MODULE:FUNCTION", help="open_store(place, index) of the store to test")
     group.addoption("--langgraph-store-lacks", metavar="NAMES", default="", help=f"of {', '.join(sorted(CAPABILITIES))}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse options that name nothing once, and not in each test."""
+    if spec := config.getoption("--langgraph-store"):
+        load_store(spec)
+    parse_lacks(config.getoption("--langgraph-store-lacks"))
 
 
 @pytest.fixture

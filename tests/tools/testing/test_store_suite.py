@@ -14,8 +14,7 @@ from langgraph.store.base import BaseStore, Op, PutOp, Result, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.tools.testing.store_suite import load_store, parse_lacks
-from learngraph.tools.testing.store_tests import StoreTests
+from learngraph.tools.testing.store_suite import StoreTests, load_store, parse_lacks
 
 
 class TestChromaInMemory(StoreTests):
@@ -89,6 +88,15 @@ def test_the_plugin_runs_in_an_empty_folder_and_finds_a_forgetful_store(tmp_path
     assert bad.returncode == 1
     for test in ("keys_are_kept_apart", "the_last_of_several_puts_wins", "a_prefix_matches_whole_labels", "two_thousand_items"):
         assert f"test_{test}" in bad.stdout, bad.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_plugin_says_what_a_store_gave_and_refuses_a_wrong_option_once(tmp_path: Path) -> None:
+    one = ("--langgraph-store-lacks", "durability,sharing", "-k", "nobody_changes_a_stored_value")
+    assert "assert {'list': [1, 2]} == {'list': [1]}" in run_plugin("open_in_memory", tmp_path, *one).stdout
+    wrong = run_plugin("open_nothing", tmp_path)
+    assert wrong.returncode == pytest.ExitCode.USAGE_ERROR
+    assert (wrong.stdout + wrong.stderr).count("has no attribute 'open_nothing'; give MODULE:FUNCTION") == 1
 
 
 def test_a_wrong_option_is_said() -> None:
