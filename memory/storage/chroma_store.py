@@ -409,6 +409,10 @@ JOIN embedding_metadata u ON u.id = n.id AND u.key = 'updated_at' WHERE n.key = 
 """The items of a namespace without their values: Chroma itself reads either all metadata of a record or none. Where its tables
 are others, there are no snapshots."""
 _LATEST = "SELECT max(string_value) FROM embedding_metadata WHERE key = 'updated_at'"
+_FIRST_REQUEST = "/api/v2/tenants/default_tenant/databases/default_database"
+"""One of the requests that Chroma's client sends as it is made. It is answered from the server's database."""
+_AWAY = (502, 503, 504)
+"""Statuses by which a proxy says that the server behind it does not answer."""
 _DONE = {"open": "opened", "read": "read", "write": "written"}
 
 
@@ -417,6 +421,7 @@ class _Chroma:
 
     def __init__(self, where: str, embedder: tuple[str, int] | None) -> None:
         import chromadb
+        import httpx
         from chromadb.config import Settings
 
         self.owned = "://" not in where
@@ -435,10 +440,11 @@ class _Chroma:
                 if url.scheme not in ("http", "https") or not url.hostname:
                     raise UserError(f"memory at {where}: give a directory, or a server as http://host:port")
                 with self._errors("open"):
-                    self._client = chromadb.HttpClient(
-                        url.hostname, url.port or 8000, ssl=url.scheme == "https", settings=settings
-                    )
-                    # Chroma's client waits for ever, also for a server that the network no longer reaches, and has no option.
+                    port = url.port or 8000
+                    # Chroma's client waits for ever, also for a server that the network no longer reaches, and has no option. It
+                    # sends its first requests as it is made: one of them is sent beforehand, with a limit.
+                    httpx.get(f"{url.scheme}://{url.hostname}:{port}{_FIRST_REQUEST}", timeout=ANSWER_SECONDS)
+                    self._client = chromadb.HttpClient(url.hostname, port, ssl=url.scheme == "https", settings=settings)
                     self._client._server._session.timeout = ANSWER_SECONDS
             with self._errors("open"):
                 self._open(embedder)
@@ -661,11 +667,7 @@ class _Chroma:
         except Exception as error:
             text = " ".join(str(error).split())
             if not self.owned:
-                if (doing == "open" and isinstance(error, ValueError)) or type(error).__module__.startswith("http"):
-                    raise ServerOutage(
-                        f"no Chroma server answers at {self.where} ({text}): start one with 'chroma run --path <directory>'"
-                    ) from error
-                raise
+                raise self._server_error(error, text, doing) or error from error
             if _full(error, self.where):
                 raise UserError(
                     f"memory at {self.where}: the disk is full, the last write may be missing; make room and run again"
@@ -676,6 +678,28 @@ class _Chroma:
                 f"memory at {self.where} cannot be {_DONE[doing]} ({type(error).__name__}: {text}); nothing was deleted: "
                 "restore the directory from a copy, or name a new one"
             ) from error
+
+    def _server_error(self, error: Exception, text: str, doing: str) -> UserError | None:
+        """The error of a Chroma server as a sentence; None for errors that are not its."""
+        from chromadb.errors import ChromaError, NotFoundError
+
+        # Chroma's client turns an answer that is not Chroma's own, a proxy's for one, into a bare `Exception` without its status.
+        status = getattr(getattr(error.__context__, "response", None), "status_code", 0)
+        broke = type(error).__module__.split(".")[0] in ("httpx", "httpcore", "orjson")  # orjson: an answer that was cut
+        unknown = doing == "open" and isinstance(error, ValueError)  # Chroma's word for no server
+        if broke or unknown or (status in _AWAY and not isinstance(error, ChromaError)):
+            return ServerOutage(
+                f"no Chroma server answers at {self.where} ({text or f'status {status}'}): start one with "
+                "'chroma run --path <directory>'"
+            )
+        if isinstance(error, NotFoundError):
+            return UserError(
+                f"memory at {self.where}: the server has it no longer; it was deleted there, or the server runs on another "
+                "directory. Start the server on its directory again, or open the memory again to begin an empty one"
+            )
+        if isinstance(error, ChromaError) or type(error) is Exception:
+            return UserError(f"memory at {self.where} cannot be {_DONE[doing]}: the server says {text or f'status {status}'}")
+        return None
 
     def close(self) -> None:
         if self._client is not None:

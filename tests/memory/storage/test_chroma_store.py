@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,9 +15,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import pytest
 from chroma_server import chroma_server
@@ -424,11 +428,81 @@ def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
         ChromaStore.open(server, index=index("other"))
 
 
-def test_a_server_that_does_not_answer_is_said() -> None:
+def test_a_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no Chroma server answers at http://127.0.0.1:9.*chroma run"):
         ChromaStore.open("http://127.0.0.1:9")
     with pytest.raises(UserError, match="http://host:port"):
         ChromaStore.open("ftp://127.0.0.1")
+    monkeypatch.setattr(chroma_store, "ANSWER_SECONDS", 0.2)
+    # It takes connections, and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match="no Chroma server answers"):
+        ChromaStore.open(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_memory_that_was_deleted_on_its_server_is_said(server: str) -> None:
+    import chromadb
+
+    with ChromaStore.open(server) as store:
+        store.put(NS, "a", {})
+        chromadb.HttpClient(port=urlsplit(server).port or 0).delete_collection("learngraph-items")
+        for _ in range(2):
+            with pytest.raises(UserError, match="the server has it no longer; it was deleted there"):
+                store.put(NS, "b", {})
+            with pytest.raises(UserError, match="the server has it no longer"):
+                store.search(NS)
+            with ChromaStore.open(server) as empty:  # another memory, though it has the same name
+                empty.put(NS, "c", {})
+                assert [item.key for item in empty.search(NS)] == ["c"]
+
+
+class FaultyServer:
+    """A server before another one, which answers in its place: with a status, or with half of each answer."""
+
+    def __init__(self, behind: str) -> None:
+        self.fault = 0
+        """The status to answer with; 0 hands all on, 200 the first half of the answer."""
+        outer = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if outer.fault in (0, 200):
+                    there = httpx.request(self.command, behind + self.path, content=body, timeout=30)
+                    status, said = there.status_code, there.content[: len(there.content) // 2 if outer.fault else None]
+                else:
+                    status, said = outer.fault, b"<html>Sorry</html>"
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(said)
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = FaultyServer(server)
+    monkeypatch.setattr(chroma_store, "RESTART_SECONDS", 0.3)
+    with ChromaStore.open(faulty.url) as store:
+        for fault in (503, 200):
+            faulty.fault = fault
+            with pytest.raises(UserError, match="no Chroma server answers"):
+                store.put(NS, "lost", {})
+            threading.Timer(0.1, lambda: setattr(faulty, "fault", 0)).start()
+            store.put(NS, str(fault), {})
+        faulty.fault = 500
+        with pytest.raises(UserError, match="cannot be read: the server says <html>Sorry"):
+            store.put(NS, "lost", {})
+        faulty.fault = 0
+        assert {"503", "200"} <= {item.key for item in store.search(NS)}
+    faulty.http.shutdown()
+    faulty.http.server_close()
 
 
 def test_values_are_plain_json_that_other_tools_can_read(tmp_path: Path) -> None:
