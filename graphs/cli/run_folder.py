@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...memory.storage.open_store import is_postgres
+from ...memory.storage.open_store import is_postgres, without_password
 from ..studies.folder_settings import first_digest, settings_digest
 from ..studies.old_names import run_stem
 from ..studies.sweep import Job
@@ -62,18 +62,13 @@ def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
         options["paper_temperatures"] = asked
     if setup.options.model.startswith("openai:"):
         options["base_url"] = _server(setup.options)
-    for name in ("memory", "checkpoints"):
-        options[name] = _without_password(options[name])
+    for name in ("memory", "checkpoints", "base_url"):
+        options[name] = without_password(options[name]) if options[name] else options[name]
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(seeds),
         "methods": {name: asdict(settings) | _bank_digest(settings) for name, settings in setup.methods.items()},
     }
-
-
-def _without_password(where: str | None) -> str | None:
-    """A URL without the password in it, which belongs into no folder."""
-    return re.sub(r"^(\w+://[^/@:]*):[^@]*@", r"\1@", where) if where else where
 
 
 def _server(options: RunOptions) -> str | None:

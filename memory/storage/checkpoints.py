@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ..errors import UserError
 from ..records import RECORDS
 from .open_store import is_postgres
-from .postgres_store import ASK_AGAIN, TRY_LOCK, UNLOCK_SETUP
+from .postgres_store import ASK_AGAIN, TRY_LOCK, UNLOCK_SETUP, error_text
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 
@@ -162,7 +162,13 @@ def _errors(where: str) -> Iterator[None]:
             raise UserError(f"checkpoints at {where}: {error.strerror}") from error
         raise
     except Exception as error:
-        if (type(error).__module__, type(error).__name__) != ("psycopg", "OperationalError"):
+        if not (_is_postgres(where) and _is_postgres_error(error)):
             raise
-        # Without the URL, which may hold a password.
-        raise UserError(f"checkpoints in Postgres: {' '.join(str(error).split())}") from error
+        raise UserError(f"checkpoints in Postgres: {error_text(error, where)}") from error
+
+
+def _is_postgres_error(error: Exception) -> bool:
+    """True for a server that went away, is shutting down or refuses, and for a URL that cannot be read."""
+    from psycopg import InterfaceError, OperationalError, ProgrammingError
+
+    return isinstance(error, InterfaceError | OperationalError | ProgrammingError)

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
 
 from langgraph.store.base import BaseStore, IndexConfig, Item, Op, PutOp, Result
 
 from ..errors import UserError
+from .open_store import find_passwords
 
 if TYPE_CHECKING:
     from langgraph.store.postgres import PostgresStore
@@ -136,11 +138,12 @@ def _as_user_error(error: BaseException, url: str) -> UserError | None:
 
 
 def error_text(error: BaseException, url: str) -> str:
-    """The text of a database's error in one line, without the password in the URL."""
+    """The text of a database's error in one line, without the passwords in the URL."""
     words = " ".join(str(error).split()) or type(error).__name__
-    password = re.search(r"://[^:/@]*:([^@]*)@", url)
-    if password and password[1]:
-        words = words.replace(password[1], "…")
+    for password in find_passwords(url):
+        # A password with an `@` of its own is cut there by the parser, which then says the rest as a host.
+        for piece in {password, unquote(password), *password.split("@")} - {""}:
+            words = words.replace(piece, "…")
     return words
 
 

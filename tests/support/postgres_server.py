@@ -61,6 +61,13 @@ class PostgresServer:
             self.process.wait()
             self.process = None
 
+    def shut_down(self) -> None:
+        """End it as a restart by its administrator does: connections are told, and closed."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+        self.process = None
+
     def kill_twice(self) -> None:
         """Kill it and start it again, two times, while somebody else works with it."""
         for _ in range(2):

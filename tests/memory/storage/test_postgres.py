@@ -25,7 +25,7 @@ from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpo
 from learngraph.memory.storage.open_store import all_items, open_store
 from learngraph.memory.storage.postgres_store import PostgresMemory
 from learngraph.memory.storage.shelf import RecordStore
-from learngraph.tools.testing.store_tests import StoreTests
+from learngraph.tools.testing.store_suite import StoreTests
 
 pytestmark = [
     pytest.mark.slow,
@@ -155,7 +155,8 @@ def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
     secret = database.replace("tests@", "tests:sesame@")  # this server asks for no password, and takes any
     out, unbroken = tmp_path / "run", tmp_path / "unbroken"
     command = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--seeds", "2", "--episodes", "6", "--out", str(out)]
-    command += ["--memory", secret, "--checkpoints", secret]
+    # Both ways of writing a password.
+    command += ["--memory", secret, "--checkpoints", database.replace("tests@", "") + "?user=tests&password=sesame"]
     assert main(command) == 0
     capfd.readouterr()
     assert main(["memory", "show", secret]) == 0
@@ -181,6 +182,25 @@ def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
     assert main(command) == 0
     assert scores(out) == scores(unbroken)
     assert len(scores(out)) == 12
+
+
+def test_a_server_that_is_shut_down_ends_a_run_in_a_sentence(server: PostgresServer, database: str) -> None:
+    """What an administrator's restart looks like: the server says farewell, by an error of its own."""
+    graph = StateGraph(State).add_node("add", lambda state: {"n": state.get("n", 0) + 1}).add_edge(START, "add")
+    thread: Any = {"configurable": {"thread_id": "t"}}
+
+    def play() -> None:
+        with open_checkpoints(database) as saver:
+            compiled = graph.compile(saver)
+            compiled.invoke({}, thread)
+            server.shut_down()
+            server.start()
+            compiled.invoke({}, thread)
+
+    with pytest.raises(UserError, match="checkpoints in Postgres: "):
+        play()
+    with pytest.raises(UserError, match=r"checkpoints in Postgres: .*nonsense"), open_checkpoints(f"{database}?nonsense=1"):
+        pass
 
 
 def test_processes_that_begin_at_once_make_the_tables_once(database: str) -> None:
