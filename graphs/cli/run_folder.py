@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...memory.storage.open_store import is_postgres, without_password
+from ...memory.storage.open_store import is_postgres
+from ...memory.storage.postgres_store import without_password
 from ..studies.folder_settings import first_digest, settings_digest
 from ..studies.old_names import run_stem
 from ..studies.sweep import Job

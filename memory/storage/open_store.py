@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from langgraph.store.base import BaseStore, IndexConfig, SearchItem
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from .chroma_store import ChromaStore
     from .postgres_store import PostgresMemory
 
-__all__ = ["all_items", "find_passwords", "is_postgres", "open_store", "without_password"]
+__all__ = ["all_items", "is_postgres", "open_store"]
 
 _ALL = 1 << 30
 """More items than any store holds."""
@@ -21,20 +20,6 @@ _ALL = 1 << 30
 def is_postgres(where: str) -> bool:
     """True for the URL of a Postgres database."""
     return where.startswith(("postgresql://", "postgres://"))
-
-
-_IN_HOST = re.compile(r"^(\w+://[^/?#@:]*):([^/?#]*)@")  # to the last `@`: a password may have one of its own
-_IN_QUERY = re.compile(r"(?<=[?&])(?:ssl)?password=([^&#]*)&?")
-
-
-def find_passwords(url: str) -> list[str]:
-    """The passwords in a URL: that of its user, and those of its query."""
-    return [text for text in (*(found[1] for found in _IN_HOST.findall(url)), *_IN_QUERY.findall(url)) if text]
-
-
-def without_password(url: str) -> str:
-    """A place without the passwords in its URL, which belong into no file and no message."""
-    return re.sub(r"[?&]$", "", _IN_QUERY.sub("", _IN_HOST.sub(r"\1@", url))) if "://" in url else url
 
 
 def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = None) -> ChromaStore | PostgresMemory:

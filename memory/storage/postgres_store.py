@@ -19,12 +19,11 @@ from urllib.parse import unquote
 from langgraph.store.base import BaseStore, IndexConfig, Item, Op, PutOp, Result
 
 from ..errors import UserError
-from .open_store import find_passwords
 
 if TYPE_CHECKING:
     from langgraph.store.postgres import PostgresStore
 
-__all__ = ["PostgresMemory", "error_text", "escape", "unescape"]
+__all__ = ["PostgresMemory", "error_text", "escape", "unescape", "without_password"]
 
 RESTART_SECONDS = 60.0
 """Seconds in which a server may restart while a batch waits for it."""
@@ -40,6 +39,8 @@ _ESCAPE = "\ue000"
 """The sign before the code of an escaped character; of the range that is free for private use, and escaped itself."""
 _UNWELCOME = re.compile(f"[\x00\ud800-\udfff{_ESCAPE}]")
 _ESCAPED = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+_IN_HOST = re.compile(r"^(\w+://[^/?#@:]*):([^/?#]*)@")  # to the last `@`: a password may have one of its own
+_IN_QUERY = re.compile(r"(?<=[?&])(?:ssl)?password=([^&#]*)&?")
 
 
 class PostgresMemory(BaseStore):
@@ -135,6 +136,16 @@ def _as_user_error(error: BaseException, url: str) -> UserError | None:
     from psycopg import Error
 
     return UserError(f"memory in Postgres: {error_text(error, url)}") if isinstance(error, Error) else None
+
+
+def find_passwords(url: str) -> list[str]:
+    """The passwords in a URL: that of its user, and those of its query."""
+    return [text for text in (*(found[1] for found in _IN_HOST.findall(url)), *_IN_QUERY.findall(url)) if text]
+
+
+def without_password(url: str) -> str:
+    """A place without the passwords in its URL, which belong into no file and no message."""
+    return re.sub(r"[?&]$", "", _IN_QUERY.sub("", _IN_HOST.sub(r"\1@", url))) if "://" in url else url
 
 
 def error_text(error: BaseException, url: str) -> str:

@@ -1,11 +1,10 @@
-"""Where a store is: what of a URL may be written down."""
+"""Passwords in the URLs of databases: what may be shown and written down."""
 
 from __future__ import annotations
 
 import pytest
 
-from learngraph.memory.storage.open_store import without_password
-from learngraph.memory.storage.postgres_store import error_text
+from learngraph.memory.storage.postgres_store import error_text, without_password
 
 
 @pytest.mark.parametrize(
