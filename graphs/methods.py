@@ -147,7 +147,6 @@ METHODS: Mapping[str, Method] = {
         summary="recalls what was done in states like the present one, and writes a strategy from it on the spot",
         settings=adamem.AdaMEM,
         build=adamem.build,
-        model_use="text",
     ),
     "training-free-grpo": Method(
         summary="learns lessons by comparing attempts at many problems, and plays others with them",
