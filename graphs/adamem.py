@@ -33,9 +33,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ..memory.attempts.trajectories import OutcomeFilter, Trajectories
 from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
-from ..memory.trajectories import OutcomeFilter, Trajectories
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.prompt import Prompt

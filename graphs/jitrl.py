@@ -36,7 +36,7 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
 - Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
   was found: then every action is lifted, or a model that is surely wrong would never see a reward. With `prior_patience` the
   same holds in a state where so many visits found no return above max(G_avg, 0).
-- Eq. 26': within an episode, an action that led back to the same state without progress (memory/progress.py) will do so again;
+- Eq. 26': within an episode, an action that led back to the same state without progress (memory/returns/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 
 kappa is `shrinkage_visits`, bonus `exploration_bonus`, rho `repeat_penalty`. They were chosen on other tasks than those that are
@@ -57,7 +57,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
-from ..memory.experiences import Credit, Experiences, TrajectoryStore, control_credit, reference_returns, returns
+from ..memory.returns.experiences import Credit, Experiences, TrajectoryStore, control_credit, reference_returns, returns
 from ..memory.search.sections import SectionSimilarity
 from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal

@@ -176,7 +176,7 @@ class Trajectory:
     last_observation: str = ""
     """The world's answer to the last action; empty where it was not recorded."""
     lost: bool = False
-    """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.progress`)."""
+    """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.returns.progress`)."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)

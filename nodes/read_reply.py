@@ -16,7 +16,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from ..memory.thoughts import split_thoughts
+from ..memory.conversations.thoughts import split_thoughts
 from .lenient_json import json_values
 
 __all__ = [

@@ -16,22 +16,28 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
-    "tools/": {"tools", "memory.records", "memory.errors", "memory.thoughts"},
+    "tools/": {"tools", "memory.records", "memory.errors", "memory.conversations.thoughts"},
     # A world may say how its states are compared.
-    "tools/environments/": {"tools", "memory.records", "memory.errors", "memory.thoughts", "memory.search.sections"},
+    "tools/environments/": {
+        "tools",
+        "memory.records",
+        "memory.errors",
+        "memory.conversations.thoughts",
+        "memory.search.sections",
+    },
     "tools/training/": {
         "tools",
         "memory.records",
         "memory.errors",
-        "memory.thoughts",
-        "memory.weights",
+        "memory.conversations.thoughts",
+        "memory.claas.weights",
         "memory.claas.settings",
     },
     "tools/notebook/": {
         "tools",
         "memory.records",
         "memory.errors",
-        "memory.branches",
+        "memory.storage.branches",
         "memory.display",
         "memory.storage.branching_store",
         "memory.storage.checkpoints",

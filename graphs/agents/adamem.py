@@ -31,11 +31,11 @@ from langchain.agents.middleware.types import ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 
-from ...memory.conversations import REPLY, call_text
+from ...memory.attempts.trajectories import Trajectories, is_rewarded
+from ...memory.conversations.messages import REPLY, call_text
 from ...memory.errors import UserError
 from ...memory.records import Strategy, Usage
 from ...memory.search.similarity import Similarity
-from ...memory.trajectories import Trajectories, is_rewarded
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.triggers import REASONS, route_memory_request
 from ...nodes.synthesize.strategy import route_precedents

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory
 
 __all__ = ["ConversationAttempts"]

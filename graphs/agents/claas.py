@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import httpx
 from langchain.agents.middleware import ModelRequest
 
-from ...memory.conversation_store import Conversation, Rating
+from ...memory.conversations.store import Conversation, Rating
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from langchain_core.runnables import Runnable
 
-from ...memory.conversation_store import ConversationStore, Rating, Reflection, trajectory_digest
+from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
 from ...memory.records import Trajectory
 from ...nodes.ask import Ask, BadReply
 from .learner import (

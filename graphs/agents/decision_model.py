@@ -32,8 +32,8 @@ from langchain_core.messages import BaseMessage
 from pydantic import ConfigDict, PrivateAttr
 
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Observation, Task, Trajectory, Transition
+from ...memory.returns.experiences import Experiences
 from ...nodes.act.choose import softmax
 from ..jitrl import VARIANT_NODES, JitRL
 from .learner import ChatWorld

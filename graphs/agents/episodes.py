@@ -14,10 +14,10 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 
-from ...memory.conversations import StateKey, steps, text_read
+from ...memory.attempts.trajectories import KeyFunction, whole_prompt_key
+from ...memory.conversations.messages import StateKey, steps, text_read
 from ...memory.records import Observation, Task, Transition, Usage
 from ...memory.storage.journal import Journal
-from ...memory.trajectories import KeyFunction, whole_prompt_key
 from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from ..wiring.banks import KeyName
 from ..wiring.parts import MethodInputs

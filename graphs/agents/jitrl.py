@@ -23,10 +23,10 @@ from langchain.agents.middleware.types import ModelResponse
 from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from ...memory.conversations import steps, text_read
+from ...memory.conversations.messages import steps, text_read
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory
+from ...memory.returns.experiences import Experiences
 from ...memory.search.similarity import Similarity
 from ...nodes.act.policies import LocalPolicy, Scorer, steps_text, verbalized_policy
 from ...nodes.prompt import Prompt

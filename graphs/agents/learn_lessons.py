@@ -17,9 +17,9 @@ from typing import Any
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.conversations import REPLY, trajectory
+from ...memory.conversations.messages import REPLY, trajectory
 from ...memory.errors import UserError
-from ...memory.library import LibraryVersions
+from ...memory.lessons.library import LibraryVersions
 from ...memory.records import Observation, Task, Usage
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows

@@ -5,7 +5,7 @@
     learner.feedback("t1", reward=1.0, tenant="acme")                  # late, twice, or never; from another process, too
 
 Every turn is recorded when it ends. Feedback makes a rated trajectory of what happened since the feedback before it
-(memory/conversation_store.py), and each method has its memory of these. Before each model call the method consults its memory, and
+(memory/conversations/store.py), and each method has its memory of these. Before each model call the method consults its memory, and
 what it recalled, added and chose stands in the agent's state under `learning`, in the stream of custom events, and in `explain`.
 
 What cannot be consulted does not stop an agent: where memory fails, it answers without advice, and the log says so.
@@ -31,8 +31,8 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from ...memory.conversation_store import Turn
-from ...memory.conversations import steps
+from ...memory.conversations.messages import steps
+from ...memory.conversations.store import Turn
 from ...memory.records import Observation, Task
 from ...nodes.retrieve.lessons import append_section
 from .reward_sources import RewardSource, describe_source, read_reward

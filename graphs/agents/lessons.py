@@ -25,9 +25,9 @@ from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from ...memory.conversation_store import Rating, Reflection, trajectory_digest
+from ...memory.conversations.store import Rating, Reflection, trajectory_digest
 from ...memory.errors import UserError
-from ...memory.library import Library, LibraryError, LibraryVersions, find_library, open_library
+from ...memory.lessons.library import Library, LibraryError, LibraryVersions, find_library, open_library
 from ...memory.records import Comparison, Trajectory
 from ...memory.storage.stored_rows import StoredRows
 from ...nodes.cached_model import model_name

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
-from ...memory.conversation_store import Reflection
-from ...memory.lessons import Lessons
+from ...memory.conversations.store import Reflection
+from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Task, Trajectory
 from ...memory.storage.journal import Journal
 from ...nodes.ask import Ask, estimate_tokens

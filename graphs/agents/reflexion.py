@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.runnables import Runnable
 
-from ...memory.buffer import Buffer
-from ...memory.conversation_store import Reflection
+from ...memory.attempts.buffer import Buffer
+from ...memory.conversations.store import Reflection
 from ...memory.records import Observation, Task, Trajectory, Transition
 from ...nodes.ask import Ask, estimate_tokens
 from ...nodes.prompt import Prompt

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
-from ...memory.conversation_store import finite_reward
+from ...memory.conversations.store import finite_reward
 from ...memory.errors import UserError
 
 __all__ = ["RewardSource", "describe_source", "judge_source", "rank_rewards", "read_reward"]

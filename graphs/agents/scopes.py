@@ -1,7 +1,7 @@
 """Conversations of an agent by scope, with feedback, and a method's memory of each scope. Nothing here needs LangChain's agents.
 
 A scope is a tenant, a user, or all. What was learned in one is never seen in another: each has its own namespace of the store and
-its own memory. A memory is made of the rated trajectories of its scope (memory/conversation_store.py), and follows the store: what
+its own memory. A memory is made of the rated trajectories of its scope (memory/conversations/store.py), and follows the store: what
 other processes have learned is taken in before a consultation.
 """
 
@@ -21,8 +21,8 @@ from urllib.parse import quote
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
-from ...memory.conversation_store import Conversation, ConversationStore, Rating, finite_reward
-from ...memory.conversations import StateKey, goal_and_last_turn
+from ...memory.conversations.messages import StateKey, goal_and_last_turn
+from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .reward_sources import rank_rewards

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from langchain.agents.middleware import ModelRequest
 
+from ...memory.attempts.trajectories import Trajectories, is_rewarded
 from ...memory.errors import UserError
 from ...memory.records import Precedent
 from ...memory.search.similarity import Similarity
-from ...memory.trajectories import Trajectories, is_rewarded
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars

@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from ...memory.conversations import REPLY, read_call
+from ...memory.conversations.messages import REPLY, read_call
 from ...memory.errors import UserError
 
 __all__ = ["DecisionForm", "ToolDecisions"]
@@ -106,7 +106,7 @@ class ToolDecisions:
         return DecisionForm(name, chosen, tuple([one for one in names if one not in saying]))
 
     def form_of_text(self, action: str) -> DecisionForm | None:
-        """The decision in the text of an action (`memory.conversations.call_text`); None if it is none."""
+        """The decision in the text of an action (`memory.conversations.messages.call_text`); None if it is none."""
         if action.startswith(REPLY) or action.partition("(")[0] not in self._schemas:
             return None
         try:

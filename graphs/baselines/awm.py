@@ -20,7 +20,7 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end

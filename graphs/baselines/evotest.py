@@ -22,7 +22,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end

@@ -23,7 +23,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.settings import LoRA
-from ...memory.weights import WeightSettings
+from ...memory.claas.weights import WeightSettings
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.learn.train_weights import (

@@ -24,7 +24,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences
+from ...memory.returns.experiences import Experiences
 from ...nodes.act.choose import Choose
 from ...nodes.act.decide import ListActions, route_known_actions
 from ...nodes.act.episode import Act, Begin, route_episode_end

@@ -25,11 +25,11 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
-from ...memory.experiences import TrajectoryStore
-from ...memory.lessons import Lessons
+from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
+from ...memory.returns.experiences import TrajectoryStore
 from ...memory.storage.shelf import RecordStore
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end

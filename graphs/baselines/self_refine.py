@@ -23,7 +23,7 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.evaluate.judge import NoJudge

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
-from ...memory.trajectories import Trajectories, goal_key
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt

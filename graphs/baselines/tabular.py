@@ -15,7 +15,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.q_table import QTable
+from ...memory.returns.q_table import QTable
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from ...nodes.state import EpisodeInput, EpisodeResult

@@ -302,7 +302,7 @@ def _rows(path: Path) -> Rows:
 
 @lru_cache(maxsize=64)
 def _versions(path: Path) -> Any:
-    from ...memory.library import LibraryVersions
+    from ...memory.lessons.library import LibraryVersions
 
     return LibraryVersions(path)
 

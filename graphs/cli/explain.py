@@ -19,8 +19,8 @@ from .play import credits_future
 from .run_folder import run_memory
 
 if TYPE_CHECKING:
-    from ...memory.experiences import Experiences
     from ...memory.records import Observation, Task, Trajectory
+    from ...memory.returns.experiences import Experiences
     from ...memory.search.similarity import Similarity
     from ..jitrl import JitRL
     from ..studies.decisions import Explanation

@@ -77,7 +77,7 @@ def _recalled(row: Mapping[str, Any], precedents: Sequence[Mapping[str, Any]]) -
 
 def _precedent_rows(precedents: Sequence[Mapping[str, Any]], remembered: Sequence[Trajectory]) -> tuple[tuple[str, ...], ...]:
     """A header, and a row for each recalled step: similarity, what was done there, what followed, and its age in episodes."""
-    from ...memory.trajectories import return_to_go
+    from ...memory.attempts.trajectories import return_to_go
 
     known = {one.id: one for one in remembered}
     ages = {one.id: number for number, one in enumerate(reversed(remembered))}

@@ -21,8 +21,8 @@ from typing import Literal
 from tyro.conf import Positional
 
 from ...memory.errors import plural
-from ...memory.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
-from ...memory.library_pages import agents_page, skill_page
+from ...memory.lessons.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
+from ...memory.lessons.pages import agents_page, skill_page
 from ..studies.old_names import read_settings, run_stem
 from ..wiring.flags import CommandError, parse_flags, run_subcommand
 

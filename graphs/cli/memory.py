@@ -128,7 +128,7 @@ class MemoryPruneOptions:
 
 def prune(args: Sequence[str]) -> int:
     """Delete all but the last episodes of each memory."""
-    from ...memory.experiences import Experiences
+    from ...memory.returns.experiences import Experiences
 
     options = parse_flags(MemoryPruneOptions, args, "learngraph memory prune", "Delete all but the last episodes.")
     with open_memories(options.path) as shelves:

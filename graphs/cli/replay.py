@@ -203,10 +203,10 @@ def _play_again(
     """(row about the episode, rows of its steps) of every episode, as it is played now, in memory."""
     from langgraph.checkpoint.memory import InMemorySaver
 
+    from ...memory.claas.weights import TrainingLog
     from ...memory.storage.checkpoints import serializer
     from ...memory.storage.journal import Journal
     from ...memory.storage.rows import Rows
-    from ...memory.weights import TrainingLog
     from ...nodes.recorded_model import RecordedChatModel
     from ..methods import find_method
     from ..studies.sweep import RunFiles

@@ -258,7 +258,7 @@ def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | N
 
     Tasks are given by id and `Task.seed`, which names the instance: one game has several ids where specs name it differently.
     """
-    from ...memory.trajectories import read_bank
+    from ...memory.attempts.trajectories import read_bank
 
     tasks, lines = set(played), list[str]()
     for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):

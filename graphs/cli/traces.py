@@ -49,8 +49,8 @@ class ImportOptions:
 
 def import_traces(args: Sequence[str]) -> int:
     """Read conversations of other tools and write them as trajectories. Returns the exit status."""
-    from ...memory import traces
-    from ...memory.conversations import goal_and_last_turn
+    from ...memory.conversations import traces
+    from ...memory.conversations.messages import goal_and_last_turn
     from ...memory.records import Trajectory
     from ...memory.storage.shelf import BadRecord, read_jsonl, write_jsonl
     from .agent import find_function
@@ -82,7 +82,7 @@ def import_traces(args: Sequence[str]) -> int:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text("".join(json.dumps(traces.as_atif(one)) + "\n" for one in made), encoding="utf-8")
     elif options.write_as == "inspect":
-        from ...memory.inspect_logs import write_inspect_log
+        from ...memory.conversations.inspect_logs import write_inspect_log
 
         write_inspect_log(made, options.out)
     else:

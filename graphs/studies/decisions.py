@@ -15,8 +15,8 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from ...memory.experiences import Experiences, ExperienceScope
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
+from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
 from ...nodes.act.advantage import reference_exploration, unseen_value
 from ...nodes.act.choose import Choose, softmax

@@ -25,11 +25,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...memory.claas.weights import TrainingLog
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
-from ...memory.weights import TrainingLog
 from .benchmark import SeedResult
 from .costs import TRAINING_FILE, run_usage, run_work
 from .folder_settings import check_settings

@@ -38,9 +38,9 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences
-from ...memory.library import Library
+from ...memory.lessons.library import Library
 from ...memory.records import Task, Trajectory, Transition
+from ...memory.returns.experiences import Experiences
 from ...memory.search.similarity import TokenSimilarity
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows

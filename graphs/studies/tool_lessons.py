@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from ...memory.library import Library, one_line
+from ...memory.lessons.library import Library, one_line
 from ...memory.records import Lesson
 from ...memory.search.similarity import words
 from ...nodes.act.policies import admissible_actions, candidates_from_logits

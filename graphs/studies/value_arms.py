@@ -11,9 +11,9 @@ from random import Random
 from typing import Any, Literal, cast
 
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences, returns
-from ...memory.q_table import QTable
 from ...memory.records import Task, Trajectory
+from ...memory.returns.experiences import Experiences, returns
+from ...memory.returns.q_table import QTable
 from ...memory.storage.cache import cache_key
 from ...memory.storage.journal import Journal
 from ...nodes.act.policies import PromptView

@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from ...memory.attempts.trajectories import KeyFunction, Trajectories, read_bank, structured_key, whole_prompt_key
 from ...memory.records import Trajectory
 from ...memory.search.encoders import EncoderOptions, open_encoder
 from ...memory.search.vectors import CosineSimilarity
-from ...memory.trajectories import KeyFunction, Trajectories, read_bank, structured_key, whole_prompt_key
 
 KeyName = Literal["structured", "whole"]
 KEYS: dict[KeyName, KeyFunction] = {"structured": structured_key, "whole": whole_prompt_key}

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from langchain_core.runnables import Runnable
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.library import LibraryLimits, LibraryVersions
+from ...memory.lessons.library import LibraryLimits, LibraryVersions
 from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows

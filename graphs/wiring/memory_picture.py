@@ -12,7 +12,7 @@ from html import escape
 from itertools import count
 
 from ...memory.records import Experience
-from ...memory.transition_graph import RememberedArrow, TransitionGraph, transition_graph
+from ...memory.returns.transition_graph import RememberedArrow, TransitionGraph, transition_graph
 from .picture import has_graphviz, quiet
 
 END = "end"
@@ -78,7 +78,7 @@ def picture_memory(experiences: Iterable[Experience], least_visits: int = 1) -> 
     """The picture of a memory (`Experiences`), or of some of its experiences.
 
     Args:
-        experiences: as for `memory.transition_graph.transition_graph`.
+        experiences: as for `memory.returns.transition_graph.transition_graph`.
         least_visits: leave out what was done less often.
     """
     return MemoryPicture(transition_graph(experiences, least_visits))

@@ -15,11 +15,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
+from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...memory.errors import UserError
-from ...memory.experiences import TrajectoryStore
 from ...memory.records import Trajectory
+from ...memory.returns.experiences import TrajectoryStore
 from ...memory.storage.journal import Journal
-from ...memory.weights import TrainingLog, WeightSettings
 from ...nodes.act.episode import Environment, takes_unlisted_actions
 from ...nodes.act.policies import (
     LocalPolicy,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from ...memory.claas.weights import WeightSettings
 from ...memory.errors import UserError
-from ...memory.weights import WeightSettings
 from ...nodes.act.policies import LocalPolicy
 from ...nodes.learn.train_weights import WeightTrainer
 from .parts import MethodInputs

@@ -29,10 +29,10 @@ from random import Random
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..branches import ABSENT, History, branching
 from ..display import Table, make_table
 from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
+from ..storage.branches import ABSENT, History, branching
 from ..storage.open_store import is_postgres
 from .replay_file import ReplayFile, Statements, check_name, digest, json_safe, pack, unpack
 
@@ -246,7 +246,7 @@ class Replay:
         self._database.close()
 
     def as_of(self, moment: str) -> Replay:
-        """A copy of the buffer as it was at a moment (memory/branches.py), in a temporary file that goes with it.
+        """A copy of the buffer as it was at a moment (memory/storage/branches.py), in a temporary file that goes with it.
 
         Exchanges and feedback that this process stored since are taken back; gradient steps are not.
         """

@@ -458,7 +458,7 @@ class Similarity(Protocol):
 class JaccardSimilarity:
     """The exact comparison of key texts by their common tokens; it needs no embeddings.
 
-    A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.trajectories.structured_key`) is
+    A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.attempts.trajectories.structured_key`) is
     compared in two separate parts:
 
         similarity = J(states) * (1 + J(goals)) / 2,    J: the Jaccard index of the tokens as sets (1 for equal goals)

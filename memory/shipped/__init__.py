@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..library import Library
+from ..lessons.library import Library
 from ..records import Lesson, Task, Trajectory, Transition
 
 __all__ = ["EVIDENCE", "Shipped", "open_shipped", "shipped_names", "write_shipped"]

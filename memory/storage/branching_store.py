@@ -1,4 +1,4 @@
-"""Any LangGraph store, of which branches (memory/branches.py) can be made: a what-if reads it as it was and writes apart from it."""
+"""Any LangGraph store, of which branches (memory/storage/branches.py) can be made: a what-if reads it as it was and writes apart from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from langgraph.store.base import (
 )
 from langgraph.store.memory import InMemoryStore
 
-from ..branches import ABSENT, BranchError, Change, History, current_branch, moment_of_time
+from .branches import ABSENT, BranchError, Change, History, current_branch, moment_of_time
 from .open_store import all_items
 
 __all__ = ["BranchingStore"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..branches import ABSENT, branching, new_moment
 from ..errors import UserError
+from .branches import ABSENT, branching, new_moment
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for every row
 
@@ -23,7 +23,7 @@ class RowsError(UserError, RuntimeError):
 class Rows:
     """Rows by id (the row's `id` field), in the order of writing.
 
-    Rows that are written in a branch (memory/branches.py) are read there alone, and do not reach the file before it is kept.
+    Rows that are written in a branch (memory/storage/branches.py) are read there alone, and do not reach the file before it is kept.
 
     Only one process may write to a file. A last line that a crash cut short is dropped when the file is opened; a resumed run
     writes it again.
@@ -91,7 +91,7 @@ class Rows:
     """A row that is there is not replaced."""
 
     def as_of(self, moment: str) -> Rows:
-        """A copy of the rows as they were at a moment (memory/branches.py), in memory."""
+        """A copy of the rows as they were at a moment (memory/storage/branches.py), in memory."""
         made = Rows(keep=self._keep)
         with self._lock:
             late = {id for id, written in self._moments.items() if written >= moment} if moment else set()

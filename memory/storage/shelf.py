@@ -18,8 +18,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_ar
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, validate_op_namespace
 from langgraph.store.memory import InMemoryStore
 
-from ..branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from ..errors import UserError
+from .branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from .open_store import all_items
 from .snapshot import Snapshots, snapshots_of
 
@@ -54,7 +54,7 @@ class RecordStore(Generic[R]):
         record: the type of the records.
         index: the fields that the store's vector index embeds, if it has one. None by default: embedding a whole trajectory
             is slow and finds little.
-        changes_kept: writes that what-ifs can look behind (memory/branches.py); each keeps the record that it replaced in memory.
+        changes_kept: writes that what-ifs can look behind (memory/storage/branches.py); each keeps the record that it replaced in memory.
         on_damage: told of items that are no such record, which are then left out; None: they are errors.
 
     Raises:
@@ -118,13 +118,13 @@ class RecordStore(Generic[R]):
         return [record for _, record in self.with_moments()]
 
     def with_moments(self) -> list[tuple[str, R]]:
-        """All stored records as `all` gives them, each with the moment (memory/branches.py) of its first writing."""
+        """All stored records as `all` gives them, each with the moment (memory/storage/branches.py) of its first writing."""
         items = self._items()
         items.sort(key=lambda item: (item.created_at, item.key))
         return [(moment_of_time(item.created_at), record) for item in items for record in self._records([item])]
 
     def as_of(self, moment: str) -> RecordStore[R]:
-        """A copy of the records as they were at a moment (memory/branches.py), in memory.
+        """A copy of the records as they were at a moment (memory/storage/branches.py), in memory.
 
         A record that another process changed since counts with its present value, unless the store is a `BranchingStore`.
         """

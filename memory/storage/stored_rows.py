@@ -9,7 +9,7 @@ from typing import Any
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from ..branches import ABSENT, History, branching, moment_of_time
+from .branches import ABSENT, History, branching, moment_of_time
 from .open_store import all_items
 
 __all__ = ["StoredRows"]
@@ -48,7 +48,7 @@ class StoredRows:
             self._history = History[Mapping[str, Any]]((moment_of_time(item.created_at), item.key) for item in items)
 
     def as_of(self, moment: str) -> StoredRows:
-        """A copy of the rows as they were at a moment (memory/branches.py), in memory."""
+        """A copy of the rows as they were at a moment (memory/storage/branches.py), in memory."""
         made = StoredRows(InMemoryStore(), self.namespace)
         with self._lock:
             for row in self._history.undo(self._rows, moment).values():

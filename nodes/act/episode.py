@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, NotRequired, Protocol
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.progress import made_progress
 from ...memory.records import NO_ACTION, Observation, Task, Trajectory, Transition, Usage
+from ...memory.returns.progress import made_progress
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...memory.q_table import QTable, count_note
 from ...memory.records import Candidate, Trajectory
+from ...memory.returns.q_table import QTable, count_note
 from ...memory.storage.journal import Journal
 from ..state import CandidateChannels, EpisodeChannels
 from .choose import ChosenAction, FinalCandidates, seeded_random

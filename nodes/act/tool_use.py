@@ -24,7 +24,7 @@ from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.library import Library, LibraryVersions
+from ...memory.lessons.library import Library, LibraryVersions
 from ...memory.records import Task
 from ..ask import Ask, BadReply, text
 from ..prompt import Prompt

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...memory.library import Library, LibraryLimits, one_line
+from ...memory.lessons.library import Library, LibraryLimits, one_line
 from ...memory.records import OPS, Edit, Ruling
 from ..lenient_json import BrokenValue, json_values, parse_values
 from ..read_reply import Unreadable

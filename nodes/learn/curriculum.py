@@ -1,6 +1,6 @@
 """A curriculum that evolves by itself: practice on tasks of another fold, and after failures on tasks that are close to those.
 
-graphs/baselines/webrl.py wires it. Which tasks a phase has follows from the log (memory/weights.py), so a resumed run practises on
+graphs/baselines/webrl.py wires it. Which tasks a phase has follows from the log (memory/claas/weights.py), so a resumed run practises on
 the same ones.
 """
 
@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from typing_extensions import TypedDict
 
+from ...memory.claas.weights import PlayedAttempt, TrainingLog, TrainingReport
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from ...memory.search.similarity import words
-from ...memory.weights import PlayedAttempt, TrainingLog, TrainingReport
 from ..state import EpisodeInput
 from .train_weights import TrainVersion, WeightTrainer, training_seed
 

@@ -1,7 +1,7 @@
 """The nodes of methods that train the model's weights on whole attempts: play with a version, keep the attempt, train the next one.
 
 graphs/baselines/sft.py and grpo.py wire them. They train through a `WeightTrainer`; tools/training/trl_trainers.py has one. A log
-(memory/weights.py) decides which version an episode is played with, so every node may run twice after a crash: it finds the same
+(memory/claas/weights.py) decides which version an episode is played with, so every node may run twice after a crash: it finds the same
 version, and a training that is in the log is not made again.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, NotRequired, Protocol
 from langchain_core.messages import BaseMessage
 from typing_extensions import TypedDict
 
+from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingLog, TrainingReport, version_label
 from ...memory.records import NO_ACTION, Observation, Task
 from ...memory.storage.journal import Journal
-from ...memory.weights import PlayedAttempt, PlayedStep, TrainingLog, TrainingReport, version_label
 from ..act.episode import EarnedReturn
 from ..ask import State
 from ..state import CandidateChannels, EpisodeChannels, EpisodeInput, RewardChannels

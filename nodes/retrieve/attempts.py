@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...memory.records import Shown, Trajectory, Transition
 from ...memory.storage.journal import Journal
@@ -436,7 +436,7 @@ class FinishedWithNote(FinishedEpisode, total=False):
 
 
 class AttemptMemory(Protocol):
-    """A memory of finished attempts, such as `memory.buffer.Buffer` or `memory.trajectories.Trajectories`."""
+    """A memory of finished attempts, such as `memory.attempts.buffer.Buffer` or `memory.attempts.trajectories.Trajectories`."""
 
     @property
     def is_durable(self) -> bool: ...

@@ -25,8 +25,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ...memory.progress import made_progress
 from ...memory.records import Observation, Task, Transition
+from ...memory.returns.progress import made_progress
 from ...memory.search.sections import join_sections, split_sections
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from ...memory.library import Library, LibraryVersions
+from ...memory.lessons.library import Library, LibraryVersions
 from ...memory.records import Lesson, Task
 from ..prompt import Prompt
 
@@ -27,7 +27,7 @@ def select_lessons(library: Library, task: Task, first_observation: str, lessons
 
 
 def render_lessons(lessons: Sequence[Lesson], ids: bool = True) -> str:
-    """Lessons as prompts show them, a line each (`memory.library.Library.text`)."""
+    """Lessons as prompts show them, a line each (`memory.lessons.library.Library.text`)."""
     return Library(tuple(lessons)).text(with_ids=ids)
 
 
@@ -57,7 +57,7 @@ def append_lessons(messages: Sequence[BaseMessage], library_text: str, prompt: P
 
     Args:
         messages: the messages of a prompt.
-        library_text: the lessons as text (`memory.library.Library.text`).
+        library_text: the lessons as text (`memory.lessons.library.Library.text`).
         prompt: the text around the lessons; needs $lessons (`training_free_grpo/lessons`).
     """
     if not library_text.strip():

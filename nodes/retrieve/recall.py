@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...memory.experiences import Experiences, ExperienceScope
-from ...memory.progress import last_progress
 from ...memory.records import Experience, Neighbour
+from ...memory.returns.experiences import Experiences, ExperienceScope
+from ...memory.returns.progress import last_progress
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..state import EpisodeChannels, NeighbourChannels, RecallChannels

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+from ...memory.attempts.trajectories import OutcomeFilter
 from ...memory.records import Precedent, Task, Trajectory, Transition
 from ...memory.storage.journal import Journal
-from ...memory.trajectories import OutcomeFilter
 from ..act.episode import Environment
 from ..act.policies import steps_text
 from ..state import EpisodeChannels, PrecedentChannels
@@ -40,7 +40,7 @@ _LAYOUT = Layout()
 
 
 class PrecedentMemory(Protocol):
-    """The part of a long-term memory that nodes use; `memory.trajectories.Trajectories` has it."""
+    """The part of a long-term memory that nodes use; `memory.attempts.trajectories.Trajectories` has it."""
 
     def key(self, task: Task, before: Sequence[Transition], state: str, /) -> str: ...
 

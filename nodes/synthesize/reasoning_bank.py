@@ -9,7 +9,7 @@
     = 1
     gate wolf                                the present observation
 
-A lesson has a title, a description of the situation in which it applies, and a content. `memory.lessons.Lessons` keeps them.
+A lesson has a title, a description of the situation in which it applies, and a content. `memory.lessons.by_task.Lessons` keeps them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ...memory.buffer import Buffer
-from ...memory.lessons import Lessons
+from ...memory.attempts.buffer import Buffer
+from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, build_trajectory

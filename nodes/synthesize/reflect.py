@@ -12,7 +12,7 @@ from typing import Any, Literal
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ..act.episode import reaches_full_score

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.records import Shown, Trajectory
 from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply, State

@@ -25,7 +25,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ...memory.buffer import Buffer
+from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment

@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
-from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
+from ...memory.lessons.library import Library, LibraryLimits, lesson_similarity, one_line
 from ...memory.records import Comparison, Edit, Ruling, Usage
 from ..ask import Ask, BadReply, State
 from ..extract.critic import Critic

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from chroma_server import chroma_server
 
-from learngraph.memory.conversation_store import ConversationStore
+from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 
 WORKER = """

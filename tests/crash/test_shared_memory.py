@@ -15,8 +15,8 @@ import pytest
 from chroma_server import ChromaServer
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage import chroma_store
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.shelf import RecordStore

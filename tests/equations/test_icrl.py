@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
 from learngraph.nodes.retrieve.attempts import Compose, InstructionStrategy, Layout, instruction
 from learngraph.nodes.retrieve.budget import all_attempts, best_attempt, select_within_budget

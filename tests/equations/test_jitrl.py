@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.advantage import (
     action_values,

@@ -20,8 +20,8 @@ from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition, Usage
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.sections import Section, SectionSimilarity, join_sections
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows

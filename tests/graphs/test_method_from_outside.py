@@ -23,7 +23,7 @@ from learngraph.graphs import methods
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import parse_flow
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import open_checkpoints

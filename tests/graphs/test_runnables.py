@@ -34,7 +34,7 @@ from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import UnboundedGraph
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.library import Library
+from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.tools.environments.keyword_keep import KeywordKeep

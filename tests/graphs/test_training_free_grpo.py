@@ -37,7 +37,7 @@ from learngraph.graphs.wiring.fingerprint import model_fingerprint
 from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library, LibraryError, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.branches import Branch
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
+from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.display import MAX_ROWS, Table, make_table
-from learngraph.memory.experiences import Experiences
-from learngraph.memory.lessons import Lessons
-from learngraph.memory.library import Library, LibraryVersions
+from learngraph.memory.lessons.by_task import Lessons
+from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Lesson, Reply, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
+from learngraph.memory.storage.branches import Branch
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.trajectories import Trajectories
 
 
 def episode(n: int, action: str = "<b>open</b>", reward: float | None = 1.0) -> Trajectory:

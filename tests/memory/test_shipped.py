@@ -11,7 +11,7 @@ import pytest
 
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library
+from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson
 from learngraph.memory.shipped import EVIDENCE, open_shipped, shipped_names, write_shipped
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.experiences import Experiences
-from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Estimate, Neighbour, Observation, Task, Trajectory, Transition, Usage
+from learngraph.memory.returns.experiences import Experiences
+from learngraph.memory.returns.q_table import QTable
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.decide import Modulate

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.wiring.banks import KEYS, open_vectors
+from learngraph.memory.attempts.trajectories import Trajectories, read_bank
 from learngraph.memory.records import Precedent, Trajectory
 from learngraph.memory.search.encoders import EncoderOptions
 from learngraph.memory.search.similarity import JaccardSimilarity, shingles, words
-from learngraph.memory.trajectories import Trajectories, read_bank
 
 _COMMON = frozenset(
     words("a an and at clean cool examine from hot heat in into it look move of on put some take the to two under with")

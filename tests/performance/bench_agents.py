@@ -32,9 +32,9 @@ from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
-from learngraph.memory.conversation_store import Reflection, trajectory_digest
-from learngraph.memory.conversations import trajectory
-from learngraph.memory.library import Library
+from learngraph.memory.conversations.messages import trajectory
+from learngraph.memory.conversations.store import Reflection, trajectory_digest
+from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task, Trajectory
 from learngraph.nodes.ask import estimate_tokens
 from learngraph.tools.environments import help_desk as desk

@@ -21,10 +21,10 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from rows import cpu, make_parser, medians, ratios, report
 
+from learngraph.memory.attempts.trajectories import Trajectories, structured_key
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, words
 from learngraph.memory.search.vectors import CosineSimilarity, EmbeddedKey
-from learngraph.memory.trajectories import Trajectories, structured_key
 
 STEPS, K, TASKS = 50, 10, 100
 Make = Callable[[int], Trajectory]

@@ -27,8 +27,8 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Trajectory
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.episode import route_episode_end

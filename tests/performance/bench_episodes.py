@@ -35,11 +35,11 @@ from learngraph.graphs import adamem, jitrl
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.experiences import Experiences
+from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.trajectories import Trajectories
 from learngraph.tools.environments.keyword_keep import ANSWERS, MOVES, KeywordKeep
 
 STEPS, ROOMS = 50, 500

@@ -25,8 +25,8 @@ import numpy as np
 from bench_retrieval import LENGTH, Rows, corpus, cpu, episode, near_query, text
 from rows import make_parser, ratios, report
 
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Trajectory
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.open_store import open_store
 from learngraph.memory.storage.shelf import RecordStore
 

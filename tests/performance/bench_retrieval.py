@@ -25,8 +25,8 @@ from langgraph.store.sqlite import SqliteStore
 from numpy.typing import NDArray
 from rows import cpu, make_parser, medians, ratios, report
 
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
 from learngraph.memory.storage.chroma_store import _NO_INDEX, ChromaStore
 from learngraph.memory.storage.shelf import RecordStore, to_json

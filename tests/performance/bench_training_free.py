@@ -38,7 +38,7 @@ from rows import make_parser, report
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.library import LibraryVersions
+from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache, cache_key
 from learngraph.memory.storage.journal import Journal

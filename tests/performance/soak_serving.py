@@ -28,8 +28,8 @@ import aiohttp
 from bench_serving import HANG, PLACES, Seen, asked, model_of, one, server, steps
 
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.open_store import open_store
 from learngraph.memory.storage.shelf import RecordStore
 

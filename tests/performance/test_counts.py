@@ -12,8 +12,8 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Trajectory
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal

@@ -15,7 +15,7 @@ from learngraph.graphs.studies.workers import play_in_threads
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import PromptView, answer_policy

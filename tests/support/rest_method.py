@@ -20,7 +20,7 @@ from langgraph.graph.state import CompiledStateGraph
 from learngraph.graphs.methods import Method
 from learngraph.graphs.wiring.flow import Node, compile_graph, wire
 from learngraph.graphs.wiring.parts import SHARED, MethodInputs, check_least
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Shown
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from learngraph.memory.weights import PlayedAttempt, TrainingReport
+from learngraph.memory.claas.weights import PlayedAttempt, TrainingReport
 
 
 @dataclass

@@ -35,9 +35,9 @@ from pydantic import AliasChoices, Field, PrivateAttr
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
+from ...memory.conversations.thoughts import THOUGHT_START
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest
-from ...memory.thoughts import THOUGHT_START
 from .calls import ANSWER, ToolOffer, UnlistableCall, call_text, calls_as_text, list_calls, read_choice
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes
 from .grammar import Grammar, GrammarFactory, open_grammar_factory

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ...memory.thoughts import split_leading_thought
+from ...memory.conversations.thoughts import split_leading_thought
 from .chats import ReplyFrame, visible_text
 
 __all__ = ["StreamingDecoder", "has_call_format", "read_calls"]

@@ -19,7 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 
-from ...memory.branches import Branch
+from ...memory.storage.branches import Branch
 from ...memory.storage.checkpoints import serializer
 from .tables import StepperError
 

@@ -17,7 +17,7 @@ are asynchronous. Made for notebooks: the returned objects show themselves there
 again executes nodes again, with all their effects on the outside world.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
-of its own (memory/branches.py), never into what the real run remembers. `keep` writes the branch into the memories, `drop` forgets it
+of its own (memory/storage/branches.py), never into what the real run remembers. `keep` writes the branch into the memories, `drop` forgets it
 and leads back. That holds for all memories of this project, and for the `store` of any graph. Other effects are real.
 """
 
@@ -35,7 +35,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from ...memory.branches import Branch
+from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .channels import check_channels
 from .pauses import Invocation, find_subgraph, innermost, pause_in

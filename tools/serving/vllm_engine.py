@@ -47,9 +47,9 @@ from typing import Any
 
 import aiohttp
 
+from ...memory.conversations.thoughts import split_leading_thought
 from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
 from ...memory.records import ChatRequest, Piece, Reply
-from ...memory.thoughts import split_leading_thought
 from ..models.api_posts import run_in_background
 from ..training.version_store import SharedVersions
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...memory.claas.settings import Objective
+from ...memory.conversations.thoughts import split_thoughts
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest, Exchange, Feedback, Minibatch
-from ...memory.thoughts import split_thoughts
 from ..local.model import LocalChatModel
 from .lora import Example
 

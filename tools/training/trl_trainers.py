@@ -37,8 +37,8 @@ from typing import Any
 
 import torch
 
+from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingReport, WeightSettings
 from ...memory.errors import UserError, WindowError
-from ...memory.weights import PlayedAttempt, PlayedStep, TrainingReport, WeightSettings
 from ..local.model import LocalChatModel, fingerprint
 from .flops import FlopMeter
 from .learner import scratch_folder

@@ -21,7 +21,7 @@ from .models import SeedModels
 from .setup import DERIVED_ARMS, Arm, ProblemSplit, TrainingFreeSetup
 
 if TYPE_CHECKING:
-    from ....memory.library import Library, LibraryVersions
+    from ....memory.lessons.library import Library, LibraryVersions
     from ..learning_curves import LearningStep
 
 __all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed"]
@@ -80,7 +80,7 @@ class SeedWorker(SeedModels):
     async def _arm(self, arm: Arm) -> None:
         from filelock import FileLock
 
-        from ....memory.library import LibraryVersions
+        from ....memory.lessons.library import LibraryVersions
         from ....memory.storage.journal import Journal
         from ....memory.storage.rows import Rows
         from .. import sweep
@@ -140,7 +140,7 @@ class SeedWorker(SeedModels):
         self, arm: Arm, place: Path, versions: LibraryVersions, journal: Any, log: Any
     ) -> tuple[str, Usage]:
         """The name of the version that is tested, and the usage of learning it."""
-        from ....memory.library import Library
+        from ....memory.lessons.library import Library
         from ....nodes.act.choose import seeded_random
         from ....nodes.extract.rule_critic import random_lessons, shuffle_lessons
         from ...wiring.learning_run import library_limits
@@ -173,7 +173,7 @@ class SeedWorker(SeedModels):
 
     def _first_arm_libraries(self) -> tuple[Library, Library]:
         """The library that this seed's first arm has learned, and the one that it began with."""
-        from ....memory.library import LibraryVersions
+        from ....memory.lessons.library import LibraryVersions
 
         first = self.setup.arms[0]
         versions = LibraryVersions.read(self.setup.arm_folder(first, self.seed) / "library.jsonl")

@@ -18,8 +18,8 @@ kinds = decisions()
 from learngraph.graphs.agents.decision_model import LearnedDecisionModel, state_text  # noqa: E402  # after the stand-in
 from learngraph.graphs.jitrl import JitRL  # noqa: E402
 from learngraph.memory.errors import UserError  # noqa: E402
-from learngraph.memory.experiences import BadExperience  # noqa: E402
 from learngraph.memory.records import Trajectory  # noqa: E402
+from learngraph.memory.returns.experiences import BadExperience  # noqa: E402
 from learngraph.memory.storage.chroma_store import ChromaStore  # noqa: E402
 from learngraph.memory.storage.shelf import RecordStore  # noqa: E402
 

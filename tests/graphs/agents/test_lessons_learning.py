@@ -20,7 +20,7 @@ from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library
+from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.tools.environments import help_desk as desk

@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 
 from learngraph.graphs.agents.lessons import LessonsMiddleware
-from learngraph.memory.library import Library, LibraryError, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Lesson
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.retrieve.lessons import append_lessons

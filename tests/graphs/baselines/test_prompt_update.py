@@ -18,8 +18,8 @@ from learngraph.graphs.baselines.prompt_update import PromptUpdate
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Estimate, Observation, Task, Trajectory
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import log_softmax
 from learngraph.nodes.act.policies import PromptView, verbalized_policy

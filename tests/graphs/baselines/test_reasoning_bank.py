@@ -24,7 +24,7 @@ from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lesso
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons import Lessons
+from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal

@@ -23,10 +23,10 @@ from learngraph.graphs.methods import METHODS, Method, find_method
 from learngraph.graphs.studies.sweep import Job
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.claas.weights import TrainingLog
 from learngraph.memory.records import Candidate, Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.weights import TrainingLog
 from learngraph.nodes.act.policies import LocalPolicy, PromptView
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep

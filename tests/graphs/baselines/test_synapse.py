@@ -18,12 +18,12 @@ from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import write_jsonl
-from learngraph.memory.trajectories import Trajectories, goal_key
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge

@@ -30,7 +30,7 @@ from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer

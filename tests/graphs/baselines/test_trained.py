@@ -14,9 +14,9 @@ from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.claas.weights import TrainingLog
 from learngraph.memory.records import Task
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.weights import TrainingLog
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
 

@@ -20,11 +20,11 @@ from openai_server import OpenAIServer
 from learngraph.graphs.cli.adamem.command import USAGE, adamem
 from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
 from learngraph.graphs.cli.main import main
+from learngraph.memory.attempts.trajectories import read_bank
 from learngraph.memory.errors import UserError
 from learngraph.memory.search import encoders
 from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
-from learngraph.memory.trajectories import read_bank
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import Pair, PromptMessage
 from learngraph.tools.environments.keyword_keep import KeywordKeep

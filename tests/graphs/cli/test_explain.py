@@ -17,8 +17,8 @@ from learngraph.graphs.cli.main import main
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.graphs.studies.decisions import explain_decision
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.journal import Journal
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

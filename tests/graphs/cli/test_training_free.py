@@ -30,7 +30,7 @@ from learngraph.graphs.studies.training_free import digests as training_free_dig
 from learngraph.graphs.studies.training_free import setup as training_free_setup
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import Rollout, Task
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.rollouts import RolloutTimeout

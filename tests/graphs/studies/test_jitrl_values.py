@@ -30,8 +30,8 @@ from learngraph.graphs.studies.reward_variants import (
 from learngraph.graphs.studies.value_arms import ARMS, StudyArm, play_arm
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs, uniform_policy
-from learngraph.memory.q_table import QTable, count_note
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
+from learngraph.memory.returns.q_table import QTable, count_note
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import LocalPolicy, PromptView, UniformPolicy

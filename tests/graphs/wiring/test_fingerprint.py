@@ -22,7 +22,7 @@ from learngraph.graphs.wiring.fingerprint import group_fingerprint, rollout_fing
 from learngraph.graphs.wiring.flow import compile_graph, wire
 from learngraph.graphs.wiring.learning_run import NOT_IN_GROUP_KEY, CriticModel, RunResources, make_critic
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.library import LibraryVersions
+from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.catalogue import open_environment

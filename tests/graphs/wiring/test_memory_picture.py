@@ -3,8 +3,8 @@
 import pytest
 
 from learngraph.graphs.wiring import memory_picture
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from urn_service import idle, serving, turns
 from learngraph.graphs.cli.serve import _check_buffer
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.serving import learning_task
-from learngraph.memory.branches import new_moment
 from learngraph.memory.claas.replay import Replay, ReplaySettings
 from learngraph.memory.errors import ReplayError, UserError, machine_error
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
+from learngraph.memory.storage.branches import new_moment
 
 pytestmark = [
     pytest.mark.slow,

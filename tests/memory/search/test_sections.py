@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.sections import Section, SectionSimilarity, join_sections, split_sections
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
 

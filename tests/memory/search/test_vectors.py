@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
+from learngraph.memory.attempts.trajectories import BadMemory, Trajectories, goal_key, structured_key
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search import vectors
 from learngraph.memory.search.encoders import Prompts, SentenceEncoder
 from learngraph.memory.search.similarity import TokenSimilarity, shingles
 from learngraph.memory.search.vectors import UNRELATED, BadVectors, CosineSimilarity, EmbeddedKey
-from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key
 
 WORDS = ["door", "gate", "black", "red", "troll", "reach", "exit", "state:"]
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.branches import Branch, new_moment
 from learngraph.memory.records import Transition
 from learngraph.memory.storage import journal as module
+from learngraph.memory.storage.branches import Branch, new_moment
 from learngraph.memory.storage.journal import Journal, JournalError
 
 

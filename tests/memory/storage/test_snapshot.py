@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from learngraph.memory import experiences, scope
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.returns import experiences, scope
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.segments import IndexSegment, TokenSegments
 from learngraph.memory.search.similarity import TokenRows, words
 from learngraph.memory.storage import snapshot

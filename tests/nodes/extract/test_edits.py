@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.library import Library, LibraryLimits
+from learngraph.memory.lessons.library import Library, LibraryLimits
 from learngraph.memory.records import Edit, Lesson, Ruling
 from learngraph.nodes.extract.edits import read_edits, read_list
 from learngraph.nodes.lenient_json import json_values

@@ -11,10 +11,10 @@ from still_trainer import StillTrainer
 from learngraph.graphs.baselines import webrl
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.claas.weights import PlayedAttempt, TrainingLog
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.weights import PlayedAttempt, TrainingLog
 from learngraph.nodes.learn.curriculum import failures
 
 ROOMS = ("red cellar", "blue attic", "green hall")

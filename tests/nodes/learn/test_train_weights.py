@@ -13,11 +13,11 @@ from learngraph.graphs.baselines import grpo, sft
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.claas.weights import TrainingLog, TrainingReport, version_label
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.weights import TrainingLog, TrainingReport, version_label
 from learngraph.nodes.learn.train_weights import best_attempts, make_training_router, training_seed
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

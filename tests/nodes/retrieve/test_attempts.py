@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.retrieve.attempts import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Probe, Task
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.extract.critic import Critic

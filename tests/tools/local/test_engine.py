@@ -5,7 +5,6 @@ import itertools
 import json
 import random
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path

@@ -11,8 +11,8 @@ import torch
 from langchain_core.messages import HumanMessage
 
 from learngraph.memory.claas.settings import LoRA
+from learngraph.memory.claas.weights import PlayedAttempt, PlayedStep, WeightSettings
 from learngraph.memory.errors import UserError
-from learngraph.memory.weights import PlayedAttempt, PlayedStep, WeightSettings
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.training import trl_trainers
 from learngraph.tools.training.lora import lora_parameters, reply_logits

@@ -1,8 +1,8 @@
 """The graph of what a memory has learned."""
 
-from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.transition_graph import RememberedArrow, transition_graph
+from learngraph.memory.returns.experiences import Experiences
+from learngraph.memory.returns.transition_graph import RememberedArrow, transition_graph
 
 
 def walk(number: int, *steps: tuple[str, str, float | None]) -> Trajectory:

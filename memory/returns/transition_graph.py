@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .records import Experience
+from ..records import Experience
 
 __all__ = ["RememberedArrow", "TransitionGraph", "transition_graph"]
 

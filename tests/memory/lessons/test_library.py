@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.library import (
+from learngraph.memory.lessons.library import (
     Library,
     LibraryError,
     LibraryLimits,

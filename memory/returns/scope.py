@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .records import Experience
-from .search.sections import SectionRows
-from .search.segments import MERGE_ROWS, IndexSegment, TokenSegments
-from .search.similarity import TokenRows
+from ..records import Experience
+from ..search.sections import SectionRows
+from ..search.segments import MERGE_ROWS, IndexSegment, TokenSegments
+from ..search.similarity import TokenRows
 
 __all__ = ["Scope", "ScopeCopy", "Tally"]
 

@@ -14,21 +14,21 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.branches import Branch, BranchError, History, moment_of_time, new_moment
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
+from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.experiences import Experiences
-from learngraph.memory.lessons import Lessons
-from learngraph.memory.library import Library, LibraryVersions
-from learngraph.memory.q_table import QTable
+from learngraph.memory.lessons.by_task import Lessons
+from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Lesson, Reply, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import Experiences
+from learngraph.memory.returns.q_table import QTable
+from learngraph.memory.storage.branches import Branch, BranchError, History, moment_of_time, new_moment
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.memory.storage.shelf import RecordStore
 from learngraph.memory.storage.stored_rows import StoredRows
-from learngraph.memory.trajectories import Trajectories
 
 
 @dataclass
@@ -357,7 +357,7 @@ def test_moments_follow_the_clock() -> None:
 
 KILLED = """
 import os, sys
-from learngraph.memory.branches import Branch
+from learngraph.memory.storage.branches import Branch
 from learngraph.memory.storage.rows import Rows
 rows = Rows(sys.argv[1])
 for n in range(3): rows.append({"id": f"real {n}"})

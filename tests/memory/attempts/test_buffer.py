@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from learngraph.memory.buffer import Buffer
+from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Task, Trajectory, Transition
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learngraph.memory.progress import last_progress, made_progress
+from learngraph.memory.returns.progress import last_progress, made_progress
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from .branches import ABSENT, History, branching
-from .display import Table, make_table
-from .experiences import TrajectoryStore, dated_records
-from .records import Trajectory
+from ..display import Table, make_table
+from ..records import Trajectory
+from ..returns.experiences import TrajectoryStore, dated_records
+from ..storage.branches import ABSENT, History, branching
 
 __all__ = ["Buffer"]
 
@@ -34,7 +34,7 @@ class Buffer:
         self._history = History[Trajectory]((moment, _place(trajectory)) for moment, trajectory in dated)
 
     def as_of(self, moment: str) -> Buffer:
-        """A copy of the buffer as it was at a moment (memory/branches.py), without a shelf."""
+        """A copy of the buffer as it was at a moment (memory/storage/branches.py), without a shelf."""
         made = Buffer()
         for trajectory in self._history.undo(self._all(), moment).values():
             made._keep(trajectory)

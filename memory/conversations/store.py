@@ -30,9 +30,9 @@ from typing import Any
 
 from langgraph.store.base import BaseStore
 
-from .errors import UserError
-from .records import Lesson, Task, Trajectory, Transition
-from .storage.shelf import BadRecord, RecordStore, read_jsonl, to_json
+from ..errors import UserError
+from ..records import Lesson, Task, Trajectory, Transition
+from ..storage.shelf import BadRecord, RecordStore, read_jsonl, to_json
 
 __all__ = [
     "Conversation",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.lessons import BadLesson, Lessons, source_of_lesson
+from learngraph.memory.lessons.by_task import BadLesson, Lessons, source_of_lesson
 from learngraph.memory.records import Lesson
 from learngraph.memory.search.similarity import jaccard, shingles
 from learngraph.memory.storage.shelf import RecordStore

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 
-from .conversations import messages
-from .errors import UserError
-from .records import Trajectory
+from ..errors import UserError
+from ..records import Trajectory
+from .messages import messages
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog  # type: ignore[import-not-found, unused-ignore]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.records import NO_ACTION, Experience, Neighbour, Task, Trajectory, Transition
+from learngraph.memory.returns.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
 from learngraph.memory.storage.shelf import RecordStore
 
@@ -224,7 +224,7 @@ def test_the_same_id_with_other_content_replaces():
 @given(st.lists(trajectories(), min_size=1, max_size=6), st.data())
 def test_rewards_that_change_in_an_open_memory_count_as_in_one_made_anew(stored, data):
     """What was counted already is counted again, to the last bit; also where a reward was missing, or is now."""
-    with patch("learngraph.memory.scope._STRIDE", 3):  # notes of the statistics, from which they are counted again
+    with patch("learngraph.memory.returns.scope._STRIDE", 3):  # notes of the statistics, from which they are counted again
         change_rewards(stored, data)
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from .branches import branching
-from .display import Table, make_table
-from .errors import UserError
-from .records import OPS, Edit, Lesson, Ruling
-from .search.similarity import jaccard, shingles, words
-from .storage.rows import Rows
-from .storage.stored_rows import StoredRows
+from ..display import Table, make_table
+from ..errors import UserError
+from ..records import OPS, Edit, Lesson, Ruling
+from ..search.similarity import jaccard, shingles, words
+from ..storage.branches import branching
+from ..storage.rows import Rows
+from ..storage.stored_rows import StoredRows
 
 __all__ = [
     "Library",
@@ -736,7 +736,7 @@ class LibraryVersions:
     """A version that is there is not replaced."""
 
     def as_of(self, moment: str) -> LibraryVersions:
-        """A copy of the versions and moves as they were at a moment (memory/branches.py), in memory."""
+        """A copy of the versions and moves as they were at a moment (memory/storage/branches.py), in memory."""
         made = LibraryVersions()
         made._rows = self._rows.as_of(moment)
         return made

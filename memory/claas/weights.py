@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .claas.settings import LoRA
-from .records import Task
-from .storage.rows import Rows
+from ..records import Task
+from ..storage.rows import Rows
+from .settings import LoRA
 
 __all__ = ["PlayedAttempt", "PlayedStep", "TrainingLog", "TrainingReport", "WeightSettings", "version_label"]
 

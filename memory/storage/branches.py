@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from langchain_core.runnables.config import ensure_config
 from langgraph.checkpoint.base.id import uuid6
 
-from .errors import UserError
+from ..errors import UserError
 
 __all__ = [
     "ABSENT",

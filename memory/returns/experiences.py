@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, cast
 
 from typing_extensions import TypedDict, Unpack
 
-from .branches import ABSENT, History, branching, moment_of_time
-from .display import Table, make_table
-from .errors import UserError
-from .records import Experience, Neighbour, Trajectory
+from ..display import Table, make_table
+from ..errors import UserError
+from ..records import Experience, Neighbour, Trajectory
+from ..search.segments import BATCH_ROWS, IndexSegment, TokenSegments
+from ..search.similarity import Similarity, TokenSimilarity, shingles
+from ..storage.branches import ABSENT, History, branching, moment_of_time
+from ..storage.snapshot import Snapshots, folder_name
 from .scope import PART_ROWS, Scope, ScopeCopy
-from .search.segments import BATCH_ROWS, IndexSegment, TokenSegments
-from .search.similarity import Similarity, TokenSimilarity, shingles
-from .storage.snapshot import Snapshots, folder_name
 
 if TYPE_CHECKING:
-    from .storage.shelf import RecordStore
+    from ..storage.shelf import RecordStore
 
 __all__ = [
     "BadExperience",
@@ -423,7 +423,7 @@ class Experiences:
         return Scope.load(found[0], found[1], _segments(*found)), len(saved)
 
     def as_of(self, moment: str) -> Experiences:
-        """A copy of the memory as it was at a moment (memory/branches.py), without a shelf."""
+        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a shelf."""
         made = Experiences(gamma=self.gamma, similarity=self.similarity, credit=self._credit)
         with self._lock:
             read = {one[0].id: one for one in self._read(self._episodes)}

@@ -23,13 +23,13 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .branches import ABSENT, History, branching
-from .display import Table, make_table
-from .errors import UserError
-from .experiences import TrajectoryStore, dated_records, returns
-from .records import Precedent, Task, Trajectory, Transition
-from .search.similarity import JaccardSimilarity, Similarity
-from .storage.shelf import read_jsonl
+from ..display import Table, make_table
+from ..errors import UserError
+from ..records import Precedent, Task, Trajectory, Transition
+from ..returns.experiences import TrajectoryStore, dated_records, returns
+from ..search.similarity import JaccardSimilarity, Similarity
+from ..storage.branches import ABSENT, History, branching
+from ..storage.shelf import read_jsonl
 
 __all__ = [
     "BadMemory",
@@ -354,7 +354,7 @@ class Trajectories:
                 self._history = History((moment, trajectory.id) for moment, trajectory in dated)
 
     def as_of(self, moment: str) -> Trajectories:
-        """A copy of the memory as it was at a moment (memory/branches.py), without a shelf."""
+        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a shelf."""
         made = Trajectories(
             bank=self._bank.values(),
             key=self.key,

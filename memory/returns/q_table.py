@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .branches import ABSENT, History, branching
+from ..records import Trajectory
+from ..storage.branches import ABSENT, History, branching
 from .experiences import TrajectoryStore, dated_records
-from .records import Trajectory
 
 
 @branching("add")
@@ -40,7 +40,7 @@ class QTable:
         self._asked: tuple[str, int] | None = None  # (run, episode) of the last question, since which nothing was added
 
     def as_of(self, moment: str) -> QTable:
-        """A copy of the table as it was at a moment (memory/branches.py), without a shelf."""
+        """A copy of the table as it was at a moment (memory/storage/branches.py), without a shelf."""
         made = QTable(None, self.gamma, self.learning_rate, self.initial_value)
         made._episodes = self._history.undo(self._episodes, moment)
         return made

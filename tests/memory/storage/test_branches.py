@@ -23,10 +23,10 @@ from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.learning_run import RunResources
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.branches import Branch, BranchError, current_branch, new_moment
-from learngraph.memory.lessons import Lessons
-from learngraph.memory.library import LibraryVersions
+from learngraph.memory.lessons.by_task import Lessons
+from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.records import Lesson, Trajectory, Transition
+from learngraph.memory.storage.branches import Branch, BranchError, current_branch, new_moment
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal

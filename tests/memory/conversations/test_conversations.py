@@ -14,8 +14,9 @@ from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, convert_to_openai_messages
 
 from learngraph.graphs.cli.main import main
-from learngraph.memory import conversations, traces
-from learngraph.memory.conversations import trajectory
+from learngraph.memory.conversations import messages as conversations
+from learngraph.memory.conversations import traces
+from learngraph.memory.conversations.messages import trajectory
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.shelf import from_json, read_jsonl, to_json, write_jsonl

@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .branches import ABSENT, History, branching
-from .display import Table, make_table
-from .errors import UserError
-from .records import Lesson
-from .search.similarity import JaccardIndex, jaccard, shingles
+from ..display import Table, make_table
+from ..errors import UserError
+from ..records import Lesson
+from ..search.similarity import JaccardIndex, jaccard, shingles
+from ..storage.branches import ABSENT, History, branching
 
 __all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
 
@@ -195,7 +195,7 @@ class Lessons:
                 self._keep(lesson)
 
     def as_of(self, moment: str) -> Lessons:
-        """A copy of the lessons as they were at a moment (memory/branches.py), without a store."""
+        """A copy of the lessons as they were at a moment (memory/storage/branches.py), without a store."""
         made = Lessons()
         with self._lock:
             for lesson in self._history.undo(self._lessons, moment).values():

@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.errors import UserError
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition
-from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles, state_shingles
-from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
-from learngraph.memory.trajectories import (
+from learngraph.memory.attempts.trajectories import (
     BadMemory,
     Trajectories,
     goal_key,
@@ -29,6 +25,10 @@ from learngraph.memory.trajectories import (
     structured_key,
     whole_prompt_key,
 )
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition
+from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles, state_shingles
+from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
 
 STATES = ["door black", "door red", "door black mist", "gate troll", "hall lamp rope", "hall rope lamp", ""]
 GOALS = ["reach the exit", "reach the cellar", "find the coin"]

@@ -19,8 +19,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
-from .errors import UserError
-from .records import Task, Trajectory, Transition
+from ..errors import UserError
+from ..records import Task, Trajectory, Transition
 
 __all__ = [
     "REPLY",

@@ -24,9 +24,9 @@ from langchain_core._api import LangChainBetaWarning
 from langchain_core.load import load
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage, convert_to_messages
 
-from .conversations import StateKey, goal_and_last_turn, messages, trajectory
-from .errors import UserError, plural
-from .records import Task, Trajectory
+from ..errors import UserError, plural
+from ..records import Task, Trajectory
+from .messages import StateKey, goal_and_last_turn, messages, trajectory
 
 __all__ = ["RecordedConversation", "TraceForm", "as_atif", "read_traces", "to_trajectories"]
 
