@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 WRITER = """
 import sys
-from learngraph.memory.experiences import Experiences
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.open_store import open_store
 from learngraph.memory.storage.shelf import RecordStore
