@@ -134,7 +134,7 @@ class CLaaS:
     """Hyper-parameters in five groups; each group's class says what its fields mean, in which unit, and what the paper gives.
 
     The paper gives A_max, B_min and the interval of reloads; not its learning rate, rank, batch and clip. The defaults are those that
-    graphs/studies/claas_preferences.py measures over HTTP.
+    graphs/experiments/claas_preferences.py measures over HTTP.
     """
 
     replay: ReplaySettings = field(default_factory=ReplaySettings)

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     },
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
-    "graphs/studies/": {"graphs", "nodes", "memory", "tools"},
+    "graphs/experiments/": {"graphs", "nodes", "memory", "tools"},
+    "graphs/studio/": {"graphs", "nodes", "memory", "tools"},
 }
 """Folder -> what of ours its files may import; the longest folder that holds a file decides."""
 MODELS = ("tools/local/", "tools/training/", "tools/pocket/")
@@ -156,8 +157,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"learngraph/__init__.py", "learngraph/__main__.py", "learngraph/py.typed"} <= ours
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {
-        "learngraph/graphs/studies/bench/report.html",
-        "learngraph/graphs/studies/benchmarks/toy.toml",
+        "learngraph/graphs/experiments/bench/report.html",
+        "learngraph/graphs/experiments/benchmarks/toy.toml",
         "learngraph/tools/serving/dashboard_pages/page.html",
         "learngraph/tools/serving/dashboard_pages/page.js",
         "learngraph/tools/serving/studio_pages/index.html",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ..studies.benchmark import interval, mean
-from ..studies.figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
+from ..experiments.benchmark import interval, mean
+from ..experiments.figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
 from .evaluation import LearningReport
 
 __all__ = ["AgentCurves", "block_means", "draw_agent_curves"]

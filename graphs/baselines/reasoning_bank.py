@@ -30,7 +30,7 @@ from ...memory.errors import UserError
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.returns.experiences import TrajectoryStore
-from ...memory.storage.shelf import RecordStore
+from ...memory.storage.record_store import RecordStore
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt

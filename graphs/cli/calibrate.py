@@ -29,7 +29,7 @@ class CalibrateOptions:
 
 def calibrate(args: Sequence[str]) -> int:
     """Print how well rewards agree with scores, for each method of a run folder. Returns the exit status."""
-    from ..studies import calibration
+    from ..experiments import calibration
 
     options = parse_flags(
         CalibrateOptions,

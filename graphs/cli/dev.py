@@ -47,8 +47,8 @@ from typing_extensions import TypedDict
 from ...memory.errors import UserError
 from ...memory.records import Trajectory, Usage
 from ...memory.storage.journal import Journal
+from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
-from ...memory.storage.shelf import RecordStore
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire

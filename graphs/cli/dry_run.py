@@ -15,7 +15,7 @@ from typing import Any
 
 from ...memory.records import Usage
 from ...nodes.ask import Ask
-from ..studies.benchmark import markdown_table
+from ..experiments.benchmark import markdown_table
 from ..wiring.run import CommitAttempt
 from .draw import blueprint
 from .options import RunOptions, SweepSetup
@@ -202,7 +202,7 @@ def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
 
 def _episode_rows(setup: SweepSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
     """The rows of the episodes of this method that are in the folder already."""
-    from ..studies.jsonl import read_rows
+    from ..experiments.jsonl import read_rows
 
     asked = replace(setup, options=replace(setup.options, memory=None, checkpoints=None))
     paths = [make_job(asked, folder, name, seed).folder / "episodes.jsonl" for seed in seeds]

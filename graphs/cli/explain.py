@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...memory.records import Observation, Task, Trajectory
     from ...memory.returns.experiences import Experiences
     from ...memory.search.similarity import Similarity
+    from ..experiments.decisions import Explanation
     from ..jitrl import JitRL
-    from ..studies.decisions import Explanation
 
 __all__ = ["RecordedDecision", "explain", "explain_step", "read_decision"]
 
@@ -73,8 +73,8 @@ def explain_step(
         UserError: there is no such folder, method, seed, episode or step (it says which there are), or a process has the memory of
             JitRL's run open.
     """
-    from ..studies.decisions import explain_decision
-    from ..studies.folder_settings import read_sweep_settings
+    from ..experiments.decisions import explain_decision
+    from ..experiments.folder_settings import read_sweep_settings
 
     folder = Path(run_folder)
     names = list(read_sweep_settings(folder)["methods"])
@@ -97,8 +97,8 @@ def _is_jitrl(name: str) -> bool:
 def _explain_recorded(folder: Path, method: str, step: int, seed: int | None, episode: int | None) -> Explanation:
     """A step of another method, as far as its journal tells."""
     from ...memory.errors import UserError
+    from ..experiments.folder_settings import read_sweep_settings
     from ..methods import find_method
-    from ..studies.folder_settings import read_sweep_settings
     from .explain_recorded import explain_row
 
     options = read_sweep_settings(folder)
@@ -117,7 +117,7 @@ def _explain_recorded(folder: Path, method: str, step: int, seed: int | None, ep
 
 def _run_names(folder: Path, options: Mapping[str, Any], method: str, seed: int | None) -> tuple[str, str]:
     """The names of a run and of its memory."""
-    from ..studies.old_names import run_stem
+    from ..experiments.old_names import run_stem
 
     seeds = options["seeds"]
     if seed is not None and seed not in seeds:
@@ -153,8 +153,8 @@ def read_decision(
     """
     from ...memory.records import Candidate, Estimate, Observation, Task
     from ...memory.storage.journal import Journal
+    from ..experiments.folder_settings import read_sweep_settings
     from ..jitrl import VARIANT_NODES
-    from ..studies.folder_settings import read_sweep_settings
 
     options = read_sweep_settings(folder)
     name, settings = _jitrl_settings(folder, options["methods"], method)
@@ -240,7 +240,7 @@ def _jitrl_settings(folder: Path, methods: Mapping[str, Mapping[str, Any]], meth
 
 def _find_step(run: Path, step: int, episode: int | None) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     """The journal's row of a step, and the rows of its episode up to it."""
-    from ..studies.jsonl import read_rows
+    from ..experiments.jsonl import read_rows
 
     rows = {row["id"]: row for row in read_rows(run / "steps.jsonl")} if (run / "steps.jsonl").is_file() else {}
     if not rows:
@@ -281,7 +281,7 @@ def _trajectories(place: str, namespace: tuple[str, ...], episode: str) -> list[
     """The contents of a memory when this episode (`<run>/<number>`) was played, oldest first."""
     from ...memory.records import Trajectory
     from ...memory.storage.open_store import open_store
-    from ...memory.storage.shelf import RecordStore
+    from ...memory.storage.record_store import RecordStore
 
     if "://" not in place and not (Path(place) / "chroma.sqlite3").is_file():
         return []  # the first episode is not over

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...memory.records import Trajectory
-    from ..studies.decisions import Explanation
+    from ..experiments.decisions import Explanation
 
 __all__ = ["explain_row"]
 
@@ -28,7 +28,7 @@ def explain_row(
         remembers: whether the method has a memory.
         temperature: the temperature of the action's draw.
     """
-    from ..studies.decisions import Explanation
+    from ..experiments.decisions import Explanation
 
     reward = "its reward is not known" if row["reward"] is None else f"its reward was {row['reward']:g}"
     place = f"Episode {row['episode']}, step {row['step']} of {name} (task {row['task']})"

@@ -81,7 +81,7 @@ COMMANDS: Mapping[str, Command] = {
     "nodes": Command("the nodes to put agents together from: what each does, reads and writes", ".nodes", "list_nodes"),
     "studio": Command(
         "draw, walk through and look at runs on a page of this machine: learngraph studio jitrl|my_app:graph|runs/NAME",
-        ".studio.command",
+        "..studio.command",
         "studio",
     ),
     "memory": Command(
@@ -106,7 +106,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "claas": Command(
         "measure continual learning from feedback on a stream of scenarios: learngraph claas study",
-        "..studies.claas_stream",
+        "..experiments.claas_stream",
         "claas",
     ),
     "pocket": Command(

@@ -70,7 +70,7 @@ class MemoryExportOptions:
 
 def export(args: Sequence[str]) -> int:
     """Write all remembered episodes to a file."""
-    from ...memory.storage.shelf import as_jsonl, write_jsonl
+    from ...memory.storage.record_store import as_jsonl, write_jsonl
 
     options = parse_flags(MemoryExportOptions, args, "learngraph memory export", "Write what is remembered, an episode a line.")
     with open_memories(options.path) as shelves:
@@ -97,7 +97,7 @@ def import_trajectories(args: Sequence[str]) -> int:
     """Add the episodes of a file to a memory."""
     from ...memory.records import Trajectory
     from ...memory.storage.open_store import open_store
-    from ...memory.storage.shelf import RecordStore
+    from ...memory.storage.record_store import RecordStore
 
     options = parse_flags(MemoryImportOptions, args, "learngraph memory import", "Add the episodes of a file to a memory.")
     path = options.path
@@ -146,7 +146,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
     """
     from ...memory.records import Trajectory
     from ...memory.storage.open_store import open_store
-    from ...memory.storage.shelf import RecordStore
+    from ...memory.storage.record_store import RecordStore
 
     place, prefix = memory_location(where)
     found = [place] if "://" in where else _memories(where)

@@ -16,7 +16,7 @@ from ..wiring.flags import CommandError, ModelOptions
 from .options import RunOptions, SweepSetup
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job, RunFailure
+    from ..experiments.sweep import Job, RunFailure
 
 __all__ = [
     "STORAGE_ERRNOS",
@@ -46,7 +46,7 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
         The runs that failed, if the user can put it right; None if none did.
     """
     from ...nodes.cached_model import BudgetSpent
-    from ..studies.sweep import RunFailure
+    from ..experiments.sweep import RunFailure
 
     setup, jobs = work
     _note_waits(jobs[0].folder.parent)
@@ -74,15 +74,15 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
 def _note_waits(folder: Path) -> None:
     """Let this process say in the run folder when it waits before it asks a server again."""
     from ...tools.models import api_posts
-    from ..studies.waits import note_wait
+    from ..experiments.waits import note_wait
 
     api_posts.wait_listeners[:] = [partial(note_wait, folder)]
 
 
 def _play_job(setup: SweepSetup, job: Job) -> None:
     from ...nodes.recorded_model import RecordedChatModel
-    from ..studies import sweep
-    from ..studies.costs import open_ledger
+    from ..experiments import sweep
+    from ..experiments.costs import open_ledger
 
     with _open_lock:
         environment = shared_environment(setup.options.env, setup.options.horizon)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ...memory.records import Usage
-from ..studies.costs import ledger_usage
-from ..studies.waits import wait_text
+from ..experiments.costs import ledger_usage
+from ..experiments.waits import wait_text
 from .report import ScoreFollower, say
 
 __all__ = ["ProgressRow", "show_progress"]

@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from ..wiring.flags import CommandError, parse_flags
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job
+    from ..experiments.sweep import Job
     from .options import SweepSetup
 
 __all__ = ["Divergence", "Replayed", "replay", "replay_runs"]
@@ -100,7 +100,7 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
     Raises:
         UserError: there is no such folder, method or seed; names those that there are.
     """
-    from ..studies.folder_settings import read_sweep_settings
+    from ..experiments.folder_settings import read_sweep_settings
     from .run_folder import make_job, shares_memory
 
     folder = Path(run_folder)
@@ -156,7 +156,7 @@ def _empty_shelf() -> Any:
     from langgraph.store.memory import InMemoryStore
 
     from ...memory.records import Trajectory
-    from ...memory.storage.shelf import RecordStore
+    from ...memory.storage.record_store import RecordStore
 
     return RecordStore(InMemoryStore(), ("replay",), Trajectory)
 
@@ -164,8 +164,8 @@ def _empty_shelf() -> Any:
 def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
     from ...memory.errors import UserError
+    from ..experiments.run_rows import steps_to
     from ..methods import find_method
-    from ..studies.run_rows import steps_to
     from .play import loads_model
 
     name = job.folder.name
@@ -208,8 +208,8 @@ def _play_again(
     from ...memory.storage.journal import Journal
     from ...memory.storage.rows import Rows
     from ...nodes.recorded_model import RecordedChatModel
+    from ..experiments.sweep import RunFiles
     from ..methods import find_method
-    from ..studies.sweep import RunFiles
     from .play import loads_model, run_graph, shared_environment
 
     journal, log, record = Journal(details=None), Rows(), Rows()
@@ -231,7 +231,7 @@ def _play_again(
 
 def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
     """The complete rows of a file by id; empty if there is no file."""
-    from ..studies.jsonl import read_rows
+    from ..experiments.jsonl import read_rows
 
     if not path.is_file():
         return {}

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError, plural
 from ...memory.records import Usage
-from ..studies.costs import row_usage
-from ..studies.old_names import run_stem
+from ..experiments.costs import row_usage
+from ..experiments.old_names import run_stem
 from .draw import blueprint
 from .options import SweepSetup
 from .play import needs_model
 
 if TYPE_CHECKING:
-    from ..studies.benchmark import MethodSummary, SeedResult
-    from ..studies.comparison import Lead
-    from ..studies.sweep import Job, RunFailure
-    from ..studies.training_costs import MethodCosts
+    from ..experiments.benchmark import MethodSummary, SeedResult
+    from ..experiments.comparison import Lead
+    from ..experiments.sweep import Job, RunFailure
+    from ..experiments.training_costs import MethodCosts
 
 __all__ = ["bank_overlap_warnings", "report", "say"]
 
@@ -77,7 +77,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..studies import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
+    from ..experiments import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -137,7 +137,7 @@ def report(
 
 def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[list[SeedResult]]:
     """The results of finished runs by method, with the method's name in tables and one optimum for all methods on a seed."""
-    from ..studies import benchmark, sweep
+    from ..experiments import benchmark, sweep
 
     titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
     is_judged = setup.options.judge != "environment"
@@ -149,7 +149,7 @@ def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[
 
 def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
     """The lines about what went wrong without an error; they are logged, too."""
-    from ..studies import table_notes
+    from ..experiments import table_notes
 
     lines = [*table_notes.empty_look_up_notes(rows), *table_notes.reply_notes(rows)]
     for line in lines:
@@ -159,7 +159,7 @@ def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
 
 def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
     """Write failures.json, or remove that of an earlier command."""
-    from ..studies import sweep
+    from ..experiments import sweep
 
     if failures:
         sweep.write_json(folder / "failures.json", [asdict(failure) for failure in failures])
@@ -183,7 +183,7 @@ def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
 
 def _training_costs(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[MethodCosts]:
     """The costs of all methods if one of them trains weights; else none, for tokens and seconds stand in the table."""
-    from ..studies.training_costs import method_costs
+    from ..experiments.training_costs import method_costs
 
     if not any(job.trains_weights for batch in finished for job in batch):
         return []
@@ -199,7 +199,7 @@ def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead], costs: Sequen
 
 def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
     """The table of the methods, and that of the first one's leads if there are others."""
-    from ..studies import benchmark, comparison
+    from ..experiments import benchmark, comparison
 
     if not leads:
         return [benchmark.table(rows)]
@@ -209,7 +209,7 @@ def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
 
 def _cost_tables(results: Sequence[Sequence[SeedResult]]) -> list[str]:
     """The running maxima of several methods, and their scores at the same number of tokens if several spend any."""
-    from ..studies import cost_curves
+    from ..experiments import cost_curves
 
     if len(results) < 2 or max(len(a.scores) for seeds in results for a in seeds) < 2:
         return []
@@ -229,7 +229,7 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
         played: seed -> id of the task that it played.
     """
     from ...tools.environments.science_world import is_all_tasks, task_name
-    from ..studies import sweep, task_groups
+    from ..experiments import sweep, task_groups
 
     if not is_all_tasks(env):
         return []
@@ -272,7 +272,7 @@ def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | N
 def _missing_reward_lines(folder: Path) -> list[str]:
     """A line for each method some of whose attempts have no reward."""
     from ...nodes.evaluate.judge import NO_REWARDS_REASON
-    from ..studies import calibration
+    from ..experiments import calibration
 
     found = calibration.read_run_folder(folder)
     lines = [calibration.missing_reward_note(rated, method, NO_REWARDS_REASON) for method, (rated, _) in found.items()]

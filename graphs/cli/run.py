@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...memory.errors import UserError
-from ..studies import sweep, workers
-from ..studies.old_names import former_defaults, read_settings
-from ..studies.ray_pool import is_ray
+from ..experiments import sweep, workers
+from ..experiments.old_names import former_defaults, read_settings
+from ..experiments.ray_pool import is_ray
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
@@ -25,7 +25,7 @@ from .run_folder import make_job, parse_seeds, run_folder_name, settings_record,
 from .training_free import learn_and_test
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job, RunFailure
+    from ..experiments.sweep import Job, RunFailure
 
 __all__ = ["check_sweep", "play_missing", "play_sweep", "run", "runs_at_once"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
-from ..studies.folder_settings import first_digest, settings_digest
-from ..studies.old_names import run_stem
-from ..studies.sweep import Job
+from ..experiments.folder_settings import first_digest, settings_digest
+from ..experiments.old_names import run_stem
+from ..experiments.sweep import Job
 from ..wiring.flags import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model

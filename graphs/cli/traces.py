@@ -52,7 +52,7 @@ def import_traces(args: Sequence[str]) -> int:
     from ...memory.conversations import traces
     from ...memory.conversations.messages import goal_and_last_turn
     from ...memory.records import Trajectory
-    from ...memory.storage.shelf import BadRecord, read_jsonl, write_jsonl
+    from ...memory.storage.record_store import BadRecord, read_jsonl, write_jsonl
     from .agent import find_function
 
     options = parse_flags(ImportOptions, args, "learngraph import", (__doc__ or "").partition("\n\n")[0])

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ..studies.folder_settings import ADDED_SEED
-from ..studies.training_free.bench import play_seed
-from ..studies.training_free.digests import folder_name, problem_digests, run_settings
-from ..studies.training_free.dry_run import check_arms_build, check_models, dry_run
-from ..studies.training_free.report import print_progress, write_report
-from ..studies.training_free.setup import (
+from ..experiments.folder_settings import ADDED_SEED
+from ..experiments.training_free.bench import play_seed
+from ..experiments.training_free.digests import folder_name, problem_digests, run_settings
+from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
+from ..experiments.training_free.report import print_progress, write_report
+from ..experiments.training_free.setup import (
     DERIVED_ARMS,
     Arm,
     ProblemSplit,
@@ -98,7 +98,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
 def _with_former_defaults(method: str, defaults: Any, args: Sequence[str]) -> Any:
     """The method's defaults; those of the version that made the folder of `--out`, if it is an earlier one: the same command goes
     on there."""
-    from ..studies.old_names import former_defaults
+    from ..experiments.old_names import former_defaults
 
     named = [args[n + 1] for n, arg in enumerate(args[:-1]) if arg == "--out"]
     named += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
@@ -113,7 +113,7 @@ def _settings_to_record(
 
     The first arm has to be the same: controls are made of what it has learned.
     """
-    from ..studies.old_names import read_settings
+    from ..experiments.old_names import read_settings
 
     path = setup.folder / "settings.json"
     try:
@@ -154,7 +154,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 
 
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
-    from ..studies import sweep, workers
+    from ..experiments import sweep, workers
 
     with sweep.claim_folder(setup.folder, _settings_to_record(setup, settings, splits)):
         if due := setup.unfinished_seeds:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from ...memory.errors import UserError
-from ..studies.folder_settings import read_sweep_settings
-from ..studies.old_names import run_stem
+from ..experiments.folder_settings import read_sweep_settings
+from ..experiments.old_names import run_stem
 from ..wiring.flags import DRAW_OPTIONS, CommandError, ModelOptions, parse_flags
 from .report import say
 
 if TYPE_CHECKING:
-    from ..studies.win_rates import JudgedPair
+    from ..experiments.win_rates import JudgedPair
 
 __all__ = ["win_rates"]
 
@@ -67,8 +67,8 @@ class Answer:
 
 def win_rates(args: Sequence[str]) -> int:
     """Print how often the answers of one method of a run folder are preferred to those of each other. Returns the exit status."""
-    from ..studies import sweep
-    from ..studies import win_rates as study
+    from ..experiments import sweep
+    from ..experiments import win_rates as study
 
     about = (
         "Whose answers are better? A judge compares two methods' answers to the same prompts in both orders, and the win rate is also "
@@ -125,7 +125,7 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
         UserError: the world has no written answers, or a run has lost steps.
     """
     from ...tools.environments.catalogue import open_environment
-    from ..studies.run_rows import read_run, steps_to
+    from ..experiments.run_rows import read_run, steps_to
 
     world: Any = open_environment(settings["env"], horizon=settings.get("horizon"))
     if not hasattr(world, "read"):
@@ -190,7 +190,7 @@ def _by_rule(seed: int, answer: Answer, other: Answer) -> tuple[float | None, fl
 
 def _judge_pairs(judge: Judge, pairs: Sequence[tuple[int, Answer, Answer]], options: WinRateOptions) -> list[JudgedPair]:
     """The verdicts on pairs of answers. Equal answers are a tie, and an empty one has lost: nobody is asked about them."""
-    from ..studies.win_rates import JudgedPair, preference
+    from ..experiments.win_rates import JudgedPair, preference
 
     def compare(pair: tuple[int, Answer, Answer]) -> JudgedPair:
         seed, answer, other = pair

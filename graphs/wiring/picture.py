@@ -42,7 +42,7 @@ class PictureError(UserError, ValueError):
 
 
 class Position(Protocol):
-    """A place in a run, such as a walk's (tools/notebook/stepper.py)."""
+    """A place in a run, such as a walk's (tools/notebook/walk.py)."""
 
     @property
     def here(self) -> Graph:

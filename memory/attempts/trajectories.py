@@ -29,7 +29,7 @@ from ..records import Precedent, Task, Trajectory, Transition
 from ..returns.experiences import TrajectoryStore, dated_records, returns
 from ..search.similarity import JaccardSimilarity, Similarity
 from ..storage.branches import ABSENT, History, branching
-from ..storage.shelf import read_jsonl
+from ..storage.record_store import read_jsonl
 
 __all__ = [
     "BadMemory",

@@ -153,7 +153,7 @@ class Objective:
     reply to the same prompt. `reinforce`: REINFORCE++, whitened rewards (arXiv:2501.03262). `ppo`: a critic and GAE.
     Paper: the last three; SDPO was best."""
     learning_rate: float = 2e-3
-    """eta, of AdamW, whatever a saved optimizer had. Chosen on models of a million parameters (graphs/studies/RESULTS.md); for larger
+    """eta, of AdamW, whatever a saved optimizer had. Chosen on models of a million parameters (graphs/experiments/RESULTS.md); for larger
     ones 1e-4 is usual. Not given; the public code: 3e-5."""
     warmup_steps: int = 0
     """Gradient steps in which the learning rate grows to eta, in a line. Not given."""

@@ -32,7 +32,7 @@ from langgraph.store.base import BaseStore
 
 from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
-from ..storage.shelf import BadRecord, RecordStore, read_jsonl, to_json
+from ..storage.record_store import BadRecord, RecordStore, read_jsonl, to_json
 
 __all__ = [
     "Conversation",

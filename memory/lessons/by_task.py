@@ -29,7 +29,7 @@ class BadLesson(UserError, ValueError):
 
 
 class LessonStore(Protocol):
-    """A durable store of lessons, such as `memory.storage.shelf` over any LangGraph store."""
+    """A durable store of lessons, such as `memory.storage.record_store` over any LangGraph store."""
 
     def put(self, records: Iterable[Lesson], /) -> None: ...
 

@@ -29,7 +29,7 @@ from ..storage.snapshot import Snapshots, folder_name
 from .scope import PART_ROWS, Scope, ScopeCopy
 
 if TYPE_CHECKING:
-    from ..storage.shelf import RecordStore
+    from ..storage.record_store import RecordStore
 
 __all__ = [
     "BadExperience",
@@ -123,7 +123,7 @@ def control_credit(credit: Credit, control: str) -> Credit:
 
 
 class TrajectoryStore(Protocol):
-    """Durable storage of trajectories, such as `memory.storage.shelf.RecordStore` over any LangGraph store."""
+    """Durable storage of trajectories, such as `memory.storage.record_store.RecordStore` over any LangGraph store."""
 
     def put(self, records: Iterable[Trajectory], /) -> None:
         """Store these trajectories; one with a stored id replaces it."""

@@ -25,13 +25,13 @@ from learngraph.graphs.cli.method_settings import method_settings
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
 from learngraph.graphs.cli.play import play
 from learngraph.graphs.cli.run_folder import make_job
-from learngraph.graphs.studies import sweep
-from learngraph.graphs.studies.sweep import Job
+from learngraph.graphs.experiments import sweep
+from learngraph.graphs.experiments.sweep import Job
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 EPISODES = 8
 METHODS = {

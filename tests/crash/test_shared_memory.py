@@ -19,7 +19,7 @@ from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage import chroma_store
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from learngraph.graphs.cli.method_settings import method_settings
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
 from learngraph.graphs.cli.play import play
 from learngraph.graphs.cli.run_folder import make_job
-from learngraph.graphs.studies import sweep
-from learngraph.graphs.studies.sweep import Job
+from learngraph.graphs.experiments import sweep
+from learngraph.graphs.experiments.sweep import Job
 
 pytest.importorskip("trl", reason="needs trl")
 CONTEXT = get_context("forkserver")

@@ -23,8 +23,8 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.record_store import write_jsonl
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.shelf import write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.evaluate.judge import ZeroJudge
 from learngraph.tools.environments.keyword_keep import ANSWERS, KeywordKeep

@@ -211,7 +211,7 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     """What one graph learned, another one starts with."""
     from langgraph.store.memory import InMemoryStore
 
-    from learngraph.memory.storage.shelf import RecordStore
+    from learngraph.memory.storage.record_store import RecordStore
 
     store = InMemoryStore()
     shelf = RecordStore(store, ("toy",), Trajectory)
@@ -224,7 +224,7 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
 def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
     from langgraph.store.memory import InMemoryStore
 
-    from learngraph.memory.storage.shelf import RecordStore
+    from learngraph.memory.storage.record_store import RecordStore
 
     shelf = RecordStore(InMemoryStore(), ("toy",), Trajectory)
     assert len(scores(jitrl.build(MethodInputs(TOY, shelf=shelf)), episodes=3)) == 3

@@ -51,7 +51,7 @@ def test_settings_keep_to_what_is_written_down(name: str) -> None:
 
 def test_the_harness_asks_of_settings_what_is_written_down_and_nothing_else() -> None:
     asked = set()
-    for folder in ("cli", "studies"):
+    for folder in ("cli", "experiments"):
         for path in (ROOT / "graphs" / folder).rglob("*.py"):
             asked |= set(re.findall(r'getattr\((?:\w+\.)*settings, "(\w+)"', path.read_text(encoding="utf-8")))
     assert {"bank", "remark", "ablations"} <= asked

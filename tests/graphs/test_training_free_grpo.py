@@ -29,8 +29,8 @@ from pydantic import Field
 
 from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import lesson_react, tool_agent
-from learngraph.graphs.studies import evaluation_tables
-from learngraph.graphs.studies.training_free import bench as training_free_bench
+from learngraph.graphs.experiments import evaluation_tables
+from learngraph.graphs.experiments.training_free import bench as training_free_bench
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.fingerprint import model_fingerprint

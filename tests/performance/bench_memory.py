@@ -28,7 +28,7 @@ from rows import make_parser, ratios, report
 from learngraph.memory.records import Trajectory
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.open_store import open_store
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 NAMESPACE = ("bench",)
 SCOPE: Any = {"task": "task-0", "domain": "bench"}

@@ -2,7 +2,7 @@
 
     python tests/performance/picture_dashboard.py [--chats 40] [--dark] [--to FILE] [-- further flags of learngraph serve]
 
-Starts `learngraph serve --model guard` and teaches it to call its user captain, as `learngraph.graphs.studies.claas_preferences` does:
+Starts `learngraph serve --model guard` and teaches it to call its user captain, as `learngraph.graphs.experiments.claas_preferences` does:
 thumbs up without words, thumbs down with a sentence on what was wrong. Then the page's own chat asks a question beside the base model,
 and gives feedback by its buttons. Nothing is drawn by hand. Needs Chromium.
 """

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from learngraph.graphs.cli.studio.command import open_studio
-from learngraph.graphs.cli.studio.options import StudioOptions
+from learngraph.graphs.studio.command import open_studio
+from learngraph.graphs.studio.options import StudioOptions
 from learngraph.tools.serving.studio_server import StudioServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))

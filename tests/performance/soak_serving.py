@@ -31,7 +31,7 @@ from learngraph.memory.claas.replay import Replay
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.open_store import open_store
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 TENANTS = ("first", "second", "third")
 """Names of the tenants, which are their keys, too."""

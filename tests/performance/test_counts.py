@@ -17,7 +17,7 @@ from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, admissible_actions
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.state import EpisodeChannels

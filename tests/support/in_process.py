@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.cli import play
-from learngraph.graphs.studies import workers
+from learngraph.graphs.experiments import workers
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

@@ -52,7 +52,7 @@ class BuildOptions:
 
 def build(args: Sequence[str]) -> int:
     """Write a bank of trajectories to a file."""
-    from ....memory.storage.shelf import write_jsonl
+    from ....memory.storage.record_store import write_jsonl
     from ....tools.environments.catalogue import open_environment
 
     about = "Make a bank of trajectories, for learngraph run adamem --bank FILE."

@@ -35,7 +35,7 @@ class CollectOptions:
 
 def collect(args: Sequence[str]) -> int:
     """Write the strategies of a run to a file, each with the action that followed and the score."""
-    from ....memory.storage.shelf import write_jsonl
+    from ....memory.storage.record_store import write_jsonl
     from ....nodes.synthesize.mft import collect_pairs
 
     about = "Write a line for each strategy in a run of adamem --mode high: prompt, reply, draft, action, score."
@@ -143,7 +143,7 @@ class FilterOptions(ModelOptions):
 
 def filter_pairs(args: Sequence[str]) -> int:
     """Write a data set of the strategies that helped."""
-    from ....memory.storage.shelf import read_jsonl, write_jsonl
+    from ....memory.storage.record_store import read_jsonl, write_jsonl
     from ....nodes.synthesize import mft
 
     about = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....memory.errors import UserError
 from ....memory.records import Trajectory, Transition
-from ...studies.old_names import read_settings, run_stem
+from ...experiments.old_names import read_settings, run_stem
 
 __all__ = ["SavedRun", "read_runs", "read_trajectories"]
 
@@ -46,7 +46,7 @@ def read_runs(folder: Path) -> list[SavedRun]:
     Raises:
         UserError: it is none, or damaged.
     """
-    from ...studies.jsonl import read_rows
+    from ...experiments.jsonl import read_rows
 
     if not (folder / "settings.json").is_file():
         raise UserError(f"{folder} is no run folder: it has no settings.json; give one that 'learngraph run' has made")
@@ -134,7 +134,7 @@ def _memory_trajectories(folder: Path) -> dict[str, Trajectory]:
     if not places:
         return {}
     from ....memory.storage.chroma_store import ChromaStore
-    from ....memory.storage.shelf import RecordStore
+    from ....memory.storage.record_store import RecordStore
 
     found: dict[str, Trajectory] = {}
     for place in places:

@@ -18,15 +18,15 @@ from typing import Any
 from tyro.conf import Positional
 
 from ....memory.errors import UserError
-from ...studies import sweep as sweeps
-from ...studies import workers
-from ...studies.bench.figures import draw_figures
-from ...studies.bench.measures import METRICS, USUAL_METRICS
-from ...studies.bench.remarks import table_remarks
-from ...studies.bench.report import write_report
-from ...studies.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
-from ...studies.benchmark import SeedResult, with_common_optimum
-from ...studies.sweep import Job, RunFailure
+from ...experiments import sweep as sweeps
+from ...experiments import workers
+from ...experiments.bench.figures import draw_figures
+from ...experiments.bench.measures import METRICS, USUAL_METRICS
+from ...experiments.bench.remarks import table_remarks
+from ...experiments.bench.report import write_report
+from ...experiments.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
+from ...experiments.benchmark import SeedResult, with_common_optimum
+from ...experiments.sweep import Job, RunFailure
 from ...wiring.flags import CommandError, parse_flags
 from ..options import SweepSetup
 from ..play import loads_model, play

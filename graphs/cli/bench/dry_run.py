@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....memory.errors import UserError, plural
-from ...studies.benchmark import markdown_table
-from ...studies.folder_settings import check_settings
+from ...experiments.benchmark import markdown_table
+from ...experiments.folder_settings import check_settings
 from ..dry_run import cost_estimates
 from .folder import unfinished_runs
 from .plan import BenchSweep, growing_record

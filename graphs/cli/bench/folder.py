@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ....memory.errors import UserError
-from ...studies import sweep as sweeps
-from ...studies.benchmark import SeedResult
-from ...studies.sweep import Job, RunFailure
+from ...experiments import sweep as sweeps
+from ...experiments.benchmark import SeedResult
+from ...experiments.sweep import Job, RunFailure
 from ..report import ScoreFollower
 from ..run_folder import shares_memory
 from .plan import BenchSweep

@@ -1,7 +1,7 @@
 """The sweeps of a benchmark: one for each environment and model, and one for the methods that ask no model.
 
 <folder>/settings.json                                 the benchmark's name: another one needs another folder
-<folder>/<environment>/<model>/                        a sweep, with the layout of graphs/studies/sweep.py
+<folder>/<environment>/<model>/                        a sweep, with the layout of graphs/experiments/sweep.py
 <folder>/<environment>/<model>/<method>-s<seed>/       a run
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...experiments.bench.measures import RunPrices
+from ...experiments.old_names import read_settings
+from ...experiments.sweep import Job
 from ...methods import find_method
-from ...studies.bench.measures import RunPrices
-from ...studies.old_names import read_settings
-from ...studies.sweep import Job
 from ...wiring.flags import CommandError
 from ..method_settings import paper_temperature
 from ..options import RunOptions, SweepSetup

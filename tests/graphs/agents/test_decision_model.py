@@ -21,7 +21,7 @@ from learngraph.memory.errors import UserError  # noqa: E402
 from learngraph.memory.records import Trajectory  # noqa: E402
 from learngraph.memory.returns.experiences import BadExperience  # noqa: E402
 from learngraph.memory.storage.chroma_store import ChromaStore  # noqa: E402
-from learngraph.memory.storage.shelf import RecordStore  # noqa: E402
+from learngraph.memory.storage.record_store import RecordStore  # noqa: E402
 
 PRIOR = {"billing": 0.6, "technical": 0.3, "sales": 0.1}
 QUESTIONS = {

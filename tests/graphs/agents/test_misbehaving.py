@@ -28,7 +28,7 @@ from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
-from learngraph.memory.storage.shelf import to_json
+from learngraph.memory.storage.record_store import to_json
 from learngraph.tools.environments import help_desk as desk
 
 METHODS: dict[str, Callable[..., Any]] = {

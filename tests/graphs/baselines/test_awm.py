@@ -22,7 +22,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 
 class Door:

@@ -35,7 +35,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.nodes.update.configuration import Configuration, _EarnedRewards, read_tree, select_configuration
 from learngraph.tools.agent_tools.interpreter import Interpreter, InterpreterError, run_alone
 from learngraph.tools.environments.keyword_keep import KeywordKeep

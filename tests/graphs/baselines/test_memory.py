@@ -17,7 +17,7 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.nodes.act.policies import PromptView
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

@@ -18,9 +18,9 @@ from still_trainer import StillTrainer
 from learngraph.graphs.cli.method_settings import method_settings
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
 from learngraph.graphs.cli.play import run_graph
+from learngraph.graphs.experiments.sweep import Job
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS, Method, find_method
-from learngraph.graphs.studies.sweep import Job
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.claas.weights import TrainingLog

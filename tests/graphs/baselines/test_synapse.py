@@ -23,7 +23,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import write_jsonl
+from learngraph.memory.storage.record_store import write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge

@@ -24,7 +24,7 @@ from learngraph.memory.attempts.trajectories import read_bank
 from learngraph.memory.errors import UserError
 from learngraph.memory.search import encoders
 from learngraph.memory.search.vectors import CosineSimilarity
-from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
+from learngraph.memory.storage.record_store import as_jsonl, read_jsonl
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import Pair, PromptMessage
 from learngraph.tools.environments.keyword_keep import KeywordKeep

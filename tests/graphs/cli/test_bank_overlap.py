@@ -6,7 +6,7 @@ from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
 from learngraph.graphs.cli.report import bank_overlap_warnings
 from learngraph.memory.records import Task, Trajectory
-from learngraph.memory.storage.shelf import write_jsonl
+from learngraph.memory.storage.record_store import write_jsonl
 
 
 def test_a_game_is_known_by_its_seed_under_any_name(tmp_path: Path) -> None:

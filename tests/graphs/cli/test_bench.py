@@ -25,8 +25,8 @@ from learngraph.graphs.cli.bench.file import read_bench_file, seed_list
 from learngraph.graphs.cli.bench.folder import read_results
 from learngraph.graphs.cli.bench.plan import plan_sweeps, unplayed_notes
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies.bench.measures import METRICS
-from learngraph.graphs.studies.sweep import Job
+from learngraph.graphs.experiments.bench.measures import METRICS
+from learngraph.graphs.experiments.sweep import Job
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -114,7 +114,7 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, says: str, here: Path
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(graphs.__path__[0]) / "studies" / "benchmarks").glob("*.toml")), ids=lambda path: path.stem
+    "path", sorted((Path(graphs.__path__[0]) / "experiments" / "benchmarks").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_our_files_can_be_played(path: Path, tmp_path: Path) -> None:
     file = read_bench_file(path, [*METRICS])

@@ -12,8 +12,8 @@ from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import waits
-from learngraph.graphs.studies.costs import ledger_usage
+from learngraph.graphs.experiments import waits
+from learngraph.graphs.experiments.costs import ledger_usage
 from learngraph.memory.records import Usage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

@@ -14,8 +14,8 @@ import learngraph
 from learngraph.graphs.cli.explain import read_decision
 from learngraph.graphs.cli.explain_recorded import explain_row
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.decisions import explain_decision
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
-from learngraph.graphs.studies.decisions import explain_decision
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences

@@ -80,7 +80,7 @@ def test_one_failed_seed_ends_alone_and_is_tried_again(
 @pytest.mark.slow
 def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In threads of one process: the slow seed goes on although the other has failed long before."""
-    from learngraph.graphs.studies import workers
+    from learngraph.graphs.experiments import workers
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(

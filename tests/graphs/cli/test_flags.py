@@ -26,9 +26,9 @@ from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.options import RunOptions
 from learngraph.graphs.cli.pocket import PocketGateOptions
 from learngraph.graphs.cli.serve import ServeOptions
+from learngraph.graphs.experiments.claas_stream import ClaasStudyOptions
+from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.studies.claas_stream import ClaasStudyOptions
-from learngraph.graphs.studies.training_free.setup import TrainingFreeOptions
 from learngraph.tools.pocket.train import PocketTraining
 
 COMMANDS: dict[str, tuple[type, ...]] = {

@@ -22,12 +22,12 @@ from learngraph.graphs.cli import draw, method_settings, play, run, run_folder
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
 from learngraph.graphs.cli.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments import sweep, workers
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.studies import sweep, workers
 from learngraph.memory.errors import UserError
-from learngraph.memory.storage.shelf import write_jsonl
+from learngraph.memory.storage.record_store import write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -409,7 +409,7 @@ def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFi
 
 
 def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hold = "from pathlib import Path; from learngraph.graphs.studies import sweep\n"
+    hold = "from pathlib import Path; from learngraph.graphs.experiments import sweep\n"
     hold += "with sweep.claim_folder(Path('run'), {}): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here

@@ -18,8 +18,8 @@ from in_process import play_in_process
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.experiments import old_names
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.studies import old_names
 from learngraph.memory.storage.checkpoints import open_checkpoints
 
 BEFORE = Path(__file__).parents[2] / "data" / "before"

@@ -9,7 +9,7 @@ import pytest
 from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import workers
+from learngraph.graphs.experiments import workers
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 

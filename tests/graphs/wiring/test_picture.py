@@ -18,7 +18,7 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.notebook.stepper import start
+from learngraph.tools.notebook.walk import start
 
 PICTURES = Path(__file__).parents[2] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}

@@ -28,7 +28,7 @@ from learngraph.memory.attempts.trajectories import (
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles, state_shingles
-from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
+from learngraph.memory.storage.record_store import RecordStore, to_json, write_jsonl
 
 STATES = ["door black", "door red", "door black mist", "gate troll", "hall lamp rope", "hall rope lamp", ""]
 GOALS = ["reach the exit", "reach the cellar", "find the coin"]

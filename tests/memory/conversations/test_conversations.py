@@ -19,7 +19,7 @@ from learngraph.memory.conversations import traces
 from learngraph.memory.conversations.messages import trajectory
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Trajectory
-from learngraph.memory.storage.shelf import from_json, read_jsonl, to_json, write_jsonl
+from learngraph.memory.storage.record_store import from_json, read_jsonl, to_json, write_jsonl
 
 TALK = [
     SystemMessage("Be brief."),

@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.memory.lessons.by_task import BadLesson, Lessons, source_of_lesson
 from learngraph.memory.records import Lesson
 from learngraph.memory.search.similarity import jaccard, shingles
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 
 def lesson(run: str, episode: int, n: int = 0, task: str = "boil water", domain: str = "d", text: str = "") -> Lesson:

@@ -16,7 +16,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import NO_ACTION, Experience, Neighbour, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
 rewards = st.none() | st.sampled_from([0.0, 1.0, -2.0, 0.1, 7.5])

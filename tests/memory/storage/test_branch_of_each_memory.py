@@ -26,8 +26,8 @@ from learngraph.memory.storage.branches import Branch, BranchError, History, mom
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.shelf import RecordStore
 from learngraph.memory.storage.stored_rows import StoredRows
 
 

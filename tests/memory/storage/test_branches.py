@@ -30,11 +30,11 @@ from learngraph.memory.storage.branches import Branch, BranchError, current_bran
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.shelf import RecordStore
 from learngraph.nodes.synthesize.reasoning_bank import AddLessons, LessonChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.notebook.stepper import StepperError
+from learngraph.tools.notebook.walk import StepperError
 
 WORLD = KeywordKeep()
 BUILD: dict[str, Any] = {

@@ -24,7 +24,7 @@ from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpoints_async
 from learngraph.memory.storage.open_store import all_items, open_store
 from learngraph.memory.storage.postgres_store import PostgresMemory
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.tools.testing.store_suite import StoreTests
 
 pytestmark = [

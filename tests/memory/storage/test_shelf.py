@@ -19,7 +19,7 @@ from langgraph.store.sqlite import SqliteStore
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Experience, Task, Trajectory, Transition
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.shelf import BadRecord, RecordStore, from_json, to_json
+from learngraph.memory.storage.record_store import BadRecord, RecordStore, from_json, to_json
 
 NS = ("runs", "coin")
 

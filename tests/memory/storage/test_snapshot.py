@@ -27,7 +27,7 @@ from learngraph.memory.search.similarity import TokenRows, words
 from learngraph.memory.storage import snapshot
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 NAMES = ("toy", "episodes")
 WORDS = [*"abcdefghijklmno", "1", "2", "\u00e4", "\ud800"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import from_json, to_json
+from learngraph.memory.storage.record_store import from_json, to_json
 from learngraph.nodes.act.episode import Act, Begin, build_trajectory, replay_actions
 
 TASK = Task("t", "read the postcard and say whose it is")

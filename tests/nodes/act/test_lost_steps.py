@@ -24,8 +24,8 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Trajectory, Usage
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.shelf import RecordStore
 from learngraph.nodes.act.episode import MAX_LOST_STEPS
 from learngraph.nodes.act.policies import (
     RecentStepsPrompt,

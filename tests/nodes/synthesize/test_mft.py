@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
-from learngraph.memory.storage.shelf import from_json, to_json
+from learngraph.memory.storage.record_store import from_json, to_json
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import MftError, Pair, PromptMessage
 from learngraph.tools.environments.keyword_keep import KeywordKeep

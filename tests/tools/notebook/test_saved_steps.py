@@ -13,7 +13,7 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.saved_steps import play_step
-from learngraph.tools.notebook.stepper import StepperError, start
+from learngraph.tools.notebook.walk import StepperError, start
 
 from langgraph.checkpoint.memory import InMemorySaver  # isort: skip
 

@@ -9,7 +9,7 @@ from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.memory.records import Candidate, Neighbour
-from learngraph.tools.notebook.stepper import StepperError, Walk, bars, compare, start, table
+from learngraph.tools.notebook.walk import StepperError, Walk, bars, compare, start, table
 
 
 class Count(TypedDict):

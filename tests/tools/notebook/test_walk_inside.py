@@ -15,7 +15,7 @@ from learngraph.graphs import training_free_grpo
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.notebook.stepper import StepperError, Walk, astart, start
+from learngraph.tools.notebook.walk import StepperError, Walk, astart, start
 
 
 class Single(TypedDict):

@@ -1,0 +1,106 @@
+"""A moment of a walk as JSON for the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from langgraph.types import StateSnapshot
+
+from ...tools.notebook.walk import Walk
+from ..wiring.picture import held_objects
+from .shown_values import decision_bars, show_state, show_value, to_line
+
+__all__ = ["describe_moment", "names_of", "show_writes", "title_of"]
+
+
+def describe_moment(path: Sequence[StateSnapshot], memory_nodes: Collection[str]) -> dict[str, Any]:
+    """The last moment of a path: its state, its decision, what memory was read, and the way through the graph up to it."""
+    here, before = path[-1], path[-2] if len(path) > 1 else None
+    number = len(path) - 1
+    return {
+        "title": f"{number}: before {names_of(here)}" if here.next else f"{number}: the end",
+        "lit": list(here.next) or ["END"],
+        "passes": _passes(path),
+        "state": show_state(here.values, before.values if before else None),
+        "decision": decision_bars(here.values),
+        "memory": _memory(path, memory_nodes),
+        "problems": [],
+        "can_explain": False,
+    }
+
+
+def title_of(path: Sequence[StateSnapshot], number: int) -> dict[str, str]:
+    """A line about a moment: what ran to reach it, and what that wrote."""
+    if number == 0:
+        return {"title": "start", "text": f"before {names_of(path[0])}"}
+    before = path[number - 1]
+    if _is_edit(path[number]):
+        return {"title": "edit", "text": "values written by hand"}
+    wrote = {name: value for node in dict.fromkeys(before.next) for name, value in _result(before, node).items()}
+    shown = (f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name for name, value in wrote.items())
+    return {"title": names_of(before), "text": ", ".join(shown)}
+
+
+def names_of(moment: StateSnapshot) -> str:
+    """The nodes about to run, in words."""
+    return " and ".join(f"{name} ({n} times)" if n > 1 else name for name, n in Counter(moment.next).items())
+
+
+def _is_edit(moment: StateSnapshot) -> bool:
+    return (moment.metadata or {}).get("source") == "update"
+
+
+def _result(moment: StateSnapshot, node: str) -> Mapping[str, Any]:
+    """The channels that a node wrote when it ran after this moment."""
+    found = next((task.result for task in moment.tasks if task.name == node), None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _passes(path: Sequence[StateSnapshot]) -> list[tuple[str, str, int]]:
+    """(source, target, passes) of the arrows."""
+    counted: Counter[tuple[str, str]] = Counter(("START", name) for name in dict.fromkeys(path[0].next))
+    for before, after in pairwise(path):
+        if not _is_edit(after):
+            counted.update((a, b) for a in dict.fromkeys(before.next) for b in dict.fromkeys(after.next or ("END",)))
+    return [(a, b, n) for (a, b), n in counted.items()]
+
+
+def _memory(path: Sequence[StateSnapshot], nodes: Collection[str]) -> dict[str, Any]:
+    """The newest results of the nodes that work on memory: what they read of it."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for moment in path[:-1]:
+        newest |= {name: _result(moment, name) for name in moment.next if name in nodes}
+    read = [{**shown, "name": f"{name}: {shown['name']}"} for name, found in newest.items() for shown in show_state(found)]
+    return {"read": read, "written": []}
+
+
+def show_writes(walk: Walk, path: Sequence[StateSnapshot], number: int) -> list[dict[str, Any]]:
+    """The records that a walk has written into the memories of its nodes, up to one of its moments.
+
+    Args:
+        walk: the walk; of a what-if the writes of its branch are shown, which memory has not kept yet.
+        path: its moments.
+        number: the moment, from 0.
+    """
+    first, here = ("" if walk.branch else _moment_id(path[0])), _moment_id(path[number])
+    shown = []
+    for memory in _memories(walk.here):
+        seen = walk.branch.copy(memory) if walk.branch else memory
+        later = seen.writes_since(here) if number < len(path) - 1 else {}
+        for key, value in seen.writes_since(first).items():
+            if key not in later:
+                shown.append({**show_value(value), "name": f"{type(memory).__name__}: {key}"})
+    return shown
+
+
+def _moment_id(moment: StateSnapshot) -> str:
+    return str(moment.config["configurable"]["checkpoint_id"])
+
+
+def _memories(graph: Any) -> list[Any]:
+    """The memories that the nodes of a graph hold, each once."""
+    held = [one for spec in graph.builder.nodes.values() for one in held_objects(spec.runnable)]
+    return list({id(one): one for one in held if hasattr(one, "writes_since") and hasattr(one, "as_of")}.values())

@@ -1,0 +1,104 @@
+"""The studio: it answers the page's questions with a drawing, a walk and recorded runs, whichever of them are open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+from ...memory.errors import UserError
+from .drawing import Drawing
+from .recorded_run import RecordedRun, RunFolder
+from .walk_session import WalkSession
+
+__all__ = ["Studio"]
+
+MAX_LINES = 500
+"""Most moments in one answer."""
+
+
+@dataclass
+class Studio:
+    """The drawing, the walk and the run folders that are open on the page."""
+
+    title: str
+    drawing: Drawing | None = None
+    walk: WalkSession | None = None
+    folders: Sequence[RunFolder] = field(default_factory=list)
+    opens: str = ""
+    """The part that is shown first; the first one there is if not given."""
+
+    def answer(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """The answer to a question of the page, as JSON values.
+
+        Raises:
+            UserError: it cannot be answered.
+            LookupError: there is no such question.
+        """
+        questions: Mapping[str, Callable[..., Any]] = {
+            "about": self._about,
+            "runs": self._runs,
+            "drawing": lambda: self._open_drawing().read(),
+            "check": lambda text: self._open_drawing().check(str(text)),
+            "save": lambda text, version: self._open_drawing().save(str(text), str(version)),
+            "nodes": lambda: self._open_drawing().palette(),
+            "overview": self._overview,
+            "moments": lambda view, branch, start, count: self._view(view).moments(
+                str(branch), max(0, _whole(start)), min(_whole(count), MAX_LINES)
+            ),
+            "moment": lambda view, branch, number: self._view(view).moment(str(branch), _whole(number)),
+            "act": self._act,
+            "explain": self._explain,
+        }
+        if name not in questions:
+            raise LookupError(f"there are {', '.join(questions)}")
+        try:
+            signature(questions[name]).bind(**arguments)
+        except TypeError as error:
+            raise UserError(f"{name}: the question cannot be read ({error})") from error
+        return questions[name](**arguments)
+
+    def _about(self) -> dict[str, Any]:
+        parts = {"drawing": ("Drawing", self.drawing), "walk": ("Walk", self.walk), "runs": ("Runs", self.folders)}
+        tabs = [[name, text] for name, (text, part) in parts.items() if part]
+        return {"title": self.title, "tabs": tabs, "opens": self.opens or (tabs[0][0] if tabs else "runs")}
+
+    def _runs(self) -> list[dict[str, Any]]:
+        return [{"number": number, **folder.list_runs()} for number, folder in enumerate(self.folders)]
+
+    def _open_drawing(self) -> Drawing:
+        if self.drawing is None:
+            raise UserError("no drawing is open; give a method or MODULE:GRAPH to `learngraph studio`")
+        return self.drawing
+
+    def _view(self, view: str) -> WalkSession | RecordedRun:
+        kind, _, rest = str(view).partition("/")
+        if kind == "walk" and self.walk is not None:
+            return self.walk
+        number, _, name = rest.partition("/")
+        if kind == "run" and number.isdecimal() and int(number) < len(self.folders):
+            return self.folders[int(number)].run(name)
+        raise UserError(f"nothing of the name {view!r} is open")
+
+    def _overview(self, view: str, version: str | None = None) -> dict[str, Any]:
+        found = self._view(view).overview()
+        return {"same": True} if found["version"] == version else found
+
+    def _act(self, view: str, do: str, branch: str, expected: str, **more: Any) -> dict[str, Any]:
+        walk = self._view(view)
+        if not isinstance(walk, WalkSession):
+            raise UserError("a recorded run is looked at, and not moved; open its method to walk")
+        return walk.act(str(do), str(branch), str(expected), **more)
+
+    def _explain(self, view: str, branch: str, number: int) -> dict[str, Any]:
+        run = self._view(view)
+        if not isinstance(run, RecordedRun):
+            raise UserError("only steps of a recorded run are explained here")
+        return run.explain(str(branch), _whole(number))
+
+
+def _whole(number: Any) -> int:
+    if not isinstance(number, int):
+        raise UserError(f"asked for a whole number, got {number!r:.80}")
+    return number

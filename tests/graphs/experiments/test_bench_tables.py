@@ -1,0 +1,215 @@
+"""The numbers and tables of a benchmark: metrics worked out by hand, intervals and tests by scipy, what is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.experiments.bench.measures import METRICS, RunPrices, bootstrap_interval, estimate, measure, paired_test
+from learngraph.graphs.experiments.bench.remarks import table_remarks
+from learngraph.graphs.experiments.bench.tables import (
+    BenchTable,
+    as_objects,
+    latex_table,
+    markdown_page,
+    overview,
+    paired_table,
+    score_table,
+)
+from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.costs import RunWork
+from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
+
+FREE = RunPrices()
+
+
+def run(scores: list[float], seed: int = 0, method: str = "m", **more: Any) -> SeedResult:
+    values: dict[str, Any] = {"optimum": 4.0, "bests": tuple(scores), "steps": (5,) * len(scores), **more}
+    return SeedResult(method, seed, scores=tuple(scores), **values)
+
+
+def table(runs: dict[str, list[SeedResult]], **more: Any) -> BenchTable:
+    return BenchTable("toy", "pocket", runs, **{"against": next(iter(runs), ""), "episodes": 4, "prices": FREE, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("avg", 2.0),
+        ("final", 1.0),  # the last episode, as the paper has it
+        ("last", 8 / 3),
+        ("running-max", (0 + 3 + 4 + 4) / 4),
+        ("best", 4.0),
+        ("best-in-episode", (1 + 3 + 4 + 3) / 4),
+        ("of-optimum", 0.5),
+        ("regret", 4 + 1 + 0 + 3),
+        ("success", 2 / 4),
+        ("steps", 5.0),
+        ("steps-to-success", 10.0),
+        ("tokens", 1500),
+        ("trained-tokens", 80.0),
+        ("flops", 250.0),
+        ("dollars", (1000 * 2 + 500 * 8) / 1e6),
+        ("seconds", 3.5),
+        ("judged", 2.5),
+    ],
+)
+def test_metrics_by_hand(name: str, value: float) -> None:
+    one = run(
+        [0.0, 3.0, 4.0, 1.0],
+        solved=3.0,
+        bests=(1.0, 3.0, 4.0, 3.0),
+        **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
+        seconds=(1.0, None, 2.0, 0.5),
+        judged=(1.0, None, 4.0, None),
+        work=RunWork(3.5, 0.5, 100.0, 150.0, 1000, 80.0, []),
+    )
+    assert METRICS[name].of(one, RunPrices(2.0, 8.0)) == pytest.approx(value)
+
+
+def test_a_metric_without_a_number_is_none() -> None:
+    one = run([0.0, 5.0])
+    assert METRICS["regret"].of(one, FREE) == 4  # a score above a walkthrough's takes nothing off
+    assert METRICS["of-optimum"].of(run([1.0], optimum=0.0), FREE) is None
+    for name in ("success", "steps-to-success", "judged", "dollars", "seconds", "tokens", "trained-tokens", "flops"):
+        assert METRICS[name].of(one, FREE) is None, name
+    behind_an_api = run([1.0], work=RunWork(None, 0.0, None, 0.0, 1000, None, []))
+    assert METRICS["flops"].of(behind_an_api, FREE) is METRICS["trained-tokens"].of(behind_an_api, FREE) is None
+
+
+def test_estimates_leave_out_what_is_missing() -> None:
+    runs = [run([0.0, 2.0], n, judged=(2.0, None)) for n in range(2)] + [run([0.0], 2)]
+    found = estimate(measure("judged", runs, FREE))
+    assert (found.values, found.mean, found.missing) == ({0: 2.0, 1: 2.0, 2: None}, 2.0, 1)
+    assert estimate({0: None}).mean is None
+    assert (estimate({0: 2.0}).by_t, estimate({0: 2.0}).by_bootstrap) == (None, None)
+    assert estimate({0: 2.0, 1: 2.0}).by_bootstrap == (2.0, 2.0)
+
+
+def test_bootstrap_interval() -> None:
+    low, high = bootstrap_interval([0.0, 1.0, 2.0, 3.0, 4.0]) or (0, 0)
+    assert 0.4 <= low < 2 < high <= 3.6
+    assert bootstrap_interval([0.0, 1.0, 2.0, 3.0, 4.0]) == (low, high)  # the same draws
+    assert bootstrap_interval([1.0]) is None
+
+
+def test_a_paired_test_by_hand() -> None:
+    test = paired_test({0: 1.0, 1: 2.0, 2: 3.0, 7: 9.0}, {0: 0.0, 1: 0.0, 2: 0.0, 8: 1.0})
+    assert test is not None
+    assert test.differences == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert (test.wins, test.losses, test.ties, test.mean) == (3, 0, 0, 2.0)
+    assert test.by_t == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    assert test.permutation_p == pytest.approx(2 / 8)  # of all sign changes, the two in which all signs are the same
+    assert test.wilcoxon_p == pytest.approx(2 / 8)
+    assert test.verdict() == "not told apart"
+    same = paired_test({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
+    assert same is not None
+    assert (same.permutation_p, same.wilcoxon_p, same.ties, same.verdict()) == (1.0, 1.0, 2, "not told apart")
+    assert paired_test({0: 1.0}, {1: 1.0}) is None
+    one = paired_test({0: 1.0}, {0: 0.0})
+    assert one is not None
+    assert (one.permutation_p, one.by_t, one.verdict()) == (None, None, "")
+
+
+def test_tables() -> None:
+    ours = [run([4.0, 4.0, 4.0, 4.0], n) for n in range(3)]
+    theirs = [run([0.0, 0.0, 0.0, 1.0 + n], n) for n in range(3)]
+    found = table({"a": ours, "b_c": theirs}, prices=RunPrices(1.0, 1.0))
+    head, first, second, optimum = score_table(found)
+    assert head == ["method", "runs", "Avg", "Final", "last 3 episodes", "running max", "regret", "steps/episode", "$/run"]
+    assert first[:3] == ["a", "3", "4 [4, 4]"]
+    assert second[3] == "2 [-0.484, 4.48]"
+    assert optimum == ["optimum", "–", "4", "4", "4", "4", "0", "–", "–"]
+    rows = score_table(table({"a": ours, "b": theirs}, metrics=["best-in-episode", "of-optimum"]))
+    assert rows[0][2:] == ["best in episode", "Avg / optimum"]
+    assert [row[3] for row in rows[1:]] == ["1.00", "0.12", "1.00"]  # (.25 + .5 + .75) / 3 of 4
+    (_, row) = paired_table(found)
+    assert row[:3] == ["b_c", "3", "+3.5 [+2.88, +4.12]"]
+    assert row[-2:] == ["3 / 0 / 0", "ahead"]
+    assert overview([found])[2] == ["b_c", "0.5 / 0.667; +3.5 [+2.88, +4.12]"]
+    text = latex_table(score_table(found), "100 % & more")
+    assert r"\caption{100 \% \& more}" in text
+    assert r"b\_c" in text
+    assert "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n\\begin{tabular}" in text
+    assert "\\bottomrule\n\\end{tabular}}\n\\end{table}" in text
+    assert as_objects(found)[1]["lead_of_against"]["avg"]["differences"] == {0: 3.75, 1: 3.5, 2: 3.25}
+
+
+def test_an_optimum_that_no_episode_can_solve_promises_no_success() -> None:
+    for solved, shown in ((4.0, "1.00"), (5.0, "–")):  # 5: the step limit cuts the way
+        rows = score_table(table({"a": [run([0.0], n, solved=solved) for n in range(2)]}))
+        assert rows[-1][rows[0].index("success")] == shown
+
+
+def test_a_run_that_never_succeeds_counts_with_the_steps_that_it_played() -> None:
+    """A method that solves the task on its easy seeds alone is not quicker than one that solves all."""
+    ours = [run([0.0, 4.0, 4.0], 0, solved=4.0), run([0.0, 0.0, 4.0], 1, solved=4.0)]
+    theirs = [run([4.0, 4.0, 4.0], 0, solved=4.0), run([0.0, 0.0, 0.0], 1, solved=4.0)]
+    never = [run([0.0, 0.0, 0.0], n, solved=4.0) for n in range(2)]
+    found = table({"a": ours, "b": theirs, "c": never}, metrics=["steps-to-success"])
+    assert [row[2] for row in score_table(found)] == [
+        "steps to success",
+        "12",
+        "≥ 10 (never: 1 of 2)",
+        "≥ 15 (never: 2 of 2)",
+        "–",
+    ]
+    told = "- steps to success: Steps of all episodes up to and with the first that solved the task. A run that never solved it"
+    assert told in markdown_page("T", "", "x", [found], [])
+    assert told not in markdown_page("T", "", "x", [table({"a": ours}, metrics=["steps-to-success"])], [])
+
+
+def test_costs_are_shown_where_a_method_has_them() -> None:
+    played = RunWork(3.5, 0.0, 100.0, 0.0, 1000, None, [])
+    trained = RunWork(3.5, 0.5, 100.0, 150.0, 1000, 80.0, [])
+    idle = RunWork(3.5, 0.0, 100.0, 0.0, 1000, 0.0, [])
+    runs = {
+        "jitrl": [run([1.0], n, work=played) for n in range(2)],
+        "sft": [run([1.0], n, work=(trained, idle)[n]) for n in range(2)],
+    }
+    head, ours, theirs, _ = score_table(table(runs))
+    assert head[-2:] == ["tokens trained", "FLOPs"]
+    assert ours[-2:] == ["–", "100"]
+    assert theirs[-2:] == ["40", "175"]  # a run that learned nothing counts, too
+
+
+def test_a_page_without_runs_says_why() -> None:
+    page = markdown_page("T", "", "learngraph bench x.toml", [table({}, against="a")], ["nothing was played"])
+    assert page == "**T**\n\n```sh\nlearngraph bench x.toml\n```\n\n- nothing was played"
+
+
+def test_who_is_behind_is_marked() -> None:
+    found = table({"a": [run([0.0], n) for n in range(3)], "b": [run([1.0], n) for n in range(3)]})
+    assert overview([found])[2][1].endswith("(behind)")
+    assert paired_table(found)[1][-1] == "behind"
+
+
+def test_a_label_with_a_bar_stays_one_cell() -> None:
+    page = markdown_page("", "", "x", [table({"a": [run([0.0])], "k|4": [run([1.0])]}, metrics=["avg"])], [])
+    assert [line.replace(r"\|", "").count("|") for line in page.splitlines() if r"k\|4" in line] == [4, 11]
+
+
+def test_what_went_wrong_without_an_error_is_said_below() -> None:
+    """As below the table of `learngraph run`."""
+    runs = {
+        "fine": [run([1.0, 4.0], n, calls=9, look_ups=9, empty_look_ups=4, unjudged=(None, None)) for n in range(2)],
+        "silent": [run([0.0, 0.0], n, "silent", calls=10, unreadable=6, lost_steps=2) for n in range(2)],
+        "unrated": [run([0.0, 0.0], unjudged=("the checker was down", None))],
+        "explores": [run([0.0], unjudged=(NO_REWARDS_REASON,))],  # by design
+        "above": [run([5.0, 4.0], 0, "above")],
+        "forgetful": [run([0.0], 0, "forgetful", look_ups=8, empty_look_ups=4)],
+    }
+    found = table_remarks(table(runs))
+    assert all(line.startswith("toy, pocket: ") for line in found)
+    warned, *told = [line.removeprefix("toy, pocket: ") for line in found]
+    assert warned.startswith("silent could not use 12 of 20 replies, so its scores say little about it")
+    assert told == [
+        "silent: 12 of 20 replies could not be used; at 4 steps no try gave one that could, and nothing was done",
+        "1 of 2 attempts of unrated have no reward: the checker was down",
+        "above: 1 of 2 episodes scored above the optimum",
+        "forgetful found nothing alike in its memory at 4 of 8 steps after the first episode",
+    ]
+    (above,) = table_remarks(table({"above": [run([5.0, 4.0], 0, "above", is_walkthrough=True)]}))
+    assert above == "toy, pocket: above: 1 episode scored higher than the walkthrough, a regret of 0"
+    assert table_remarks(table({"fine": runs["fine"]})) == table_remarks(table({})) == []

@@ -1,0 +1,81 @@
+"""Checkpoint x split matrices, worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from learngraph.graphs.experiments.continual import (
+    Trial,
+    backward_transfer,
+    draw_heat_maps,
+    final_success,
+    forgetting,
+    forward_gain,
+    forward_success,
+    matrix_table,
+    table,
+)
+from learngraph.memory.errors import UserError
+
+P = ((0.2, 0.3, 0.4), (0.6, 0.5, 0.5), (0.7, 0.8, 0.6), (0.4, 0.9, 0.8))
+"""Untrained, and after splits 1, 2 and 3."""
+
+
+def test_forward_is_what_is_still_to_come() -> None:
+    assert forward_success(P) == pytest.approx((0.5 + 0.5 + 0.6) / 3)  # P[1][2], P[1][3], P[2][3]
+    assert forward_gain(P) == pytest.approx((0.5 - 0.3 + 0.5 - 0.4 + 0.6 - 0.4) / 3)
+
+
+def test_forgetting_is_what_was_once_reached_and_lost() -> None:
+    assert forgetting(P) == pytest.approx((0.7 - 0.4 + 0.8 - 0.9) / 2)  # max(P[1][1], P[2][1]) - P[3][1]; P[2][2] - P[3][2]
+    assert backward_transfer(P) == pytest.approx((0.4 - 0.6 + 0.9 - 0.8) / 2)
+
+
+def test_final_is_the_last_checkpoint_everywhere() -> None:
+    assert final_success(P) == pytest.approx((0.4 + 0.9 + 0.8) / 3)
+
+
+def test_without_learning_nothing_is_gained_or_forgotten() -> None:
+    still = ((0.2, 0.3, 0.4),) * 4
+    assert (forward_gain(still), forgetting(still), backward_transfer(still)) == pytest.approx((0, 0, 0))
+
+
+def test_a_single_split_has_neither_future_nor_past() -> None:
+    assert [f(((0.1,), (0.5,))) for f in (forward_success, forward_gain, forgetting, backward_transfer)] == [None] * 4
+    assert final_success(((0.1,), (0.5,))) == 0.5
+
+
+@pytest.mark.parametrize("wrong", [(), ((0.1,),), ((0.1, 0.2), (0.3, 0.4)), ((0.1,), (0.2, 0.3))])
+def test_other_shapes_are_refused(wrong: tuple[tuple[float, ...], ...]) -> None:
+    with pytest.raises(UserError, match=r"K \+ 1 rows of K numbers"):
+        Trial("sdpo", 0, 0, wrong)
+
+
+def test_the_table_has_intervals_over_trials(tmp_path: Path) -> None:
+    better = tuple(tuple(min(1.0, p + 0.1) for p in row) for row in P)
+    arms = {
+        "sdpo": [Trial("sdpo", 0, 0, P, (0.0, 1.0), 8, 40), Trial("sdpo", 0, 1, better, (1.0, 1.0), 9, 44)],
+        "none": [Trial("none", 0, 0, P)],
+    }
+    shown = table(arms).splitlines()
+    assert [cell.strip() for cell in shown[0].split("|")[1:8]] == [
+        "arm",
+        "trials",
+        "forward",
+        "gain",
+        "forgetting",
+        "BWT",
+        "final",
+    ]
+    row = [cell.strip() for cell in shown[2].split("|")[1:-1]]
+    assert row[1] == "2"
+    assert row[6].startswith("0.75 [")  # (0.7 + 0.8) / 2
+    assert row[7] == "0"  # over the trial of `none` with the same order and seed: the other one has no partner
+    assert row[9:11] == ["9", "42"]  # the latest first update, the mean number of them
+    assert shown[3].split("|")[10].strip() == "–"
+    assert matrix_table(arms["sdpo"]).splitlines()[2].split("|")[2].strip() == "0.25"
+    draw_heat_maps(arms, [tmp_path / "p.png", tmp_path / "p.svg"])
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert "<!-- sdpo -->" in (tmp_path / "p.svg").read_text()

@@ -1,0 +1,84 @@
+"""Runs on a Ray cluster of several processes on this machine: the same numbers as in processes, also when a worker is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.ray_pool import is_ray
+from learngraph.memory.errors import UserError
+
+# A model's logits differ in the last bits where it reads a prompt from its beginning, as after a kill, so none is asked.
+COMMAND = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--seeds", "2", "--workers", "2", "--episodes"]
+
+
+def rows(out: Path, name: str) -> list[dict[str, object]]:
+    found = [json.loads(line) for seed in (0, 1) for line in (out / f"jitrl-s{seed}" / name).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "usage")} for row in found]
+
+
+def worker_pids(parent: int) -> list[int]:
+    """The processes below this one in which Ray plays a task."""
+    lines = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+    children: dict[int, list[tuple[int, str]]] = {}
+    for line in lines:
+        pid, ppid, args = line.split(None, 2)
+        children.setdefault(int(ppid), []).append((int(pid), args))
+    found, ahead = list[int](), [parent]
+    while ahead:
+        for pid, args in children.get(ahead.pop(), []):
+            ahead.append(pid)
+            if args.startswith("ray::_play_in_folder"):
+                found.append(pid)
+    return found
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    assert not is_ray("processes")
+    assert is_ray("ray")
+    assert is_ray("ray://head:10001")
+    with pytest.raises(UserError, match=r"--engine is processes, ray .* got 'slurm'"):
+        is_ray("slurm")
+
+
+def test_a_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main([*COMMAND, "1", "--engine", "ray", "--out", str(tmp_path / "run")]) != 0
+    assert "pip install 'learngraph[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert main([*COMMAND, "60", "--out", str(here)]) == 0
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "learngraph", *COMMAND, "60", "--out", str(there), "--engine", "ray"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
+    killed = 0
+    while run.poll() is None and killed < 2:
+        played = [path for path in there.glob("jitrl-s*/episodes.jsonl") if path.stat().st_size > 0]
+        if len(played) > killed and (pids := worker_pids(run.pid)):
+            os.kill(pids[0], signal.SIGKILL)
+            killed += 1
+            time.sleep(0.5)
+        time.sleep(0.02)
+    said = run.communicate(timeout=300)[0].decode()
+    assert run.returncode == 0, said
+    assert killed
+    assert "Traceback" not in said
+    for name in ("episodes.jsonl", "steps.jsonl"):
+        assert rows(there, name) == rows(here, name)
+    assert len(rows(there, "episodes.jsonl")) == 120

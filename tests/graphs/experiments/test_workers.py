@@ -1,0 +1,44 @@
+"""Worker processes: what they say, and how often."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import pytest
+
+from learngraph.graphs.experiments.workers import RepeatFilter, run_workers
+from learngraph.memory.errors import UserError
+
+
+def test_a_warning_is_shown_three_times(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("test_workers")
+    repeats = RepeatFilter()
+    logger.addFilter(repeats)
+    try:
+        for n in range(10):
+            logger.warning("no usable reply in %d tries", n)
+        logger.warning("another one")
+    finally:
+        logger.removeFilter(repeats)
+    assert caplog.messages == [
+        "no usable reply in 0 tries",
+        "no usable reply in 1 tries",
+        "no usable reply in 2 tries (more of these are only counted)",
+        "another one",
+    ]
+
+
+def square(number: int) -> int:
+    """The square of a number; at 3 the process is killed."""
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_its_own_work_alone() -> None:
+    assert sorted(run_workers([1, 2, 3, 4, 5, 6], square, 2, lost=lambda number: -number)) == [-3, 1, 4, 16, 25, 36]
+    with pytest.raises(UserError, match="a worker process was killed"):
+        run_workers([3, 4], square, 1)

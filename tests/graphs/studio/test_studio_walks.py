@@ -1,0 +1,471 @@
+"""Live walks and drawings in the studio: buttons, forks, two tabs, errors of the user's nodes, and the notebook's widget."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.types import interrupt
+from studio_runs import play_run
+from typing_extensions import TypedDict
+
+import learngraph
+from learngraph.graphs.studio.command import open_studio
+from learngraph.graphs.studio.drawing import Drawing
+from learngraph.graphs.studio.options import StudioOptions
+from learngraph.graphs.studio.walk_moves import begin_walk, is_asynchronous
+from learngraph.graphs.studio.walk_session import StudioError, WalkSession
+from learngraph.graphs.studio.widget import studio_view, widget_module
+from learngraph.graphs.wiring.flow import to_mermaid, wire
+from learngraph.memory.errors import UserError
+from learngraph.tools.notebook.walk import start
+
+
+class Count(TypedDict, total=False):
+    number: int
+    answer: str
+
+
+FLOW = """
+flowchart LR
+  START --> add --> check
+  check -->|again| add
+  check -->|enough| END
+"""
+
+
+def add(state: Count) -> Count:
+    """Add one."""
+    return {"number": state.get("number", 0) + 1}
+
+
+def look(state: Count) -> Count:
+    return {}
+
+
+def route(state: Count) -> Literal["again", "enough"]:
+    return "again" if state["number"] < 3 else "enough"
+
+
+def counter(**nodes: Any) -> Any:
+    builder = wire(StateGraph(Count), FLOW, {"add": add, "check": look, **nodes}, {"check": route})
+    return builder.compile(checkpointer=InMemorySaver())
+
+
+def session(graph: Any, input: Any = None) -> WalkSession:
+    made = WalkSession("counter", lambda number, given: start(graph, given or input or {"number": 0}, thread=str(number)))
+    made.start()
+    return made
+
+
+def act(walks: WalkSession, do: str, **more: Any) -> dict[str, Any]:
+    seen = walks.overview()
+    place = next(one["place"] for one in seen["branches"] if one["id"] == seen["current"])
+    return walks.act(do, seen["current"], place, **more)
+
+
+def current(seen: dict[str, Any]) -> dict[str, Any]:
+    return next(one for one in seen["branches"] if one["id"] == seen["current"])
+
+
+def test_steps_rounds_and_the_end() -> None:
+    walks = session(counter())
+    seen = walks.overview()
+    assert (seen["state"], current(seen)["note"], current(seen)["count"]) == ("paused", "before add", 1)
+    assert set(seen["can"]) == {"begin", "fork", "edit", "step", "round", "finish", "until"}
+    assert current(act(walks, "step"))["note"] == "before check"
+    assert current(act(walks, "round"))["note"] == "before check"
+    moment = walks.moment(current(walks.overview())["id"], 3)
+    assert (moment["lit"], moment["passes"]) == (["check"], [("START", "add", 1), ("add", "check", 2), ("check", "add", 1)])
+    assert [(one["name"], one["line"], one["changed"]) for one in moment["state"]] == [("number", "2", True)]
+    assert current(act(walks, "until", node="add"))["note"] == "before add"
+    seen = act(walks, "finish")
+    assert current(seen)["note"] == "at the end"
+    assert set(seen["can"]) == {"begin", "fork", "edit", "back"}
+    assert walks.moment(seen["current"], current(seen)["count"] - 1)["lit"] == ["END"]
+    rows = walks.moments(seen["current"], 0, 100)["rows"]
+    assert [row["title"] for row in rows] == ["start", "add", "check", "add", "check", "add", "check"]
+    assert rows[1]["text"] == "number 1"
+
+
+def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
+    walks = session(counter())
+    act(walks, "finish")
+    seen = act(walks, "back")
+    assert [(one["name"], one["parent"], one["fork_at"], one["count"]) for one in seen["branches"]] == [
+        ("run 1", "", 0, 7),
+        ("what-if 1", "b0", 5, 6),
+    ]
+    seen = act(walks, "back")  # it has taken no step of its own: it moves
+    assert [(one["name"], one["count"]) for one in seen["branches"]] == [("run 1", 7), ("what-if 1", 5)]
+    act(walks, "step")
+    seen = act(walks, "back")  # now it has
+    assert [one["name"] for one in seen["branches"]] == ["run 1", "what-if 1", "what-if 2"]
+    seen = walks.act("fork", "b0", seen["branches"][0]["place"], at=1)
+    assert (current(seen)["name"], current(seen)["parent"], current(seen)["count"]) == ("what-if 3", "b0", 2)
+    seen = act(walks, "edit", channels='{"number": 9}')
+    assert [row["title"] for row in walks.moments(seen["current"], 0, 9)["rows"]] == ["start", "add", "edit"]
+    assert current(act(walks, "finish"))["count"] == 4
+    assert walks.moments("b0", 0, 100)["count"] == 7
+
+
+def test_a_tab_that_saw_another_place_runs_nothing() -> None:
+    ran: list[int] = []
+
+    def note(state: Count) -> Count:
+        ran.append(1)
+        return add(state)
+
+    walks = session(counter(add=note))
+    seen = walks.overview()
+    walks.act("step", "b0", current(seen)["place"])
+    with pytest.raises(StudioError, match="another tab has moved this walk on"):
+        walks.act("step", "b0", current(seen)["place"])
+    assert ran == [1]
+
+
+def test_while_a_node_runs_others_wait_and_stop_ends_the_run_after_it() -> None:
+    going, free = threading.Event(), threading.Event()
+
+    def slow(state: Count) -> Count:
+        going.set()
+        free.wait(20)
+        return add(state)
+
+    walks = session(counter(add=slow))
+    place = current(walks.overview())["place"]
+    running = threading.Thread(target=walks.act, args=("finish", "b0", place))
+    running.start()
+    try:
+        assert going.wait(20)
+        assert walks.overview()["state"] == "running"
+        with pytest.raises(StudioError, match="the walk is running"):
+            walks.act("step", "b0", place)
+        walks.act("stop", "b0", "")
+    finally:
+        free.set()
+        running.join(20)
+    assert current(walks.overview())["note"] == "before check"
+
+
+def test_an_error_of_a_node_is_told_and_the_walk_stands_where_it_was() -> None:
+    def fail(state: Count) -> Count:
+        if state["number"] == 1:
+            raise ValueError("no such <b>thing</b>")
+        return {}
+
+    walks = session(counter(check=fail))
+    act(walks, "step")
+    with pytest.raises(StudioError, match=r"ValueError: no such <b>thing</b>\. The walk stands where it was") as caught:
+        act(walks, "step")
+    assert "in fail" in caught.value.details["traceback"]
+    assert current(walks.overview())["note"] == "before check"
+    assert walks.overview()["state"] == "paused"
+    act(walks, "edit", channels='{"number": 2}')
+    assert current(act(walks, "step"))["note"] != "before check"
+
+
+@pytest.mark.parametrize(
+    ("do", "more", "said"),
+    [
+        ("jump", {}, "there is no button 'jump'"),
+        ("until", {"node": "adda"}, "there is no node 'adda'"),
+        ("edit", {"channels": "[1]"}, "an edit is a JSON object"),
+        ("edit", {"channels": '{"nubmer": 1}'}, "there is no channel 'nubmer'"),
+        ("edit", {"channels": "{"}, "the input is JSON"),
+        ("begin", {"input": "{"}, "the input is JSON"),
+        ("fork", {"at": 99}, "there is no moment 99"),
+        ("out", {}, "stands in no subgraph"),
+        ("resume", {"answer": "x"}, "nothing asks"),
+        ("back", {}, "this is the first moment"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(do: str, more: dict[str, Any], said: str) -> None:
+    walks = session(counter())
+    with pytest.raises(UserError, match=said):
+        act(walks, do, **more)
+    assert current(walks.overview())["count"] == 1
+
+
+def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
+    def ask(state: Count) -> Count:
+        return {"answer": interrupt("how many?")}
+
+    inner = wire(StateGraph(Count), "flowchart LR\n START --> ask --> add --> END", {"ask": ask, "add": add}).compile()
+    outer = wire(StateGraph(Count), "flowchart LR\n START --> group --> check --> END", {"group": inner, "check": look})
+    walks = session(outer.compile(checkpointer=InMemorySaver()))
+    seen = walks.overview()
+    assert "into" in seen["can"]
+    seen = act(walks, "into")
+    assert (current(seen)["inside"], current(seen)["note"]) == (["group 0"], "before ask")
+    assert [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]] == ["START", "ask", "add", "END"]
+    seen = act(walks, "step")
+    assert (current(seen)["question"], "resume" in seen["can"], "step" in seen["can"]) == ("how many?", True, False)
+    assert current(act(walks, "resume", answer="7 or so"))["note"] == "before add"
+    seen = act(walks, "out")
+    assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")
+    state = {one["name"]: one["line"] for one in walks.moment(seen["current"], current(seen)["count"] - 1)["state"]}
+    assert state == {"number": "1", "answer": "7 or so"}
+
+
+def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
+    async def wait(state: Count) -> Count:
+        await asyncio.sleep(0)
+        return add(state)
+
+    graph = counter(add=wait)
+    assert is_asynchronous(graph)
+    assert not is_asynchronous(counter())
+    walks = WalkSession("counter", lambda number, given: begin_walk(graph, {"number": 0}, str(number)))
+    walks.start()
+    act(walks, "step")
+    act(walks, "back")
+    act(walks, "edit", channels='{"number": 1}')
+    act(walks, "round")
+    seen = act(walks, "finish")
+    assert current(seen)["note"] == "at the end"
+
+
+@pytest.mark.slow
+def test_a_thousand_moments_are_shown_quickly() -> None:
+    def far(state: Count) -> Literal["again", "enough"]:
+        return "again" if state["number"] < 500 else "enough"
+
+    builder = wire(StateGraph(Count), FLOW, {"add": add, "check": look}, {"check": far})
+    walks = session(builder.compile(checkpointer=InMemorySaver()).with_config(recursion_limit=5000))
+    seen = act(walks, "finish")
+    assert current(seen)["count"] == 1001
+    began = time.perf_counter()
+    walks.overview()
+    walks.moments("b0", 900, 100)
+    moment = walks.moment("b0", 1000)
+    assert time.perf_counter() - began < 0.5
+    assert ("add", "check", 500) in moment["passes"]
+
+
+def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    walks = open_studio(StudioOptions("jitrl", episodes=1)).walk
+    assert walks is not None
+
+    def written(branch: str) -> list[str]:
+        count = walks.moments(branch, 0, 0)["count"]
+        return [one["name"] for one in walks.moment(branch, count - 1)["memory"]["written"]]
+
+    seen = act(walks, "finish")
+    assert written("b0") == ["Experiences: studio/1"]
+    assert walks.moment("b0", 3)["memory"]["written"] == []
+    assert "drop" not in seen["can"]
+    seen = act(walks, "back")
+    assert {"keep", "drop"} <= set(seen["can"])
+    assert written("b1") == []  # as it was before the episode was remembered
+    act(walks, "edit", channels='{"score": 7.0}')
+    act(walks, "finish")
+    assert written("b1") == ["Experiences: studio/1"]
+    with pytest.raises(UserError, match="was told otherwise of studio/1"):
+        act(walks, "keep")
+    assert current(act(walks, "keep", replace=True))["what_if"] is False
+    seen = act(walks, "drop")
+    assert [one["id"] for one in seen["branches"]] == ["b0"]
+    with pytest.raises(StudioError, match="only what-ifs are dropped"):
+        act(walks, "drop")
+
+
+# The drawing
+
+
+def test_a_drawing_is_checked_and_saved_and_not_over_what_another_wrote(tmp_path: Path) -> None:
+    path, graph = tmp_path / "flows" / "counter.mmd", counter()
+    drawing = Drawing("counter", path, to_mermaid(graph), graph)
+    first = drawing.read()
+    assert (first["exists"], first["text"]) == (False, to_mermaid(graph))
+    assert drawing.check(first["text"])["findings"] == []
+    saved = drawing.save(first["text"], first["version"])
+    assert path.read_text() == first["text"]
+    other = drawing.save(first["text"] + "%% mine\n", saved["version"])  # a second tab
+    with pytest.raises(StudioError, match=r"counter.mmd was changed since this page read it.*nothing was saved") as caught:
+        drawing.save("flowchart LR\n", saved["version"])
+    assert caught.value.details == {"text": first["text"] + "%% mine\n", "version": other["version"]}
+    path.unlink()
+    with pytest.raises(StudioError, match="was changed since"):
+        drawing.save("flowchart LR\n", other["version"])
+    assert [one.name for one in path.parent.iterdir()] == []
+
+
+def test_mistakes_of_a_drawing_name_their_lines() -> None:
+    graph = counter()
+    drawing = Drawing("counter", Path("no-such-folder/counter.mmd"), "", graph)
+    unread = drawing.check("flowchart LR\n  START --> add\n  add -->> check\n")
+    assert unread["graph"] is None
+    assert [one["line"] for one in unread["findings"]] == [3]
+    misnamed = drawing.check(FLOW.strip().replace("again| add", "agian| add"))
+    assert misnamed["graph"] is not None
+    assert (misnamed["findings"][0]["line"], "agian" in misnamed["findings"][0]["message"]) == (3, True)
+    boxes = {box["name"]: box for box in drawing.check(FLOW)["graph"]["nodes"]}
+    assert boxes["add"]["about"] == "Add one."
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_a_drawing_that_cannot_be_read_is_a_sentence(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "agent.mmd"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=r"agent.mmd cannot be read"):
+        Drawing("agent", path, "")
+
+
+# What the command opens
+
+
+def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    studio = open_studio(StudioOptions("jitrl", episodes=1))
+    assert studio.answer("about", {}) == {
+        "title": "jitrl",
+        "tabs": [["drawing", "Drawing"], ["walk", "Walk"]],
+        "opens": "walk",
+    }
+    seen = studio.answer("overview", {"view": "walk"})
+    state = {
+        one["name"]: one["line"] for one in studio.answer("moment", {"view": "walk", "branch": "b0", "number": 0})["state"]
+    }
+    assert (seen["title"], state["episode"]) == ("jitrl in toy, task keep-test-0", "1")
+    drawing = studio.answer("drawing", {})
+    without = drawing["text"].replace("augment --> ", "")
+    studio.answer("save", {"text": without, "version": drawing["version"]})
+    act = {"view": "walk", "do": "begin", "branch": "", "expected": ""}
+    seen = studio.answer("act", act)
+    assert "augment" not in [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]]
+    (tmp_path / "jitrl.mmd").write_text("flowchart LR\n  START --> nothing --> END\n")
+    with pytest.raises(UserError, match="nothing"):
+        studio.answer("act", act)
+    broken = open_studio(StudioOptions("jitrl", episodes=0))
+    assert broken.answer("overview", {"view": "walk"})["problems"] == ["No run has begun: New run begins one."]
+
+
+def test_a_whole_run_is_walked_and_its_episodes_are_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    walks = open_studio(StudioOptions("jitrl", run=True, episodes=2)).walk
+    assert walks is not None
+    assert current(act(walks, "step"))["note"] == "before tally"
+    assert current(act(walks, "step"))["note"] == "before episode"
+    seen = act(walks, "into")
+    assert (current(seen)["inside"], current(seen)["note"]) == (["episode 0"], "before begin")
+    assert current(act(walks, "until", node="act"))["note"] == "before act"
+    assert walks.moment("b0", 7)["decision"]["bars"]
+    seen = act(walks, "out")
+    assert (current(seen)["inside"], current(seen)["note"]) == ([], "before tally")
+
+
+APP = """
+from langgraph.graph import StateGraph, MessagesState, START, END
+def talk(state): return {"messages": [("ai", "hello")]}
+builder = StateGraph(MessagesState)
+builder.add_node(talk); builder.add_edge(START, "talk"); builder.add_edge("talk", END)
+graph = builder.compile()
+def make(): return builder
+number = 3
+"""
+
+
+def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_studio_app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("graph", "builder", "make"):
+        studio = open_studio(StudioOptions(f"my_studio_app:{name}"))
+        seen = studio.answer("overview", {"view": "walk"})
+        assert (seen["example"], seen["branches"], seen["can"]) == ('{"messages": "Hello"}', [], ["begin"])
+        seen = studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": seen["example"]})
+        assert current(seen)["note"] == "before talk"
+    for name in ("number", "absent"):
+        with pytest.raises(UserError, match=name):
+            open_studio(StudioOptions(f"my_studio_app:{name}"))
+    with pytest.raises(UserError, match="no method is called 'jitlr'"):
+        open_studio(StudioOptions("jitlr"))
+    assert open_studio(StudioOptions("claas-serving")).answer("about", {})["tabs"] == [["drawing", "Drawing"]]
+    assert open_studio(StudioOptions("rest_method:METHOD", episodes=0)).walk is not None
+    with pytest.raises(UserError, match="there is no folder runs/none"):
+        open_studio(StudioOptions("runs/none"))
+    with pytest.raises(UserError, match="has a model write"):
+        open_studio(StudioOptions("reflexion"))
+    play_run(tmp_path / "runs" / "mine", episodes=1)
+    assert [one["folder"] for one in open_studio(StudioOptions()).answer("runs", {})] == ["runs/mine"]
+
+
+# The notebook
+
+
+def test_a_walk_shows_itself_in_a_notebook() -> None:
+    pytest.importorskip("anywidget")
+    walk = start(counter(), {"number": 0})
+    shown = learngraph.studio(walk)
+    bundle = shown._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert "image/svg+xml" in bundle or "text/markdown" in bundle
+    found = shown.answer({"number": "1", "name": "overview", "args": {"view": "walk"}})["found"]
+    place = current(found)["place"]
+    step = {"view": "walk", "do": "step", "branch": "b0", "expected": place}
+    assert shown.answer({"number": "2", "name": "act", "args": step})["number"] == "2"
+    assert walk.next == ("check",)
+    assert "another tab" in shown.answer({"number": "3", "name": "act", "args": step})["error"]
+    assert "there are about, runs" in shown.answer({"number": "4", "name": "nothing"})["error"]
+    assert "cell of the notebook" in shown.answer({"number": "5", "name": "act", "args": {**step, "do": "begin"}})["error"]
+
+
+def test_without_widgets_it_is_a_still_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    for shown in (studio_view(start(counter(), {"number": 0})), studio_view(play_run(tmp_path / "mine", episodes=1))):
+        bundle = shown._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" not in bundle
+        assert "<svg" in bundle.get("image/svg+xml", "<svg")
+        assert "flowchart" in bundle["text/plain"]
+    with pytest.raises(UserError, match="holds no steps yet"):
+        studio_view(tmp_path)
+
+
+def test_the_widget_is_one_module() -> None:
+    text = widget_module()
+    assert "\nimport " not in text
+    assert text.rstrip().endswith("export default modules.widget.widget;")
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_link_answers_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    play_run(tmp_path / "runs" / "mine", episodes=1)
+    command = [sys.executable, "-m", "learngraph", "studio", "runs/mine", "--no-browser"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        link = process.stdout.readline().strip()
+        home, _, key = link.partition("#key=")
+        asked = urllib.request.Request(f"{home}ask/runs", data=b"{}", headers={"x-studio-key": key})
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            assert json.load(answer)[0]["runs"][0]["title"] == "jitrl, seed 0"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(f"{home}ask/runs", data=b"{}"), timeout=20)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, said) in ((0, ""), (130, ""))
+
+
+def test_options_that_make_no_sense_are_sentences() -> None:
+    with pytest.raises(UserError, match="--port is at least 0, got -1"):
+        StudioOptions(port=-1)
+    with pytest.raises(UserError, match="--input is JSON such as"):
+        open_studio(StudioOptions("json:loads", input="{"))
