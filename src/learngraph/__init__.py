@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .graphs import training_free_grpo as training_free_grpo
     from .graphs.cli.background_server import start_server as serve
     from .graphs.cli.explain import explain_step as explain
-    from .graphs.cli.studio.widget import studio_view as studio
+    from .graphs.studio.widget import studio_view as studio
     from .graphs.wiring.flow import check as check
     from .graphs.wiring.flow import rewire as rewire
     from .graphs.wiring.flow import wire as wire
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .nodes.catalogue import catalogue as catalogue
     from .tools.environments.catalogue import open_environment as open_environment
     from .tools.models.models import open_model as open_model
-    from .tools.notebook.stepper import start as step
+    from .tools.notebook.walk import start as step
 
     __version__: str
 
@@ -81,8 +81,8 @@ _LOADED_ON_USE = {
     "picture": (".graphs.wiring.picture", "picture"),
     "rewire": (".graphs.wiring.flow", "rewire"),
     "serve": (".graphs.cli.background_server", "start_server"),
-    "step": (".tools.notebook.stepper", "start"),
-    "studio": (".graphs.cli.studio.widget", "studio_view"),
+    "step": (".tools.notebook.walk", "start"),
+    "studio": (".graphs.studio.widget", "studio_view"),
     "training_free_grpo": (".graphs.training_free_grpo", ""),
     "wire": (".graphs.wiring.flow", "wire"),
 }
