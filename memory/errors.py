@@ -13,6 +13,7 @@ import sqlite3
 __all__ = [
     "AdapterConflict",
     "AdapterError",
+    "CommandError",
     "EngineFailed",
     "ExpiredExchange",
     "FeedbackConflict",
@@ -51,6 +52,12 @@ class UserError(Exception):
     """The text for clients of a server, where the message itself may name files, hosts or other tenants. Empty: the message."""
     retry_after: float = 1.0
     """Seconds after which a client may try again, for errors that pass."""
+
+
+class CommandError(UserError, ValueError):
+    """The command line cannot be understood."""
+
+    fails_again = True
 
 
 class WindowError(UserError, ValueError):

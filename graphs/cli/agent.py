@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError, UserError
+from .flags import parse_flags
 from .report import say
 
 __all__ = ["run_agent"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from ..wiring.flags import parse_flags
+from .flags import parse_flags
 from .report import say
 
 __all__ = ["calibrate"]

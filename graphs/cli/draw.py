@@ -15,8 +15,8 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError, UserError
+from .flags import parse_flags
 from .method_settings import method_settings
 
 __all__ = ["SERVED_GRAPHS", "blueprint", "draw", "find_user_object", "load_graph"]

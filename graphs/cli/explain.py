@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError, UserError
+from .flags import parse_flags
 from .play import credits_future
 from .run_folder import run_memory
 

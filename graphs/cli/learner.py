@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ..wiring.flags import parse_flags
+from .flags import parse_flags
 from .serve_options import LOOPBACK_HOSTS
 
 __all__ = ["LearnerOptions", "learner"]

@@ -20,11 +20,11 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from ...memory.errors import plural
+from ...memory.errors import CommandError, plural
 from ...memory.lessons.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
 from ...memory.lessons.pages import agents_page, skill_page
 from ..experiments.old_names import read_settings, run_stem
-from ..wiring.flags import CommandError, parse_flags, run_subcommand
+from .flags import parse_flags, run_subcommand
 
 __all__ = ["LibraryExportOptions", "library"]
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..wiring.flags import parse_flags
 from .draw import SERVED_GRAPHS
+from .flags import parse_flags
 
 __all__ = ["list_all"]
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError
+from ...memory.errors import CommandError, UserError
 
 __all__ = ["COMMANDS", "Command", "main"]
 

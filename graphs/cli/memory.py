@@ -11,8 +11,8 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ...memory.errors import plural
-from ..wiring.flags import CommandError, parse_flags, run_subcommand
+from ...memory.errors import CommandError, plural
+from .flags import parse_flags, run_subcommand
 from .report import say
 from .run_folder import memory_location
 

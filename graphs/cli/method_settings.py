@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..wiring.flags import CommandError
+from ...memory.errors import CommandError
 
 __all__ = ["ablation_names", "method_settings", "paper_temperature", "preset_names", "shared_settings", "take_preset"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from ...memory.errors import UserError
-from ..wiring.flags import parse_flags
+from .flags import parse_flags
 
 if TYPE_CHECKING:
     from ...nodes.catalogue import NodeEntry

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..wiring.flags import ModelOptions, SharedOptions
+from ..experiments.options import ModelOptions, SharedOptions
 
 __all__ = ["RunOptions", "SweepSetup"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError, ModelOptions
+from ...memory.errors import CommandError, UserError
+from ..experiments.options import ModelOptions
 from .options import RunOptions, SweepSetup
 
 if TYPE_CHECKING:

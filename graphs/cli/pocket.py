@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..wiring.flags import CommandError, parse_flags, run_subcommand
+from ...memory.errors import CommandError
+from .flags import parse_flags, run_subcommand
 from .report import say
 
 __all__ = ["pocket"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from tyro.conf import Positional
 
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError
+from .flags import parse_flags
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Job

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ..experiments import sweep, workers
 from ..experiments.old_names import former_defaults, read_settings
 from ..experiments.ray_pool import is_ray
-from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
+from .flags import parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
 from .play import judge_node, loads_model, play

@@ -10,12 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...memory.errors import CommandError
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from ..experiments.folder_settings import first_digest, settings_digest
 from ..experiments.old_names import run_stem
+from ..experiments.options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS
 from ..experiments.sweep import Job
-from ..wiring.flags import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model
 

@@ -24,10 +24,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
 from ..claas import CLaaS
-from ..wiring.flags import CommandError, parse_options_and_settings
+from .flags import parse_options_and_settings
 from .method_settings import take_preset
 from .serve_options import LOOPBACK_HOSTS, ServeOptions
 from .serve_parts import ServeParts

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from ...memory.errors import plural
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError, plural
+from .flags import parse_flags
 from .report import say
 
 __all__ = ["import_traces"]

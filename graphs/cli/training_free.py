@@ -27,7 +27,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ..experiments.folder_settings import ADDED_SEED
 from ..experiments.training_free.bench import play_seed
 from ..experiments.training_free.digests import folder_name, problem_digests, run_settings
@@ -41,8 +41,8 @@ from ..experiments.training_free.setup import (
     TrainingFreeSetup,
     problem_splits,
 )
-from ..wiring.flags import CommandError, parse_options_and_settings
 from .draw import blueprint
+from .flags import parse_options_and_settings
 from .method_settings import method_settings
 from .run_folder import parse_seeds
 

@@ -23,7 +23,7 @@ from rich.syntax import Syntax
 from tyro.conf import Positional
 
 from ...memory.errors import UserError
-from ..wiring.flags import parse_flags
+from .flags import parse_flags
 
 SOURCE = Path(__file__).with_name("tutorial.ipynb")
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ..experiments.folder_settings import read_sweep_settings
 from ..experiments.old_names import run_stem
-from ..wiring.flags import DRAW_OPTIONS, CommandError, ModelOptions, parse_flags
+from ..experiments.options import DRAW_OPTIONS, ModelOptions
+from .flags import parse_flags
 from .report import say
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
-from ..wiring.flags import CommandError, parse_flags
+from ...memory.errors import CommandError, UserError
+from ..cli.flags import parse_flags
 from .benchmark import markdown_table
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from typing import Any
 
 from ...memory.claas.replay import ReplaySettings
 from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ...nodes.learn.gate import GateSettings, ReleaseSettings
 from ..claas import CLaaS
-from ..wiring.flags import CommandError, parse_flags
+from ..cli.flags import parse_flags
 from .claas_curves import draw_curves
 from .claas_trial import SERVICE, TrialJob, play_trial
 from .continual import Trial, draw_heat_maps, matrix_table, table

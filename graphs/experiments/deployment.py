@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from ...memory.errors import UserError
-from ..wiring.flags import parse_flags
+from ..cli.flags import parse_flags
 from .benchmark import markdown_table
 
 GIB = 1 << 30

@@ -20,11 +20,11 @@ from typing import Any, Literal, cast
 
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
+from ...memory.errors import CommandError, UserError
 from ...memory.storage.cache import Cache
 from ...nodes.act.policies import LocalPolicy, PromptView, Scorer
 from ...nodes.prompt import Prompt
-from ..wiring.flags import CommandError, parse_flags
+from ..cli.flags import parse_flags
 from .benchmark import Interval, final_count, interval, markdown_table, mean, with_interval
 from .recorded_worlds import RecordedScorer, RecordedWorld
 from .reward_variants import VARIANTS

@@ -49,7 +49,7 @@ from ...nodes.evaluate.judge import NoJudge, RuleJudge
 from ...tools.environments.support.checklist import Checklist, informative_calls
 from ...tools.environments.tau2_bench import TauBench
 from .. import jitrl
-from ..wiring.flags import parse_flags
+from ..cli.flags import parse_flags
 from ..wiring.parts import MethodInputs
 from .benchmark import interval, markdown_table, mean, with_interval
 from .evaluation import Outcome, difference

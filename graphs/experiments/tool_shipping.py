@@ -14,7 +14,7 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.shipped import write_shipped
 from ...memory.storage.rows import Rows
-from ..wiring.flags import parse_flags
+from ..cli.flags import parse_flags
 from .benchmark import interval, mean
 from .evaluation import difference
 from .tool_agents import ARMS, SETTINGS, Played, Study, ToolStudyOptions, outcomes, play_missing

@@ -18,7 +18,7 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 from ...memory.errors import UserError
-from ..wiring.flags import parse_flags
+from ..cli.flags import parse_flags
 from .options import StudioOptions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from ..wiring.flags import CommandError
+from ...memory.errors import CommandError
 
 __all__ = ["StudioOptions", "read_input"]
 

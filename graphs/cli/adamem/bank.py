@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from ....memory.errors import UserError, plural
+from ....memory.errors import CommandError, UserError, plural
 from ....memory.records import Task, Trajectory
-from ...wiring.flags import CommandError, parse_flags
+from ..flags import parse_flags
 from .saved_runs import read_trajectories
 
 __all__ = ["BuildOptions", "build"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...wiring.flags import run_subcommand
+from ..flags import run_subcommand
 from .bank import build
 from .pairs import collect, filter_pairs
 from .train import train

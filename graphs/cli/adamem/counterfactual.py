@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....memory.records import Task
-from ...wiring.flags import ModelOptions
+from ...experiments.options import ModelOptions
 
 if TYPE_CHECKING:
     from ....nodes.synthesize.mft import Pair

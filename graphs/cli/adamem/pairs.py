@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
-from ...wiring.flags import CommandError, ModelOptions, parse_flags
+from ...experiments.options import ModelOptions
+from ..flags import parse_flags
 from .counterfactual import CounterfactualAgent
 from .saved_runs import read_runs
 

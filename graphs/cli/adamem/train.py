@@ -9,7 +9,8 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ...wiring.flags import CommandError, parse_options_and_settings
+from ....memory.errors import CommandError
+from ..flags import parse_options_and_settings
 
 __all__ = ["TrainOptions", "train"]
 

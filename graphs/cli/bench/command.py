@@ -17,7 +17,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ...experiments import sweep as sweeps
 from ...experiments import workers
 from ...experiments.bench.figures import draw_figures
@@ -27,7 +27,7 @@ from ...experiments.bench.report import write_report
 from ...experiments.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
 from ...experiments.benchmark import SeedResult, with_common_optimum
 from ...experiments.sweep import Job, RunFailure
-from ...wiring.flags import CommandError, parse_flags
+from ..flags import parse_flags
 from ..options import SweepSetup
 from ..play import loads_model, play
 from ..progress import ProgressRow, show_progress

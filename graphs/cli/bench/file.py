@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ...methods import find_method, split_name
-from ...wiring.flags import CommandError
 from ..method_settings import ablation_names, method_settings, preset_names
 from ..options import RunOptions
 from ..run_folder import parse_seeds

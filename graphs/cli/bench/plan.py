@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....memory.errors import CommandError
 from ...experiments.bench.measures import RunPrices
 from ...experiments.old_names import read_settings
 from ...experiments.sweep import Job
 from ...methods import find_method
-from ...wiring.flags import CommandError
 from ..method_settings import paper_temperature
 from ..options import RunOptions, SweepSetup
 from ..run_folder import make_job, settings_record

@@ -14,9 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
+from ....memory.errors import CommandError
 from ..folder_settings import ADDED_SEED
 from ..old_names import with_first_names
+from ..options import DRAW_OPTIONS, REQUEST_OPTIONS
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
 __all__ = [

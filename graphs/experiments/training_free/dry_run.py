@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ....memory.records import Usage
-from ...wiring.flags import CommandError
 from ..folder_settings import check_settings
 from .digests import initial_libraries
 from .models import SeedModels

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...wiring.flags import DRAW_OPTIONS
+from ..options import DRAW_OPTIONS
 from .digests import file_digest, public_url, weights_digest
 from .setup import (
     ROLLOUT_STAGES,

@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
-from ...wiring.flags import CommandError, ModelOptions, SharedOptions
 from ..old_names import run_stem
+from ..options import ModelOptions, SharedOptions
 
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.cli.flags import parse_flags, parse_options_and_settings
 from learngraph.graphs.cli.learner import LearnerOptions
 from learngraph.graphs.cli.options import RunOptions
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.jitrl import JitRL
-from learngraph.graphs.wiring.flags import parse_flags, parse_options_and_settings
 
 ROOT = Path(__file__).parents[3]
 GIVEN = {"LEARNGRAPH_API_KEY": "a", "LEARNGRAPH_LEARNER_KEY": "b", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d"}
