@@ -29,7 +29,7 @@ from langgraph.store.memory import InMemoryStore
 
 from ...memory.errors import UserError
 from ...memory.records import Usage
-from ..experiments.benchmark import Interval, interval, markdown_table, mean, with_interval
+from ...nodes.evaluate.statistics import Interval, interval, markdown_table, mean, with_interval
 from .learner import LearningMiddleware
 
 __all__ = ["AgentArm", "AgentTask", "ArmMaker", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]

@@ -7,16 +7,19 @@ learning), so the unit of all statistics is the seed: first a number per seed, t
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...memory.errors import plural
+from ...nodes.evaluate.statistics import Interval as Interval
+from ...nodes.evaluate.statistics import format_number as format_number
+from ...nodes.evaluate.statistics import interval as interval
+from ...nodes.evaluate.statistics import markdown_table as markdown_table
+from ...nodes.evaluate.statistics import mean as mean
+from ...nodes.evaluate.statistics import with_interval as with_interval
 from .costs import RunWork
 
-Interval = tuple[float, float]
-"""The lower and the upper end of a confidence interval."""
 MOST_CHARACTERS = 120
 """Characters in a line of a table that still fit on a usual terminal."""
 _SAME = 1e-6  # differences up to this size are rounding errors
@@ -190,27 +193,6 @@ def last_episodes(episodes: int) -> str:
     return f"last {plural(final_count(episodes), 'episode')}"
 
 
-def mean(numbers: Sequence[float]) -> float:
-    """The arithmetic mean; there must be at least one number."""
-    return math.fsum(numbers) / len(numbers)
-
-
-def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
-    """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers.
-
-    Only the quantile is scipy's: `scipy.stats.t.interval` gives NaN where all numbers are equal, and importing scipy.stats takes
-    over half a second more.
-    """
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    n = len(numbers)
-    if n < 2:
-        return None
-    middle = mean(numbers)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * statistics.stdev(numbers) / math.sqrt(n)
-    return middle - half, middle + half
-
-
 def summary(
     attempts: Sequence[SeedResult], env: str, model: str, price: Callable[[SeedResult], float] | None = None
 ) -> MethodSummary:
@@ -373,31 +355,3 @@ def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[Se
         [replace(a, optimum=known[a.seed].optimum, is_walkthrough=known[a.seed].is_walkthrough) for a in seeds]
         for seeds in methods
     ]
-
-
-def format_number(number: float | None, form: str) -> str:
-    """A number in a format of Python's `format`, without rounding errors such as 7e-18 or -0; a dash for None."""
-    return "–" if number is None else format(round(number, 12) + 0, form)
-
-
-def with_interval(number: float, ci: Interval | None) -> str:
-    """A number with its interval, as `0.5 [0.4, 0.6]`; the number alone without an interval."""
-    middle, *ends = (format_number(one, ".3g") for one in (number, *(ci or ())))
-    return f"{middle} [{', '.join(ends)}]" if ends else middle
-
-
-def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """An aligned Markdown table.
-
-    Args:
-        lines: the header and the rows, each with one cell per column.
-        left: the number of leading columns that are aligned to the left; the others are aligned to the right.
-    """
-    from tabulate import tabulate  # type: ignore[import-untyped]
-
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]  # in a label
-    sides = ["left"] * left + ["right"] * (len(lines[0]) - left)
-    # The header goes in as a row, because tabulate makes a column at least two characters wider than a header.
-    text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)
-    rule, header, *rows = text.splitlines()
-    return "\n".join([header, rule.replace(":", "-", left), *rows])

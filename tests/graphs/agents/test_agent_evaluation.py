@@ -8,9 +8,9 @@ import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 
-from learngraph.graphs.agents.curves import block_means, draw_agent_curves
 from learngraph.graphs.agents.evaluation import AgentArm, AgentTask, LearningReport, TaskResult, evaluate_learning
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.experiments.agent_curves import block_means, draw_agent_curves
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Usage
 from learngraph.tools.environments import help_desk as desk

@@ -168,12 +168,6 @@ async def test_a_critic_that_is_asked_before_a_model_call_is_kept_out_of_the_str
     assert "resolve it by" in model.seen[-1]
 
 
-def test_the_former_module_has_the_same_class() -> None:
-    from learngraph.graphs.agents.middleware import LessonsMiddleware as Former
-
-    assert Former is LessonsMiddleware
-
-
 def test_without_a_critic_it_only_reads() -> None:
     learner = LessonsMiddleware(Library((Lesson("L0", "Be kind."),)))
     with pytest.raises(UserError, match="only reads, and takes no feedback; give critic= and store="):
