@@ -56,7 +56,7 @@ from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, success_reward
 from ..nodes.extract.rule_critic import RuleCritic
 from ..nodes.state import GroupInput
 from ..nodes.update import library as steps
-from ..nodes.update.consolidate import consolidate, feasible_mode
+from ..nodes.update.consolidate import consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
@@ -178,7 +178,7 @@ class TrainingFreeGRPO(ComparisonSettings):
 
     # fmt: off
     ablations: ClassVar[tuple[str, ...]] = (
-        "empty", "self_generated_lessons", "random", "shuffled_lessons", "votes", "cheatsheet", "always", "no_truth", "implicit",
+        "empty", "self_generated_lessons", "random", "shuffled_lessons", "always", "no_truth", "implicit",
         "one_attempt", "rule",
     )
     # fmt: on
@@ -199,14 +199,6 @@ class TrainingFreeGRPO(ComparisonSettings):
     def shuffled_lessons(self) -> TrainingFreeGRPO:
         """Control: the learned lessons with their words exchanged."""
         return replace(self, arm="shuffled")
-
-    def votes(self) -> TrainingFreeGRPO:
-        """Votes decide which lessons stay, as in ExpeL."""
-        return replace(self, consolidate="votes")
-
-    def cheatsheet(self) -> TrainingFreeGRPO:
-        """The whole library is rewritten at every step, as in Dynamic Cheatsheet."""
-        return replace(self, consolidate="cheatsheet")
 
     def always(self) -> TrainingFreeGRPO:
         """Every candidate is accepted and the last one is the product, as published."""
@@ -315,7 +307,6 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens
-    mode = feasible_mode(settings.consolidate, run.critic.line_only)
     batch, player = steps.BeginStep(schedule), model_name(run.parts.model)
     fingerprint = group_fingerprint(run.critic, run.model, group_settings(settings))
     inventor = None
@@ -325,7 +316,7 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
         "begin": steps.Start(versions, settings.library, settings.arm, limits, count, player=player),
         "batch": batch,
         "group": steps.CachedGroup(group_graph(settings, run.player, run.critic, run.model, chain), run.player, fingerprint),
-        "consolidate": steps.Consolidate(mode, consolidate(run.model("consolidate"), run.critic, mode), schedule),
+        "consolidate": steps.Consolidate(consolidate(run.model("consolidate"), run.critic, settings.consolidate), schedule),
         "hold_out": steps.passthrough,
         "probe": test.probe,
         "accept": test.accept,

@@ -322,27 +322,23 @@ class Library:
         import yaml  # type: ignore[import-untyped, unused-ignore]
 
         class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
-            """Writes tuples in one line and no aliases."""
+            """Quotes texts with odd line breaks, which PyYAML would read back as blanks, and writes no aliases."""
 
             def ignore_aliases(self, data: Any) -> bool:
                 return True
 
-        def represent_text(
-            dumper: Any, text: str
-        ) -> Any:  # PyYAML writes odd line breaks into plain texts, and reads them as blanks
-            return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _ODD.search(text) else None)
-
-        Dumper.add_representer(str, represent_text)
-        Dumper.add_representer(tuple, lambda d, t: d.represent_sequence("tag:yaml.org,2002:seq", t, flow_style=True))
-        body = [dict(_file_fields(lesson)) for lesson in self.lessons]
-        style = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
-        told = yaml.dump(body, Dumper=Dumper, **style) if body else ""
+        Dumper.add_representer(
+            str, lambda d, t: d.represent_scalar("tag:yaml.org,2002:str", t, style='"' if _ODD.search(t) else None)
+        )
         models = {"written_by": self.written_by, "tested_with": self.tested_with}
-        known = {name: value for name, value in models.items() if value}
-        if self.tested_with:
-            known["tested_key"] = self.key
-        head = yaml.dump(known, Dumper=Dumper, **style) if known else ""
-        return f"{_HEADER}{head}next: {self.next}\nlessons:{chr(10) + told if told else ' []' + chr(10)}"
+        models |= {"tested_key": self.key if self.tested_with else ""}
+        lessons = [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in _file_fields(lesson)}
+            for lesson in self.lessons
+        ]
+        file = {**{name: value for name, value in models.items() if value}, "next": self.next, "lessons": lessons}
+        style = {"sort_keys": False, "allow_unicode": True, "width": float("inf"), "default_flow_style": None}
+        return f"{_HEADER}{yaml.dump(file, Dumper=Dumper, **style)}"
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "the library", free_from: int = 0) -> Library:
@@ -351,56 +347,38 @@ class Library:
         Missing counters are 0, a lesson may be a bare text, and a lesson without an id gets the next free one, from `free_from` on.
 
         Raises:
-            LibraryError: the text cannot be read; names `source`, the line, and the lesson.
+            LibraryError: the text cannot be read; names `source` and the lesson or the line.
         """
         import yaml
 
+        hint = "a text with ': ' or ' #' in it wants quotes around it"
+        if cut := next((line for line in text.splitlines() if _COMMENT.match(line)), ""):
+            raise LibraryError(f"{source}: YAML reads the end of {cut.strip()!r} as a comment; {hint}")
         try:
-            loader = yaml.SafeLoader(_BROKEN_YAML.sub(" ", text))
-            node = loader.get_single_node()
-            data = loader.construct_document(node) if node else None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f", line {mark.line + 1}" if mark else ""
-            why = getattr(error, "problem", None) or str(error)
-            hint = "; a text with ': ' or ' #' in it wants quotes around it"
-            raise LibraryError(f"{source}{where}: this is not YAML: {why}{hint}") from error
-        except (ValueError, RecursionError) as error:
-            raise LibraryError(f"{source}: this is not YAML: {error}") from error
-        places, first, models = node, 0, dict[str, str]()
-        if isinstance(data, dict):
-            for name in data:
-                if name not in ("next", "lessons", *_MODELS):
-                    raise LibraryError(
-                        f"{source}: there is no {name!r} in a library; there are next and lessons, {', '.join(_MODELS)}"
-                    )
-            models = {name: one_line(str(data[name])) for name in _MODELS if data.get(name)}
-            first, data = data.get("next", 0), data.get("lessons")
-            places = next((value for key, value in node.value if key.value == "lessons"), None)
-            if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-                raise LibraryError(f"{source}: next is the number of the next id, got {first!r}")
-        if data is None:
-            return cls((), first, free_from)
-        if not isinstance(data, list):
-            raise LibraryError(f"{source}: asked for a list of lessons, got {str(data)[:60]!r}")
-        found: list[tuple[str, Lesson]] = []
-        for n, (item, place) in enumerate(zip(data, places.value, strict=True), 1):
-            where = f"{source}, line {place.start_mark.line + 1}: lesson {n}"
-            found.append((where, _lesson(item, place, where)))
-        seen: dict[str, str] = {}
-        for where, lesson in found:
-            if lesson.id in seen:
-                raise LibraryError(f"{where} has the id {lesson.id}, as has {seen[lesson.id]}; leave the id of the new one out")
-            if lesson.id:
-                seen[lesson.id] = where.removeprefix(f"{source}, ")
-        free = max([first, free_from, *(int(id[1:]) + 1 for id in seen)]) if len(seen) < len(found) else first
-        lessons = []
-        for _, lesson in found:
-            lessons.append(lesson if lesson.id else replace(lesson, id=f"L{free}"))
-            free += not lesson.id
-        read = cls(tuple(lessons), free, free_from, models.get("written_by", ""))
+            data = yaml.safe_load(_BROKEN_YAML.sub(" ", text))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise LibraryError(f"{source}: this is not YAML: {' '.join(str(error).split())}; {hint}") from error
+        file = data if isinstance(data, dict) else {"lessons": data}
+        if unknown := [name for name in file if name not in ("next", "lessons", *_MODELS)]:
+            known = ", ".join(("next", "lessons", *_MODELS))
+            raise LibraryError(f"{source}: there is no {unknown[0]!r} in a library; there are {known}")
+        first, items = file.get("next", 0), file.get("lessons") or []
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise LibraryError(f"{source}: next is the number of the next id, got {first!r}")
+        if not isinstance(items, list):
+            raise LibraryError(f"{source}: asked for a list of lessons, got {str(items)[:60]!r}")
+        lessons = [_lesson(item, f"{source}: lesson {n}") for n, item in enumerate(items, 1)]
+        ids = [lesson.id for lesson in lessons if lesson.id]
+        if doubled := [id for id, times in Counter(ids).items() if times > 1]:
+            raise LibraryError(f"{source}: two lessons have the id {doubled[0]}; leave the id of the new one out")
+        if len(ids) < len(lessons):
+            first = max([first, free_from, *(int(id[1:]) + 1 for id in ids)])
+        free = iter(range(first, first + len(lessons)))
+        named = tuple(lesson if lesson.id else replace(lesson, id=f"L{next(free)}") for lesson in lessons)
+        models = {name: one_line(str(file.get(name) or "")) for name in _MODELS}
+        read = cls(named, first + len(lessons) - len(ids), free_from, models["written_by"])
         # A library that a person has edited since is not the one that passed the test.
-        return replace(read, tested_with=models.get("tested_with", "")) if models.get("tested_key") == read.key else read
+        return replace(read, tested_with=models["tested_with"]) if models["tested_key"] == read.key else read
 
 
 def _line(lesson: Lesson, ids: bool = True) -> str:
@@ -608,9 +586,9 @@ _HEADER = """\
 _MODELS = ("written_by", "tested_with", "tested_key")
 _BROKEN_YAML = re.compile(r"[\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+_COMMENT = re.compile(r"""(\s*-\s+|\s+)(text:\s*)?[^\s"'#|>\[{][^"']*\s#""")
+"""A lesson's text without quotes, with ` #` in it: YAML would cut it there."""
 _ALWAYS = ("id", "text", "helpful", "harmful", "shown", "step", "problems", "rewards")
-_COUNTS = ("helpful", "harmful", "shown", "step", "episode")
-_LISTS = ("problems", "rewards", "sources")
 _NAMES = (*_ALWAYS, *(f.name for f in fields(Lesson) if f.name not in _ALWAYS))
 _DEFAULTS = {f.name: () if f.default is MISSING else f.default for f in fields(Lesson)}
 
@@ -634,58 +612,37 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _lesson(item: Any, place: Any, where: str) -> Lesson:
+def _lesson(item: Any, where: str) -> Lesson:
     """A lesson of a file; its id is empty if the file gives none."""
-    if not isinstance(item, dict):
-        item, keys = {"text": item}, []
-    else:
-        keys = [key.value for key, _ in place.value]
-    values: dict[str, Any] = {}
-    for name, value in item.items():
-        if name not in _NAMES:
-            raise LibraryError(f"{where} has a field {name!r}; there are {', '.join(_NAMES)}")
-        if keys.count(name) > 1:
-            raise LibraryError(f"{where} has {name} twice")
-        values[name] = _read(name, value, f"{where}: {name}")
-    _uncut(place, where)
-    if not values.get("text"):
-        raise LibraryError(f"{where} has no text; to delete a lesson, delete all its lines")
-    id = values.pop("id", None)
+    given = item if isinstance(item, dict) else {"text": item}
+    if unknown := [name for name in given if name not in _NAMES]:
+        raise LibraryError(f"{where} has a field {unknown[0]!r}; there are {', '.join(_NAMES)}")
+    id = given.get("id")
     number = _number(id)
     if id not in (None, "") and number is None:
         raise LibraryError(f"{where} has the id {id!r}; an id is L<number>, and a new lesson needs none")
-    return Lesson(
-        id="" if number is None else f"L{number}", **{name: value for name, value in values.items() if value is not None}
-    )
-
-
-def _uncut(place: Any, where: str) -> None:
-    """Raise if YAML has cut the text at ` #`, which begins a comment: a text without quotes would silently lose its end."""
-    texts = [value for key, value in place.value if key.value == "text"] if place.id == "mapping" else [place]
-    for text in texts:
-        mark = text.end_mark
-        rest = mark.buffer[mark.pointer :].splitlines()[:1] if mark.buffer else []
-        if text.id == "scalar" and text.style is None and rest and rest[0].lstrip(" \t\0").startswith("#"):
-            raise LibraryError(f"{where}: YAML reads {rest[0].strip()!r} as a comment; put quotes around the text")
+    values = {name: _read(name, value, where) for name, value in given.items() if name != "id" and value is not None}
+    if not values.get("text"):
+        raise LibraryError(f"{where} has no text; to delete a lesson, delete all its lines")
+    return Lesson(id="" if number is None else f"L{number}", **values)
 
 
 def _read(name: str, value: Any, where: str) -> Any:
-    if name == "id" or (name == "success" and (value is None or isinstance(value, bool))):
+    """The value of a lesson's field, of the type that the field has in `Lesson`."""
+    kind = str if name == "text" else type(_DEFAULTS[name])
+    if kind is int and type(value) is int and value >= 0:
         return value
-    if name in _COUNTS:
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-            return value or 0
-        raise LibraryError(f"{where} is a whole number from 0 on, got {value!r}")
-    if name in _LISTS:
-        items = () if value is None else value if isinstance(value, list) else (value,)
+    if kind is tuple:
         try:
-            return tuple(map(float, items)) if name == "rewards" else tuple(map(str, items))
+            return tuple(map(float if name == "rewards" else str, value if isinstance(value, list) else [value]))
         except (TypeError, ValueError):
-            raise LibraryError(f"{where} is a list of numbers, got {value!r}") from None
-    if isinstance(value, bool | dict | list) or name == "success":
-        raise LibraryError(f"{where} is {'true or false' if name == 'success' else 'a text'}, got {value!r}; put it in quotes")
-    told = "" if value is None else str(value)
-    return one_line(told) if name == "text" else told
+            pass
+    if kind is str and not isinstance(value, bool | dict | list):
+        return one_line(str(value)) if name == "text" else str(value)
+    if name == "success" and isinstance(value, bool):
+        return value
+    what = {int: "a whole number from 0 on", tuple: "a list of numbers", str: "a text, in quotes"}.get(kind, "true or false")
+    raise LibraryError(f"{where}: {name} is {what}, got {value!r}")
 
 
 def diff(old: Library, new: Library) -> str:

@@ -52,7 +52,7 @@ Node = Callable[[Any], Any] | Runnable[Any, Any]
 # fmt: off
 _PROMPT_NAMES = (
     "summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "contrast_single", "propose", "consolidate",
-    "cheatsheet", "invent", "discriminate",
+    "invent", "discriminate",
 )
 # fmt: on
 

@@ -4,8 +4,7 @@ Every edit of every group gets a ruling, kept with the version that the step pro
 with the reason. Votes, and how often lessons were shown, are counted in the lessons. They hold whether or not the proposed version
 is accepted, so they are also kept in a second version with the lessons as they were: `<run>/<step + 1>-kept`.
 
-There are four modes: a model merges the edits in one call (the paper's), code alone, votes (ExpeL), and a curator that rewrites
-the whole sheet (Dynamic Cheatsheet).
+A model merges the edits in one call (the paper's way), or code does.
 """
 
 from __future__ import annotations
@@ -15,21 +14,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryLimits, lesson_similarity, one_line
+from ...memory.lessons.library import Library, LibraryLimits, lesson_similarity
 from ...memory.records import Comparison, Edit, Ruling, Usage
 from ..ask import Ask, BadReply, State
 from ..extract.critic import Critic
-from ..extract.edits import as_edits, read_edits, read_list
-from ..extract.trim import cut_middle
+from ..extract.edits import as_edits, read_edits
 from ..lenient_json import json_values
 from ..read_reply import Unreadable, answer_text
-from ..reply_schemas import EDITS, TEXTS
+from ..reply_schemas import EDITS
 
 __all__ = [
     "ConsolidationMode",
@@ -38,19 +35,15 @@ __all__ = [
     "ReviseLibrary",
     "consolidate",
     "describe_edit",
-    "feasible_mode",
     "match_proposals",
     "resolve_conflicts",
-    "sheet_edits",
 ]
 
-ConsolidationMode = Literal["model", "code", "votes", "cheatsheet"]
+ConsolidationMode = Literal["model", "code"]
 MIN_LIKENESS = 0.3
 """Similarity (`lesson_similarity`) from which a text counts as a reworded form of another one."""
 OUTVOTED = 2
 """Votes by which those against a lesson outnumber those for it, for code to delete it where nobody says what becomes of it."""
-INITIAL_VOTES = 2
-"""Votes that a new lesson begins with (ExpeL)."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +51,10 @@ class LibrarySettings:
     """Settings of the library, and of how edits are consolidated into it."""
 
     consolidate: ConsolidationMode = "model"
-    """The way in which the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
-    or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
+    """The edits of a step become one library by one call of a model (paper), or by code. Without a model that writes: code."""
     max_step_edits: int = 16
     """Changes of the library that a step may make at most: the first of the model's list; by code, those that most groups ask for.
-    0: any number. A sheet that is written anew has no limit. Paper: none."""
+    0: any number. Paper: none."""
     max_words: int = 32
     """Words of a lesson at most. Paper: 32, in a prompt only."""
     max_lessons: int = 40
@@ -72,21 +64,6 @@ class LibrarySettings:
     about 1300 and 2800)."""
     duplicate_similarity: float = 0.8
     """Jaccard similarity of shingles from which two lessons count as the same; above 1: never. Paper: a model's judgement."""
-
-
-def feasible_mode(mode: ConsolidationMode, line_only: bool) -> ConsolidationMode:
-    """The mode, or `code` in place of `model` if the model only writes a line (`line_only`).
-
-    Raises:
-        UserError: such a model cannot write a sheet.
-    """
-    if not line_only or mode in ("code", "votes"):
-        return mode
-    if mode == "cheatsheet":
-        raise UserError(
-            "training-free-grpo: consolidate=cheatsheet has a model write; use one that writes (--model openai:NAME)"
-        )
-    return "code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +145,6 @@ def _cue(edit: Edit) -> tuple[str, str]:
 _AT = re.compile(r"at ([^:]+): (.+)")
 
 
-def sheet_edits(library: Library, sheet: Sequence[str]) -> list[Edit]:
-    """A rewritten sheet as edits of the old one: an equal line is kept, a line that resembles an old one modifies it, other lines
-    are added, and lessons without a line are deleted."""
-    lines = list(dict.fromkeys(filter(None, map(one_line, sheet))))
-    left = {lesson.id: lesson.text for lesson in library.lessons}
-    edits: dict[int, Edit] = {}
-    for n, line in enumerate(lines):
-        if same := next((id for id, old in left.items() if _normalize(old) == _normalize(line)), ""):
-            edits[n] = Edit("keep", (same,)) if left.pop(same) == line else Edit("modify", (same,), line)
-    near = [
-        (-lesson_similarity(old, line), n, id) for n, line in enumerate(lines) if n not in edits for id, old in left.items()
-    ]
-    for likeness, n, id in sorted(near):
-        if -likeness >= MIN_LIKENESS and n not in edits and id in left:
-            del left[id]
-            edits[n] = Edit("modify", (id,), lines[n])
-    deleted = [Edit("delete", (id,), "", "not on the new sheet") for id in left]
-    return [*deleted, *(edits.get(n) or Edit("add", (), line) for n, line in enumerate(lines))]
-
-
 def match_proposals(
     proposals: Sequence[Edit], final: Sequence[Edit], stated_sources: Mapping[int, Sequence[int]]
 ) -> dict[int, int]:
@@ -260,7 +217,6 @@ class ReviseLibrary(Runnable[Any, Any]):
     role: ClassVar[str] = "model"
 
     critic: Critic
-    how: ConsolidationMode
     question: Ask | None = field(default=None, repr=False)
     """The question to the model, whose reply is read into `decision`; None: code decides."""
 
@@ -272,15 +228,8 @@ class ReviseLibrary(Runnable[Any, Any]):
         asked = await self.question.ainvoke(input, config) if self.question and self._asks(input) else {}
         return await asyncio.to_thread(self._propose_version, input, asked)
 
-    def _changes(self, state: State) -> bool:
-        """True if the step has edits, rulings, votes, or insights for a sheet."""
-        sheet = self.how == "cheatsheet"
-        return any(c.edits or c.rulings or c.votes or (sheet and c.insights) for c in state["comparisons"])
-
     def _asks(self, state: State) -> bool:
         """True if there is something to ask about. A model that is asked about nothing makes something up."""
-        if self.how == "cheatsheet":
-            return any(comparison.insights for comparison in sort_comparisons(state))
         return any(edit.op != "keep" for edit in all_edits(state)) or bool(contested_lessons(self.critic, state))
 
     def _propose_version(self, state: State, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,12 +240,12 @@ class ReviseLibrary(Runnable[Any, Any]):
         kept = library.with_votes([(id, 1) for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons])
         if kept != current:
             critic.versions.put(f"{name}-kept", kept, parent=state["library"], why="the votes of the step")
-        if not self._changes(state):
+        if not any(c.edits or c.rulings or c.votes for c in comparisons):
             return {"candidate": ""}
         decided = asked.get("decision") or _by_code(state, library, from_code=critic.line_only)
         decision = self._within_budget(self._without_leaks(decided))
-        vote = self._apply_votes if self.how == "votes" else self._apply_edits
-        made, ruled = vote(library, decision)
+        instructions = {id: task.instruction for id, task in critic.tasks.items()}
+        made, ruled = library.apply(decision.edits, critic.limits, critic.count, instructions=instructions)
         dropped = [ruling for comparison in comparisons for ruling in comparison.rulings]
         fates = {id(ruling.edit): ruling for ruling in reversed(ruled)}
         taken = [_ruling_of_merge(edit, fates[id(final)]) for edit, final in decision.merges]
@@ -317,57 +266,11 @@ class ReviseLibrary(Runnable[Any, Any]):
         """The decision with the first `Critic.max_step_edits` changes; the others get a ruling. Equal changes count once."""
         most = self.critic.max_step_edits
         changes = dict.fromkeys((e.op, e.lessons, _normalize(e.text)) for e in decision.edits if e.op != "keep")
-        if not most or self.how == "cheatsheet" or len(changes) <= most:
+        if not most or len(changes) <= most:
             return decision
         late, beyond = set(list(changes)[most:]), f"beyond the {most} change{'s' * (most > 1)} of a step"
         reasons = {id(e): beyond for e in decision.edits if (e.op, e.lessons, _normalize(e.text)) in late}
         return _leave_out(decision, reasons)
-
-    def _apply_edits(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
-        instructions = {id: task.instruction for id, task in self.critic.tasks.items()}
-        return library.apply(decision.edits, self.critic.limits, self.critic.count, instructions=instructions)
-
-    def _apply_votes(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
-        """ExpeL: the value of a lesson is its helpful less its harmful votes.
-
-        A new lesson begins with 2 helpful votes. Keeping, changing or proposing it again adds 1; a deletion adds 1 harmful vote. A
-        lesson without votes left is dropped, and over the limits those with the fewest votes go.
-        """
-        critic = self.critic
-        against = [edit for edit in decision.edits if edit.op == "delete"]
-        named = [(edit, name, library.resolve(name)) for edit in against for name in edit.lessons or ("",)]
-        rulings = [
-            Ruling(edit, True, f"a vote against {id}", id) if id else Ruling(edit, False, f"there is no lesson {name!r}")
-            for edit, name, id in named
-        ]
-        wide = replace(critic.limits, max_lessons=10**9, max_library_tokens=10**9)
-        others = tuple(edit for edit in decision.edits if edit.op != "delete")
-        instructions = {id: task.instruction for id, task in critic.tasks.items()}
-        library = library.with_votes([(id, -1) for _, _, id in named if id])  # first: it goes where its lesson is merged into
-        made, ruled = library.apply(others, wide, critic.count, instructions=instructions)
-        before = {lesson.id for lesson in library.lessons}
-        made = made.with_votes(
-            [
-                *((lesson.id, INITIAL_VOTES) for lesson in made.lessons if lesson.id not in before),
-                *((r.lesson, 1) for r in ruled if r.accepted and r.edit.op == "modify" and not r.reason),
-            ]
-        )
-        drops, left = [], list(made.lessons)
-        for lesson in sorted(left, key=lambda x: (x.helpful - x.harmful, -x.shown, int(x.id[1:]))):
-            worth = lesson.helpful - lesson.harmful
-            if lesson.harmful and worth <= 0:
-                why = f"no votes left: +{lesson.helpful} -{lesson.harmful}"
-            elif (
-                len(left) > critic.limits.max_lessons
-                or critic.count(Library(tuple(left)).text()) > critic.limits.max_library_tokens
-            ):
-                why = f"over the limits, with the fewest votes: +{lesson.helpful} -{lesson.harmful}"
-            else:
-                continue
-            left.remove(lesson)
-            drops.append(Edit("delete", (lesson.id,), lesson.text, why))
-        made, gone = made.apply(drops, wide, critic.count)
-        return made, (*rulings, *ruled, *(replace(ruling, reason=ruling.edit.why) for ruling in gone))
 
 
 def _leave_out(decision: EditDecision, reasons: Mapping[int, str]) -> EditDecision:
@@ -451,18 +354,10 @@ def consolidate(model: Runnable[Any, Any], critic: Critic, how: ConsolidationMod
     """The node that makes the candidate from all groups' edits.
 
     `model`: one call a step, which sees the edits and the library. If no reply can be read, and for edits that the prompt has no
-    room for, code decides. `code`: see `resolve_conflicts`. `votes`: the same with ExpeL's votes. `cheatsheet`: one call that
-    rewrites the whole sheet from the groups' insights; if it cannot be read, the old sheet stays. Without edits nothing is asked,
-    and there is no candidate.
-
-    Raises:
-        UserError: there is no such mode.
+    room for, code decides (`resolve_conflicts`), as it always does for a critic that only writes a line. Without edits nothing is
+    asked, and there is no candidate.
     """
-    if how not in get_args(ConsolidationMode):
-        raise UserError(f"consolidate is one of {', '.join(get_args(ConsolidationMode))}, got {how!r}")
-    if critic.line_only or how in ("code", "votes"):
-        return ReviseLibrary(critic, "votes" if how == "votes" else "code")
-    return ReviseLibrary(critic, how, _curator(model, critic) if how == "cheatsheet" else _merger(model, critic))
+    return ReviseLibrary(critic, None if critic.line_only or how == "code" else _merger(model, critic))
 
 
 def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
@@ -578,42 +473,3 @@ def _objects(found: Any) -> Iterator[dict[str, Any]]:
         yield found
     for inner in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
         yield from _objects(inner)
-
-
-def _curator(model: Runnable[Any, Any], critic: Critic) -> Ask:
-    prompt = critic.prompts["cheatsheet"]
-
-    def messages(state: State) -> list[BaseMessage]:
-        sheet = critic.versions.at(state["library"]).text(with_ids=False)
-        told = {
-            "aim": critic.aim,
-            "sheet": cut_middle(sheet, critic.max_prompt_tokens // 2, critic.count) or "(empty)\n",
-            "words": str(critic.limits.max_lesson_words),
-            "size": str(critic.limits.max_lessons),
-        }
-        insights = "".join(f"- {insight}\n" for comparison in sort_comparisons(state) for insight in comparison.insights)
-        return prompt.messages(
-            **told, insights=cut_middle(insights, critic.remaining_tokens(prompt, *told.values()), critic.count)
-        )
-
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        library = critic.versions.at(state["library"])
-        sheet = read_list(answer_text(reply), "sheet", critic.limits.max_lessons)
-        comparisons, final = sort_comparisons(state), []
-        for edit in sheet_edits(library, sheet):
-            behind = [
-                c for c in comparisons if any(lesson_similarity(insight, edit.text) >= MIN_LIKENESS for insight in c.insights)
-            ]
-            found = behind if edit.op in ("add", "modify") else []
-            rewards = tuple(reward for c in found for reward in c.rewards if reward is not None)
-            final.append(replace(edit, problems=tuple(c.task for c in found), rewards=rewards, step=state["step"]))
-        edits = all_edits(state)
-        pairs, dropped = _pair_proposals(edits, final, match_proposals(edits, final, {}), "not on the new sheet")
-        return {"decision": EditDecision(tuple(final), dropped, pairs, "the sheet was written anew by the model")}
-
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
-        reason = "the old sheet stays, for no new one could be read"
-        rulings = tuple(Ruling(edit, False, reason) for edit in all_edits(state))
-        return {"decision": EditDecision((), rulings, why=f"{reason}: {bad}")}
-
-    return critic.ask("cheatsheet", model, messages, read, on_bad_reply, sheet=TEXTS)

@@ -376,7 +376,6 @@ class Consolidate(Runnable[Any, Any]):
 
     role: ClassVar[str] = "model"
 
-    how: str
     node: Node = field(repr=False)
     schedule: Schedule = field(repr=False)
 

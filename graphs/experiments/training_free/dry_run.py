@@ -200,7 +200,7 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
             add("summarise", compared * s.group_size if writes and not plain else 0)
             add("contrast", compared if writes else 0)
             add("propose", compared if writes and not plain else 0)
-            add("consolidate", steps if writes and not plain and s.consolidate in ("model", "cheatsheet") else 0)
+            add("consolidate", steps if writes and not plain and s.consolidate == "model" else 0)
             add("trial", 2 * steps * s.held_out * s.trial_rollouts * turns if s.accept != "always" and s.held_out else 0)
             add("test", (steps - 1) * options.test_problems * options.test_rollouts * turns if options.curve else 0)
         add("invent", 1 if arm.library_source == "self-generated" else 0)

@@ -58,7 +58,7 @@ class TrainingFreeOptions(SharedOptions):
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, on the same unseen problems. Controls:
     `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many lessons, written without any rollout), `:random`
-    and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn: `:votes`, `:cheatsheet`, `:always`,
+    and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn: `:always`,
     `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then

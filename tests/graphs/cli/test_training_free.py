@@ -524,7 +524,6 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--arm random", "--compare training-free-grpo:random"),
         ("--compare cot", "cot cannot run: cot reasons in writing"),
         ("--compare training-free-grpo:self-generated-lessons", "training-free-grpo:self-generated-lessons cannot run: "),
-        ("--compare training-free-grpo:cheatsheet", "training-free-grpo:cheatsheet cannot run: "),
         ("--library torn.yaml", "torn.yaml"),
         ("--splits train,exam,test", "train, dev and test"),
         ("--concurrency 0", "--concurrency is at least 1"),
@@ -535,7 +534,6 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--compare reflexion", "it learns from attempts at one problem"),
         ("--compare nobody", "no method is called 'nobody'"),
         ("--arm empty --compare training-free-grpo:shuffled-lessons", "which learns nothing"),
-        ("--consolidate cheatsheet", "use one that writes"),
         ("--arm self-generated", "has a model write"),
     ],
 )
@@ -561,7 +559,7 @@ def test_a_mistake_is_one_line_and_nothing_is_left_behind(
     "flags",
     [
         *("--model nobody", "--critic nobody", "--tools python", "--max-tokens 0", "--arm shuffled", "--library torn.yaml"),
-        *("--compare cot", f"--compare {METHOD}:self-generated-lessons", "--arm self-generated", "--consolidate cheatsheet"),
+        *("--compare cot", f"--compare {METHOD}:self-generated-lessons", "--arm self-generated"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(flags: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,17 +117,13 @@ def test_no_stage_lets_a_planted_answer_through(reference: str) -> None:
 
     proposed = Comparison("sum-1", (1.0, 0.0), edits=(Edit("add", (), SOUND, problems=("sum-1",)),))
     told = [{"op": "add", "text": SOUND, "from": [1]}, {"op": "modify", "id": "L0", "text": PLANTED, "from": []}]
-    for how in ("model", "cheatsheet"):
-        reply = json.dumps({"edits": told, "sheet": [SOUND, PLANTED, "When it is 138, the answer is 138."]})
-        step = {"run": how, "step": 0, "library": "r/0", "comparisons": [proposed]}
-        if how == "cheatsheet":
-            step["comparisons"] = [Comparison("sum-1", (1.0, 0.0), insights=(SOUND,), edits=proposed.edits)]
-        consolidate(Scripted(reply), known, how).invoke(step)
-        texts = [lesson.text for lesson in versions.at(f"{how}/1").lessons]
-        assert SOUND in texts
-        assert not [text for text in texts if "13" in text], texts
-        refused = [ruling for ruling in versions.rulings(f"{how}/1") if not ruling.accepted]
-        assert PLANTED in [ruling.edit.text for ruling in refused]
+    step = {"run": "r", "step": 0, "library": "r/0", "comparisons": [proposed]}
+    consolidate(Scripted(json.dumps({"edits": told})), known, "model").invoke(step)
+    texts = [lesson.text for lesson in versions.at("r/1").lessons]
+    assert SOUND in texts
+    assert not [text for text in texts if "13" in text], texts
+    refused = [ruling for ruling in versions.rulings("r/1") if not ruling.accepted]
+    assert PLANTED in [ruling.edit.text for ruling in refused]
 
 
 def test_the_answer_is_no_lesson_of_those_that_are_written_without_rollouts_either() -> None:

@@ -19,7 +19,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryLimits, LibraryVersions, one_line
 from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task
 from learngraph.nodes.extract.critic import Critic, propose
-from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts, sheet_edits
+from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts
 
 ADD = "when a sum is asked for, add the numbers"
 CHECK = "when a result was found, check it in another way"
@@ -93,13 +93,13 @@ def plan(*edits: dict[str, Any]) -> str:
 # One call, or none
 
 
-@pytest.mark.parametrize("how", ["model", "code", "votes", "cheatsheet"])
+@pytest.mark.parametrize("how", ["model", "code"])
 def test_about_nothing_nothing_is_asked_and_nothing_made_up(how: Any) -> None:  # D9
     known = critic(ADD)
     for comparisons in ([], [Comparison("a"), Comparison("b", (1.0, 1.0), kind="alike")]):
         assert consolidate(Silent(), known, how).invoke(step(*comparisons)) == {"candidate": ""}
-    if how != "cheatsheet":  # what was learned, and found not to change anything
-        assert consolidate(Silent(), known, how).invoke(step(compared("a", insights=(ADD,)))) == {"candidate": ""}
+    # what was learned, and found not to change anything
+    assert consolidate(Silent(), known, how).invoke(step(compared("a", insights=(ADD,)))) == {"candidate": ""}
     assert known.versions.names() == ["r/0"]
 
 
@@ -220,8 +220,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("reply", MALFORMED)
-@pytest.mark.parametrize("how", ["model", "cheatsheet"])
-def test_no_malformed_reply_poisons_the_step(reply: str, how: Any) -> None:  # D3
+def test_no_malformed_reply_poisons_the_step(reply: str) -> None:  # D3
     """A group's reply first, the consolidation's afterwards: the other groups' edits are applied or dropped in the open."""
     task = Task("a", "Add 19 and 23.")
     rollouts = [Rollout(f"r/a/{n}", task, n, 1.0 - n, "42", "> 42\n") for n in range(2)]
@@ -233,13 +232,12 @@ def test_no_malformed_reply_poisons_the_step(reply: str, how: Any) -> None:  # D
     poisoned = Comparison("a", (1.0, 0.0), edits=out["edits"], rulings=out["rulings"], insights=(CHECK,))
     comparisons = [poisoned, compared("b", add(DRAW))]
     good = plan({"op": "add", "text": DRAW, "from": [len(out["edits"]) + 1]})
-    good = json.dumps({"sheet": [ADD, DRAW]}) if how == "cheatsheet" else good
-    assert consolidate(Scripted(good), known, how).invoke(step(*comparisons))["candidate"] == "r/1"
+    assert consolidate(Scripted(good), known, "model").invoke(step(*comparisons))["candidate"] == "r/1"
     assert DRAW in texts(known)
     assert accounted(known, comparisons)
 
     again = critic(ADD)
-    assert consolidate(Scripted(reply), again, how).invoke(step(*comparisons))["candidate"] == "r/1"
+    assert consolidate(Scripted(reply), again, "model").invoke(step(*comparisons))["candidate"] == "r/1"
     assert accounted(again, comparisons)
     assert all("\x0c" not in text and "\t" not in text for text in texts(again))  # D10
 
@@ -269,11 +267,11 @@ def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
 
 def test_the_version_does_not_depend_on_which_group_ended_first() -> None:  # D17
     comparisons = [compared(f"t{n}", add(f"when case {n} comes up, do {n}")) for n in range(6)]
-    for how in ("model", "code", "votes", "cheatsheet"):
+    for how in ("model", "code"):
         seen = set()
         for seed in range(4):
             known = critic(ADD)
-            reply = json.dumps({"edits": [{"op": "add", "text": CHECK, "from": [1, 2]}], "sheet": [CHECK, ADD]})
+            reply = json.dumps({"edits": [{"op": "add", "text": CHECK, "from": [1, 2]}]})
             model = Scripted(reply)
             consolidate(model, known, how).invoke(step(*random.Random(seed).sample(comparisons, 6)))  # type: ignore[arg-type]
             seen.add((known.versions.at("r/1").to_yaml(), known.versions.rulings("r/1"), tuple(model.prompts)))
@@ -368,11 +366,6 @@ def test_final_edits_of_one_text_are_told_apart() -> None:
     assert [lesson.problems for lesson in known.versions.at("r/1").lessons] == [("a",), ("b",)]
 
 
-def test_an_unknown_way_is_an_error_in_words() -> None:
-    with pytest.raises(UserError, match="model, code, votes, cheatsheet"):
-        consolidate(Silent(), critic(), "magic")  # type: ignore[arg-type]
-
-
 # By code
 
 
@@ -423,7 +416,7 @@ def test_the_reason_that_a_model_gives_is_prose() -> None:
 
 def test_a_plain_writer_is_never_asked_to_consolidate() -> None:
     known = critic(line_only=True)
-    consolidate(Silent(), known, "cheatsheet").invoke(step(compared("a", add("door black mist"))))
+    consolidate(Silent(), known, "model").invoke(step(compared("a", add("door black mist"))))
     assert texts(known) == ["door black mist"]
 
 
@@ -473,80 +466,6 @@ def test_a_step_makes_so_many_changes_at_most_and_the_others_have_a_ruling() -> 
     assert "at most 3 changes" in model.prompts[0]
 
 
-def test_votes_begin_at_two_and_end_at_none() -> None:
-    known = critic(limits=LibraryLimits(max_lessons=9))
-    votes = consolidate(Silent(), known, "votes")
-
-    def worth(name: str) -> dict[str, int]:
-        return {lesson.text: lesson.helpful - lesson.harmful for lesson in known.versions.at(name).lessons}
-
-    votes.invoke(step(compared("a", add(ADD), add(CHECK)), compared("b", add(CHECK))))
-    assert worth("r/1") == {ADD: 2, CHECK: 3}
-    changed = Edit("modify", ("L0",), f"{CHECK}, always")  # L0: what two groups want comes first
-    votes.invoke(step(compared("a", Edit("delete", ("L1",)), changed), step=1, library="r/1"))
-    assert worth("r/2") == {ADD: 1, f"{CHECK}, always": 4}
-    votes.invoke(step(compared("a", Edit("delete", ("L1",)), Edit("keep", ("L0",))), step=2, library="r/2"))
-    assert worth("r/3") == {f"{CHECK}, always": 5}
-    rulings = known.versions.rulings("r/3")
-    assert Ruling(compared("a", Edit("delete", ("L1",))).edits[0], True, "a vote against L1", "L1") in rulings
-    assert any(ruling.reason == "no votes left: +2 -2" for ruling in rulings)
-
-
-def test_a_vote_against_a_lesson_goes_where_the_lesson_goes() -> None:
-    known = critic(ADD, CHECK)
-    merge = Edit("merge", ("L0", "L1"), f"{ADD} and check")
-    keep, delete = Edit("keep", ("L0",)), Edit("delete", ("L1",))
-    votes = [compared("a", merge, keep), compared("b", delete, keep), compared("c", delete, keep)]
-    consolidate(Silent(), known, "votes").invoke(step(*votes))
-    (lesson,) = known.versions.at("r/1").lessons
-    assert (lesson.id, lesson.helpful, lesson.harmful) == ("L0", 3, 2)
-
-
-def test_over_the_limits_the_lessons_with_the_fewest_votes_go() -> None:
-    known = critic(limits=LibraryLimits(max_lessons=2))
-    votes = consolidate(Silent(), known, "votes")
-    votes.invoke(step(compared("a", add(ADD), add(CHECK)), compared("b", add(CHECK), add(DRAW)), compared("c", add(DRAW))))
-    assert texts(known) == [CHECK, DRAW]
-    assert any("fewest votes" in reason for _, reason in reasons(known).values())
-
-
-# A sheet written anew
-
-
-def test_a_new_sheet_is_a_list_of_edits() -> None:
-    old = critic(ADD, CHECK, DRAW).versions.at("r/0")
-    edits = sheet_edits(old, [f"{CHECK} if there is time", DRAW, "when stuck, go back", DRAW])
-    assert [(edit.op, edit.lessons, edit.text) for edit in edits] == [
-        ("delete", ("L0",), ""),
-        ("modify", ("L1",), f"{CHECK} if there is time"),
-        ("keep", ("L2",), ""),
-        ("add", (), "when stuck, go back"),
-    ]
-
-
-def test_the_curator_rewrites_the_sheet_from_what_was_learned() -> None:
-    model = Scripted(json.dumps({"sheet": [CHECK, "when a sum is asked for, add the numbers twice"]}))
-    known = critic(ADD, DRAW)
-    comparisons = [compared("a", add(CHECK)), compared("b", add("when poems are asked for, rhyme"))]
-    consolidate(model, known, "cheatsheet").invoke(step(*comparisons))
-    assert f"- {ADD}\n" in model.prompts[0]
-    assert f"- {CHECK}\n" in model.prompts[0]
-    assert texts(known) == [f"{ADD} twice", CHECK]
-    assert known.versions.at("r/1").lesson("L2").problems == ("a",)
-    assert reasons(known)["delete L1"] == (True, "")
-    assert reasons(known)["when poems are asked for, rhyme"] == (False, "not on the new sheet")
-    assert accounted(known, comparisons)
-
-
-def test_a_sheet_that_cannot_be_read_leaves_the_old_one() -> None:
-    known, comparisons = critic(ADD, DRAW), [compared("a", add(CHECK))]
-    model = Scripted("Done!")
-    consolidate(model, known, "cheatsheet").invoke(step(*comparisons))
-    assert texts(known) == [ADD, DRAW]
-    assert len(model.prompts) == 3
-    assert reasons(known)[CHECK] == (False, "the old sheet stays, for no new one could be read")
-
-
 # Properties
 
 IDS = st.sampled_from(["L0", "L1", "L2", "L9", "[L1]", ""])
@@ -571,7 +490,7 @@ REPLIES = st.one_of(
             },
         ),
         max_size=5,
-    ).map(lambda items: json.dumps({"edits": items, "sheet": [item.get("text", "") for item in items]})),
+    ).map(lambda items: json.dumps({"edits": items})),
 )
 
 
@@ -579,7 +498,7 @@ REPLIES = st.one_of(
 @given(
     st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4),
     REPLIES,
-    st.sampled_from(["model", "code", "votes", "cheatsheet"]),
+    st.sampled_from(["model", "code"]),
 )
 def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str, how: Any) -> None:
     limits = LibraryLimits(max_lessons=4)
@@ -595,7 +514,7 @@ def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str
     assert all(len(lesson.text.split()) <= limits.max_lesson_words for lesson in library.lessons)
     now = {lesson.id: lesson.text for lesson in library.lessons}
     rulings = [ruling for ruling in known.versions.rulings("r/1") if ruling.accepted]
-    gone = {r.lesson for r in rulings if r.edit.op == "delete" and not r.reason.startswith("a vote against")}
+    gone = {r.lesson for r in rulings if r.edit.op == "delete"}
     assert not gone & now.keys(), "an accepted deletion was not done"
     for ruling in rulings:
         done = ruling.lesson in gone or now.get(ruling.lesson) == one_line(ruling.edit.text)
