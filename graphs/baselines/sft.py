@@ -14,14 +14,15 @@ and from the moments of its optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.settings import LoRA
-from ...memory.claas.weights import WeightSettings
+from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.learn.train_weights import (
@@ -29,8 +30,10 @@ from ...nodes.learn.train_weights import (
     ImitateBest,
     KeepAttempt,
     ReadSteps,
+    TrainVersion,
     VersionChannels,
     VersionedPolicy,
+    WeightTrainer,
     make_training_router,
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
@@ -53,31 +56,51 @@ class TrainedState(EpisodeChannels, ChoiceChannels, RewardChannels, VersionChann
 
 
 @dataclass(frozen=True)
-class RejectionSampling:
+class WeightTraining:
+    """Hyper-parameters of all methods that train weights."""
+
+    learning_rate: float = 3e-3
+    """Learning rate of AdamW; chosen on the toy's train fold among .001, .003 and .01."""
+    epochs: int = 2
+    """Updates from each group (grpo), or times that a training goes over its steps."""
+    rank: int = 8
+    """Rank of the LoRA adapter, on all linear layers; its scale is twice the rank."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax that the action is drawn from. 0 takes the best action, so that all attempts are the same."""
+
+    def check(self, method: str, **least: float) -> None:
+        """Refuse numbers that are too small.
+
+        Args:
+            method: the method's name, for the error.
+            least: name of a field of the method's own -> its least value.
+        """
+        check_least(self, method, learning_rate=0, epochs=1, rank=1, temperature=0, **least)
+
+    @property
+    def training(self) -> WeightSettings:
+        """The settings of each training."""
+        return WeightSettings(LoRA(self.rank), self.learning_rate, self.epochs)
+
+
+@dataclass(frozen=True)
+class RejectionSampling(WeightTraining):
     """Hyper-parameters."""
 
     every: int = 5
     """Episodes between two trainings."""
     best: int = 4
     """Attempts that a training imitates, at most."""
-    learning_rate: float = 3e-3
-    """Learning rate of AdamW; chosen on the toy's train fold among .001, .003 and .01."""
-    epochs: int = 2
-    """Times that a training goes over its steps."""
     batch_size: int = 32
     """Steps behind one update."""
-    rank: int = 8
-    """Rank of the LoRA adapter, on all linear layers; its scale is twice the rank."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
     def __post_init__(self) -> None:
-        check_least(self, "sft", every=1, best=1, learning_rate=0, epochs=1, batch_size=1, rank=1, temperature=0)
+        self.check("sft", every=1, best=1, batch_size=1)
 
     @property
     def training(self) -> WeightSettings:
-        """The settings of its trainings."""
-        return WeightSettings(LoRA(self.rank), self.learning_rate, self.epochs, self.batch_size)
+        """The settings of each training."""
+        return replace(super().training, batch_size=self.batch_size)
 
 
 def build(
@@ -85,9 +108,30 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or RejectionSampling()
-    trainer, log = open_weight_trainer(parts, "sft", settings.training), parts.training_log
-    policy = scoring_policy(parts, "sft")
-    nodes: dict[str, Node] = {
+    nodes = trained_nodes(parts, "sft", settings, lambda *of: ImitateBest(*of, settings.best))
+    return wire_trained(nodes, settings.every, chain=chain, **{"name": "sft", **compile})
+
+
+def trained_nodes(
+    parts: MethodInputs,
+    method: str,
+    settings: WeightTraining,
+    make_train: Callable[[WeightTrainer, TrainingLog, ReadSteps], TrainVersion],
+) -> dict[str, Node]:
+    """The nodes of an episode that is played with a version of the adapter and may end in a training.
+
+    Args:
+        parts: environment, journal, policy and the maker of the trainer.
+        method: the method's name, for errors.
+        settings: how weights are trained.
+        make_train: makes the node `train`, which alone differs from method to method.
+
+    Raises:
+        NoWeightsError: the model that plays has no weights here.
+    """
+    trainer, log = open_weight_trainer(parts, method, settings.training), parts.training_log
+    policy = scoring_policy(parts, method)
+    return {
         "find_version": FindVersion(log),
         "begin": Begin(parts.environment),
         "propose": VersionedPolicy(policy, trainer),
@@ -95,8 +139,12 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
         "keep": KeepAttempt(log, parts.journal),
-        "train": ImitateBest(trainer, log, ReadSteps(policy, parts.journal), settings.best),
+        "train": make_train(trainer, log, ReadSteps(policy, parts.journal)),
     }
-    routers = {"act": route_episode_end, "keep": make_training_router(settings.every)}
+
+
+def wire_trained(nodes: dict[str, Node], every: int, *, chain: bool, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of `FLOW` with a training after every n-th episode."""
+    routers = {"act": route_episode_end, "keep": make_training_router(every)}
     builder = StateGraph(TrainedState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "sft", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **compile)

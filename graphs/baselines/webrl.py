@@ -14,16 +14,14 @@ the run's episodes do not show: they count in its tokens, seconds and FLOPs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.claas.settings import LoRA
 from ...memory.claas.weights import WeightSettings
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.learn.curriculum import (
     ImitateSolved,
     PickTask,
@@ -34,12 +32,10 @@ from ...nodes.learn.curriculum import (
     route_phase,
     route_practice,
 )
-from ...nodes.learn.train_weights import FindVersion, KeepAttempt, ReadSteps, VersionedPolicy
 from ...nodes.state import EpisodeInput, EpisodeResult
-from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_least
-from ..wiring.weights import open_weight_trainer, scoring_policy
-from .sft import TrainedState
+from ..wiring.flow import compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs
+from .sft import TrainedState, WeightTraining, trained_nodes
 
 FLOW = """
 flowchart LR
@@ -59,7 +55,7 @@ class PractisedState(TrainedState, PracticeChannels):
 
 
 @dataclass(frozen=True)
-class SelfEvolvingCurriculum:
+class SelfEvolvingCurriculum(WeightTraining):
     """Hyper-parameters."""
 
     every: int = 10
@@ -68,24 +64,16 @@ class SelfEvolvingCurriculum:
     """Tasks of a phase."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a practice task is solved; the environment's own if not given. Where both are unknown: above the mean."""
-    learning_rate: float = 3e-3
-    """Learning rate of AdamW."""
-    epochs: int = 2
-    """Times that a training goes over its steps."""
     batch_size: int = 32
     """Steps behind one update."""
-    rank: int = 8
-    """Rank of the LoRA adapter, on all linear layers; its scale is twice the rank."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
     def __post_init__(self) -> None:
-        check_least(self, "webrl", every=1, tasks=1, learning_rate=0, epochs=1, batch_size=1, rank=1, temperature=0)
+        self.check("webrl", every=1, tasks=1, batch_size=1)
 
     @property
     def training(self) -> WeightSettings:
-        """The settings of its trainings."""
-        return WeightSettings(LoRA(self.rank), self.learning_rate, self.epochs, self.batch_size)
+        """The settings of each training."""
+        return replace(super().training, batch_size=self.batch_size)
 
 
 def build(
@@ -93,22 +81,12 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`. The world has `task(seed, split)`."""
     settings = settings or SelfEvolvingCurriculum()
-    trainer, log = open_weight_trainer(parts, "webrl", settings.training), parts.training_log
-    policy, world = scoring_policy(parts, "webrl"), parts.environment
     threshold = parts.success_threshold(settings.success_threshold)
-    practice: TaskWorld = world  # type: ignore[assignment]  # every world that a run opens numbers its tasks
-    nodes: dict[str, Node] = {
-        "find_version": FindVersion(log),
-        "plan": PlanPractice(practice, log, settings.every, settings.tasks, threshold),
+    practice: TaskWorld = parts.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
+    nodes = trained_nodes(parts, "webrl", settings, lambda *of: ImitateSolved(*of, threshold)) | {
+        "plan": PlanPractice(practice, parts.training_log, settings.every, settings.tasks, threshold),
         "pick": PickTask(),
         "return_to_task": ReturnToTask(),
-        "begin": Begin(world),
-        "propose": VersionedPolicy(policy, trainer),
-        "choose": Choose(settings.temperature),
-        "act": Act(world, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "keep": KeepAttempt(log, parts.journal),
-        "train": ImitateSolved(trainer, log, ReadSteps(policy, parts.journal), threshold),
     }
     routers = {"plan": route_phase, "act": route_episode_end, "keep": route_practice}
     builder = StateGraph(PractisedState, input_schema=EpisodeInput, output_schema=EpisodeResult)

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from typing_extensions import TypedDict
 
-from ...memory.claas.weights import PlayedAttempt, TrainingLog, TrainingReport
+from ...memory.claas.weights import TrainingLog, TrainingReport
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from ...memory.search.similarity import words
 from ..state import EpisodeInput
-from .train_weights import TrainVersion, WeightTrainer, training_seed
+from .train_weights import TrainVersion, training_seed
 
 CANDIDATES = 8
 """Unplayed tasks that are looked at for each task of a phase."""
@@ -32,14 +32,6 @@ class TaskWorld(Protocol):
     def task(self, seed: int, split: str) -> Task: ...
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation: ...
-
-
-class PerplexityTrainer(WeightTrainer, Protocol):
-    """A trainer that says how likely a version finds what was done."""
-
-    def perplexities(self, version: str, attempts: Sequence[PlayedAttempt]) -> list[float]:
-        """exp of minus the mean log-probability of the tokens of each attempt's actions."""
-        ...
 
 
 class PracticeChannels(TypedDict):
@@ -174,8 +166,7 @@ class ImitateSolved(TrainVersion):
         solved = self._solved(phase)
         earlier = [row for row in rows if row["episode"] < episode and row["practice"]]
         replayed = [self.reader.attempt(row) for row in self._solved(earlier)]
-        trainer: Any = self.trainer
-        found = zip(replayed, trainer.perplexities(parent, replayed) if replayed else (), strict=True)
+        found = zip(replayed, self.trainer.perplexities(parent, replayed) if replayed else (), strict=True)
         kept = [attempt for attempt, value in found if self.least_perplexity <= value <= self.most_perplexity]
         chosen = [*(self.reader.attempt(row) for row in solved), *kept]
         if not chosen:

@@ -38,6 +38,10 @@ class WeightTrainer(Protocol):
         """Learn from a group of attempts at one task by their returns. The new version is on the disk when this returns."""
         ...
 
+    def perplexities(self, version: str, attempts: Sequence[PlayedAttempt]) -> list[float]:
+        """exp of minus the mean log-probability of the tokens of each attempt's actions, under a version."""
+        ...
+
     def keep(self, versions: Collection[str]) -> None:
         """Delete all versions but these."""
         ...
