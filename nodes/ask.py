@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import re
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
@@ -85,7 +85,7 @@ class Ask(Runnable[Any, Any]):
         messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
         for tries in range(1, self.max_tries + 1):
             reply = yield messages, may_stop
-            usage += _call_usage(messages, reply)
+            usage += call_usage(messages, reply)
             try:
                 found = self.read(reply, state)
                 return {**found, "usage": usage + found.get("usage", Usage())}
@@ -149,21 +149,28 @@ class Ask(Runnable[Any, Any]):
                 return done.value
             options, form = self._options(input, messages), self._form_options(may_stop)
             try:
-                reply = await self._answer(messages, config, {**options, **form})
+                reply = await answer(self.model, messages, config, {**options, **form})
             except Exception as error:
                 if not form or not _is_refused_request(error):
                     raise
-                reply = await self._answer(messages, config, options)
+                reply = await answer(self.model, messages, config, options)
                 _note_refused_options(self.model, form)
 
-    async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
-        """The model's reply. Where no callback listens, a model's own `answer(messages, **options)` is used if it has one:
-        LangChain's callbacks cost more than the request."""
-        # A binding passes through the `answer` of the model within, which ignores the options bound to it.
-        answer = None if isinstance(self.model, RunnableBinding) else getattr(self.model, "answer", None)
-        if answer is not None and has_no_callbacks(config):
-            return cast(AIMessage, await answer(messages, **options))
-        return cast(AIMessage, await self.model.ainvoke(messages, config, **options))
+
+async def answer(model: Any, messages: Messages, config: RunnableConfig | None, options: Mapping[str, Any]) -> Any:
+    """The reply of a chat model, or of one with options bound to it.
+
+    Where no callback listens, a model's own `answer(messages, **options)` is used if it has one: LangChain's callbacks cost more
+    than the request.
+    """
+    inner: Any = model
+    bound = dict(options)
+    # A binding passes through the `answer` of the model within, which ignores the options bound to it.
+    while isinstance(inner, RunnableBinding) and not inner.config and not inner.config_factories:
+        inner, bound = inner.bound, {**inner.kwargs, **bound}
+    if has_no_callbacks(config) and hasattr(inner, "answer") and not isinstance(inner, RunnableBinding):
+        return await inner.answer(messages, **bound)
+    return await model.ainvoke(messages, config, **options)
 
 
 def has_no_callbacks(config: RunnableConfig | None) -> bool:
@@ -220,7 +227,7 @@ def _as_list(stop: Any) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop or ())
 
 
-def _call_usage(messages: Messages, reply: AIMessage) -> Usage:
+def call_usage(messages: Sequence[BaseMessage], reply: AIMessage) -> Usage:
     """The usage of a call: the server's numbers, or an estimate if it sends none."""
     if getattr(reply, "usage_metadata", None):
         return Usage.from_reply(reply)

@@ -1,4 +1,4 @@
-"""A chat model whose calls are cached, counted and limited: no call is paid for twice.
+"""A chat model whose calls are counted and limited, and cached where each request has one reply: then no call is paid for twice.
 
 The key of a call is made of the model's name (a fingerprint of all that its replies depend on), the messages and the options,
 including the seed. So two draws from one prompt are two calls, and a run that starts again from any point gets the same replies.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 from types import TracebackType
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
@@ -26,7 +26,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from ..memory.errors import UserError
 from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
-from .ask import estimate_tokens, has_no_callbacks, text
+from .ask import answer, call_usage
 
 __all__ = [
     "BudgetSpent",
@@ -37,6 +37,7 @@ __all__ = [
     "chat_messages",
     "message_fields",
     "model_name",
+    "reply_fields",
 ]
 
 PASSED_THROUGH = ("score", "window", "get_num_tokens", "takes_reply_schema")
@@ -218,10 +219,7 @@ class CachedChatModel(Runnable[Any, Any]):
         CacheError: the reply cannot be stored.
     """
 
-    seeded: ClassVar[bool] = True
-    """True: `Ask` passes a seed made from run, episode and step. It is part of a call's key."""
-
-    model: Runnable[Any, Any]
+    model: Any
     """A chat model, or one with options bound to it (`bind`, `bind_tools`), which count as the call's own."""
     name: str
     """All that replies depend on beside messages and options: the model, and its settings (temperature, longest reply ...)."""
@@ -230,39 +228,48 @@ class CachedChatModel(Runnable[Any, Any]):
     """The name under which its usage is counted."""
     meter: SpendingLimit | None = None
     slots: ConcurrencyLimit | None = None
-    seeds: bool | None = None
-    """Pass the seed to the model. None: only if the model has a setting `seed`, as `OpenAIChatModel` and
-    `LocalChatModel` have. False: for servers that refuse requests with a seed."""
+    seeded: bool = True
+    """Whether each call has a seed, which `Ask` makes from run, episode and step: it is part of a call's key, and is passed to
+    models with a setting `seed`. False: equal requests are draws of their own, so that nothing is looked up or stored; every
+    call, and every score, is made and counted."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
         place = self._cache_key(messages, kwargs)
-        if (known := self.cache.get(place)) is not None:
+        if place and (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         with cast(AbstractContextManager[Any], self.slots or nullcontext()):
             start = self._start()
             reply = self.model.invoke(messages, config, **self._model_options(kwargs))
-        return self._store_reply(place, messages, reply, start)
+        return self._count_reply(place, messages, reply, start)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
         place = self._cache_key(messages, kwargs)
-        if (known := self.cache.get(place)) is not None:
+        if place and (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         async with cast(AbstractAsyncContextManager[Any], self.slots or nullcontext()):
             start = self._start()
-            reply = await self._answer(messages, config, self._model_options(kwargs))
-        return self._store_reply(place, messages, reply, start)
+            reply = await answer(self.model, messages, config, self._model_options(kwargs))
+        return self._count_reply(place, messages, reply, start)
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> CachedChatModel:
         """The same model with tools that it may call."""
-        return replace(self, model=cast(Any, self.model).bind_tools(tools, **kwargs))
+        return replace(self, model=self.model.bind_tools(tools, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """The model's attributes that are passed on (`PASSED_THROUGH`)."""
-        if name in PASSED_THROUGH:
-            return getattr(self.model, name)
-        raise AttributeError(f"a cached chat model has no {name!r}")
+        if name not in PASSED_THROUGH:
+            raise AttributeError(f"a cached chat model has no {name!r}")
+        found = getattr(self.model, name)
+        return self._score if name == "score" and not self.seeded else found
+
+    def _score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Any:
+        """The model's scores; the call counts."""
+        start = self._start()
+        scores = self.model.score(messages, options)
+        self.cache.add_cost(self.stage, Usage(1, getattr(scores, "prompt_tokens", 0)), time.perf_counter() - start)
+        return scores
 
     def _start(self) -> float:
         if self.meter:
@@ -270,7 +277,9 @@ class CachedChatModel(Runnable[Any, Any]):
         return time.perf_counter()
 
     def _cache_key(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> str:
-        """The key of a call."""
+        """The key of a call; empty if calls are not stored."""
+        if not self.seeded:
+            return ""
         try:
             return cache_key(
                 "chat", self.name, [message_fields(message) for message in messages], {**self._model_and_options[1], **options}
@@ -283,10 +292,8 @@ class CachedChatModel(Runnable[Any, Any]):
         """The options that are bound to the model. They are part of a call's key."""
         return self._model_and_options[1]
 
-    # A frozen dataclass may cache properties: they go past its lock into `__dict__`.
-
-    @cached_property
-    def _model_and_options(self) -> tuple[Runnable[Any, Any], dict[str, Any]]:
+    @cached_property  # a frozen dataclass may have some: they go past its lock into `__dict__`
+    def _model_and_options(self) -> tuple[Any, dict[str, Any]]:
         """The model without its bindings, and the options bound to it."""
         model: Any = self.model
         options: dict[str, Any] = {}
@@ -294,40 +301,25 @@ class CachedChatModel(Runnable[Any, Any]):
             model, options = model.bound, {**model.kwargs, **options}
         return model, options
 
-    @cached_property
-    def _has_options_only(self) -> bool:
-        """True if only options are bound to the model: no callbacks, tags or listeners."""
-        model: Any = self.model
-        while isinstance(model, RunnableBinding):
-            if model.config or model.config_factories:
-                return False
-            model = model.bound
-        return True
-
-    @cached_property
-    def _takes_seed(self) -> bool:
-        """True if the seed is passed to the model."""
-        return hasattr(self._model_and_options[0], "seed") if self.seeds is None else self.seeds
-
     def _model_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that the model is called with."""
-        return options if self._takes_seed else {name: value for name, value in options.items() if name != "seed"}
+        """The options that the model is called with: the seed is for models with such a setting."""
+        takes_seed = not self.seeded or hasattr(self._model_and_options[0], "seed")
+        return options if takes_seed else {name: value for name, value in options.items() if name != "seed"}
 
-    async def _answer(self, messages: list[BaseMessage], config: RunnableConfig | None, options: dict[str, Any]) -> Any:
-        """The model's reply. Without listeners the model's `answer` is called, if it has one: callbacks cost time (`Ask._answer`)."""
-        model, bound = self._model_and_options
-        if self._has_options_only and has_no_callbacks(config) and hasattr(model, "answer"):
-            return await cast(Any, model).answer(messages, **{**bound, **options})
-        return await self.model.ainvoke(messages, config, **options)
-
-    def _store_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
+    def _count_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
+        """Count a reply, and store it under its key, if it has one."""
         if not isinstance(reply, AIMessage):
             raise TypeError(f"{self.name}: only chat models can be recorded; this one returned a {type(reply).__name__}")
-        usage = Usage.from_reply(reply)
-        if not reply.usage_metadata:
-            usage = Usage(1, sum(estimate_tokens(text(message)) for message in messages), estimate_tokens(text(reply)))
-        kept = {"content": reply.content} | {name: value for name in REPLY_FIELDS if (value := getattr(reply, name))}
-        return AIMessage(**self.cache.put(place, kept, self.stage, usage, time.perf_counter() - start))
+        usage, seconds = call_usage(messages, reply), time.perf_counter() - start
+        if not place:
+            self.cache.add_cost(self.stage, usage, seconds)
+            return reply
+        return AIMessage(**self.cache.put(place, reply_fields(reply), self.stage, usage, seconds))
+
+
+def reply_fields(reply: AIMessage) -> dict[str, Any]:
+    """The fields of a reply that are stored."""
+    return {"content": reply.content} | {name: value for name in REPLY_FIELDS if (value := getattr(reply, name))}
 
 
 def chat_messages(input: Any) -> list[BaseMessage]:

@@ -7,6 +7,7 @@ again: the n-th time gets the reply that it got the n-th time. A row is written 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -18,8 +19,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from ..memory.errors import UserError
 from ..memory.storage.rows import Rows
-from .ask import has_no_callbacks
-from .cached_model import REPLY_FIELDS, chat_messages, message_fields
+from .ask import answer
+from .cached_model import chat_messages, message_fields, reply_fields
 
 __all__ = ["RecordedChatModel", "UnrecordedCall"]
 
@@ -36,15 +37,9 @@ class UnrecordedCall(UserError, RuntimeError):
 class _Calls:
     """The calls so far: digest of a question -> how often it was asked, and the last reply on record."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     last: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
-
-    def count(self, digest: str) -> int:
-        number = self.counts.get(digest, 0)
-        self.counts[digest] = number + 1
-        return number
 
 
 @dataclass(frozen=True)
@@ -71,15 +66,13 @@ class RecordedChatModel(Runnable[Any, Any]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
-        ask = None if self.model is None else self.model.invoke(messages, config, **kwargs)
-        return AIMessage(**self._record(_question(messages, kwargs), messages, _reply_fields(ask)))
+        reply = None if self.model is None else self.model.invoke(messages, config, **kwargs)
+        return self._reply(messages, kwargs, reply)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        messages, reply = chat_messages(input), None
-        if self.model is not None:
-            answer = getattr(self.model, "answer", None) if has_no_callbacks(config) else None  # callbacks cost time
-            reply = await (answer(messages, **kwargs) if answer else self.model.ainvoke(messages, config, **kwargs))
-        return AIMessage(**self._record(_question(messages, kwargs), messages, _reply_fields(reply)))
+        messages = chat_messages(input)
+        reply = None if self.model is None else await answer(self.model, messages, config, kwargs)
+        return self._reply(messages, kwargs, reply)
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> RecordedChatModel:
         """The same model with tools that it may call."""
@@ -87,16 +80,21 @@ class RecordedChatModel(Runnable[Any, Any]):
 
     def __getattr__(self, name: str) -> Any:
         """The model's properties, and its functions that are on record, where it has them."""
-        if name.startswith("_") or name in ("rows", "model"):
-            raise AttributeError(name)
-        about = self.rows.get(ABOUT) or {}
-        if name in PROPERTIES and name in about:
-            return about[name]
-        if name == "score" and "score" in about.get("kinds", ()):
-            return self._score
-        if name == "get_num_tokens" and "get_num_tokens" in about.get("kinds", ()):
-            return self._count_tokens
+        if name in (*PROPERTIES, *FUNCTIONS):
+            about = self.rows.get(ABOUT) or {}
+            if name in about:
+                return about[name]
+            if name in about.get("kinds", ()):
+                return getattr(self, FUNCTIONS[name])
         raise AttributeError(f"a recorded chat model has no {name!r}")
+
+    def _reply(self, messages: Sequence[BaseMessage], options: Mapping[str, Any], reply: AIMessage | None) -> AIMessage:
+        """The reply as the record has it."""
+        found = None
+        if reply is not None:
+            told = {name: value for name, value in reply_fields(reply).items() if name != "id"}  # ids are new in each run
+            found = json.loads(json.dumps(told, default=str))
+        return AIMessage(**self._record(_question(messages, options), messages, found))
 
     def _score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Any:
         found = None if self.model is None else self.model.score(messages, options)
@@ -106,32 +104,33 @@ class RecordedChatModel(Runnable[Any, Any]):
 
     def _count_tokens(self, text: str) -> int:
         digest = "n" + _digest(text)
-        known = self._calls.sizes.get(digest)
-        if known is None:
-            row = self.rows.get(digest)
-            if row is None and self.model is None:
-                raise UnrecordedCall(f"the record does not know how many tokens this text has: {_shown(text)}")
-            known = row["tokens"] if row is not None else self.model.get_num_tokens(text)
-            if row is None:
-                self.rows.append({"id": digest, "tokens": known})
-            self._calls.sizes[digest] = known
-        return known
+        if (row := self.rows.get(digest)) is not None:
+            return int(row["tokens"])
+        if self.model is None:
+            raise UnrecordedCall(f"the record does not know how many tokens this text has: {_shown(text)}")
+        tokens: int = self.model.get_num_tokens(text)
+        self.rows.append({"id": digest, "tokens": tokens})
+        return tokens
 
     def _record(self, question: str, messages: Sequence[BaseMessage], reply: Any) -> Any:
         """Keep a reply; without one, the reply that the record has."""
-        with self._calls.lock:
-            number = self._calls.count(question)
-            row = self.rows.get(f"{question}-{number}")
+        calls = self._calls
+        with calls.lock:
+            place = f"{question}-{calls.counts[question]}"
+            calls.counts[question] += 1
+            row, last = self.rows.get(place), calls.last.get(question)
             if reply is None:
-                found = row["reply"] if row is not None else self._calls.last.get(question)
-                if found is None:
+                reply = last if row is None else row["reply"]
+                if reply is None:
                     raise UnrecordedCall(f"the model is asked what it was not asked then: {_shown(str(messages[-1].text))}")
-            else:
-                found = reply
-                if row is None and self._calls.last.get(question) != reply:
-                    self.rows.append({"id": f"{question}-{number}", "reply": reply})
-            self._calls.last[question] = found
-            return found
+            elif row is None and last != reply:
+                self.rows.append({"id": place, "reply": reply})
+            calls.last[question] = reply
+            return reply
+
+
+FUNCTIONS = {"score": "_score", "get_num_tokens": "_count_tokens"}
+"""Functions of a model whose answers are on record -> the methods above that give these answers."""
 
 
 class _Scores(list[float]):
@@ -150,15 +149,6 @@ def _question(messages: Sequence[BaseMessage], options: Mapping[str, Any], score
 
 def _digest(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def _reply_fields(reply: AIMessage | None) -> dict[str, Any] | None:
-    if reply is None:
-        return None
-    names = [name for name in REPLY_FIELDS if name != "id"]  # ids are new in each run, and of no use in a replay
-    kept = {"content": reply.content} | {name: value for name in names if (value := getattr(reply, name))}
-    plain: dict[str, Any] = json.loads(json.dumps(kept, default=str))
-    return plain
 
 
 def _shown(text: str) -> str:

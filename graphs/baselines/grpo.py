@@ -52,5 +52,7 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, of which each group has one version; arguments as in `graphs.icrl.build`."""
     settings = settings or GroupRelativeTraining()
-    nodes = trained_nodes(parts, "grpo", settings, lambda *of: ReinforceGroup(*of, settings.group_size))
+    nodes = trained_nodes(
+        parts, "grpo", settings, lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size)
+    )
     return wire_trained(nodes, settings.group_size, chain=chain, **{"name": "grpo", **compile})

@@ -108,7 +108,7 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or RejectionSampling()
-    nodes = trained_nodes(parts, "sft", settings, lambda *of: ImitateBest(*of, settings.best))
+    nodes = trained_nodes(parts, "sft", settings, lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best))
     return wire_trained(nodes, settings.every, chain=chain, **{"name": "sft", **compile})
 
 

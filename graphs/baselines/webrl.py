@@ -83,7 +83,9 @@ def build(
     settings = settings or SelfEvolvingCurriculum()
     threshold = parts.success_threshold(settings.success_threshold)
     practice: TaskWorld = parts.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
-    nodes = trained_nodes(parts, "webrl", settings, lambda *of: ImitateSolved(*of, threshold)) | {
+    nodes = trained_nodes(
+        parts, "webrl", settings, lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold)
+    ) | {
         "plan": PlanPractice(practice, parts.training_log, settings.every, settings.tasks, threshold),
         "pick": PickTask(),
         "return_to_task": ReturnToTask(),

@@ -171,15 +171,15 @@ def run_graph(
 
 def _metered(model: Any, options: RunOptions, job: Job, ledger: Any) -> Any:
     """The model with its calls counted and limited; as it is in this process, where calls cost nothing, without a budget."""
-    from ...nodes.cached_model import Prices, SpendingLimit
-    from ...nodes.metered_model import MeteredChatModel
+    from ...nodes.cached_model import CachedChatModel, Prices, SpendingLimit
 
     limited = options.token_budget or options.dollar_budget
     if not limited and not options.model.startswith("openai:"):
         return model
     prices = Prices(options.price_in, options.price_out)
     limit = SpendingLimit(ledger, prices, max_dollars=options.dollar_budget or None, max_tokens=options.token_budget or None)
-    return MeteredChatModel(model, ledger, job.folder.name, limit if limited else None)
+    stage = job.folder.name
+    return CachedChatModel(model, options.model, ledger, stage, meter=limit if limited else None, seeded=False)
 
 
 @lru_cache(maxsize=1)

@@ -122,7 +122,7 @@ async def test_where_nobody_listens_a_model_may_answer_without_callbacks_but_not
     somebody = {"callbacks": AsyncCallbackManager(handlers=[BaseCallbackHandler()])}
     for asked, config in ((quick, nobody), (quick, somebody), (quick, None), (quick.bind(logprobs=True), nobody)):
         assert (await ask(asked).ainvoke({"n": 0}, config))["n"] == 1
-    assert told == [("answer", {}), ("whole", {}), ("whole", {}), ("whole", {"logprobs": True})]
+    assert told == [("answer", {}), ("whole", {}), ("whole", {}), ("answer", {"logprobs": True})]
 
 
 def test_a_model_that_has_nothing_left_to_say_is_an_error_and_no_answer(run: Any) -> None:

@@ -278,8 +278,27 @@ async def test_a_draw_is_known_by_run_episode_and_step(tmp_path: Path) -> None:
 def test_a_seed_goes_to_models_that_have_one() -> None:
     fake = Counting()
     recorded(fake).invoke(QUESTION, seed=3, stop=["a"])
-    recorded(fake, seeds=True).invoke(QUESTION, seed=3)
+    recorded(WithSeed(fake.told)).invoke(QUESTION, seed=3)
     assert [options for _, options in fake.told] == [{"stop": ["a"]}, {"seed": 3}]
+
+
+@dataclass(frozen=True)
+class WithSeed(Counting):
+    seed: int = 0
+
+
+async def test_without_seeds_every_call_is_made_and_counted() -> None:
+    """Equal requests are then draws of their own; scores count as well, and the budget holds for both."""
+    cache, model = Cache(), Scoring()
+    asked = recorded(model, cache, seeded=False, stage="run", meter=SpendingLimit(cache, max_tokens=250))
+    assert [asked.invoke(QUESTION).text, (await asked.ainvoke(QUESTION)).text] == ["1", "2"]
+    assert asked.score(QUESTION, ["a", "b"]) == model.score(QUESTION, ["a", "b"])
+    assert (stored(cache), cache.usage_by_stage()) == (0, {"run": Usage(3, 200, 20)})
+    asked.invoke(QUESTION)
+    with pytest.raises(BudgetSpent):
+        asked.invoke(QUESTION)
+    with pytest.raises(BudgetSpent):
+        asked.score(QUESTION, ["a"])
 
 
 def server() -> Any:
@@ -303,14 +322,14 @@ async def test_over_http(tmp_path: Path) -> None:
         with_tools = plain.bind_tools([python])
         others = [
             with_tools.invoke(QUESTION, seed=5),
-            CachedChatModel(model, "stub", cache, seeds=False).invoke(QUESTION, seed=6),
+            plain.invoke(QUESTION, seed=6),
         ]
         again = plain.invoke(QUESTION, seed=5), with_tools.invoke(QUESTION, seed=5)
     assert [first.text, *(reply.text for reply in others)] == ["go north", "go south", "go east"]
     assert again == (first, others[0])
     assert first.response_metadata["finish_reason"] == "stop"
     assert first.usage_metadata == {**used(7, 2), "input_token_details": {}, "output_token_details": {}}
-    assert [request.get("seed") for request in stub.requests] == [5, 5, None]
+    assert [request.get("seed") for request in stub.requests] == [5, 5, 6]
     assert [[t["function"]["name"] for t in request.get("tools", [])] for request in stub.requests] == [[], ["python"], []]
     assert cache.usage_by_stage() == {"model": Usage(3, 21, 6)}
 
@@ -319,7 +338,7 @@ async def test_where_nobody_listens_a_model_may_answer_without_callbacks() -> No
     """With everything that is bound to it."""
     told: list[Any] = []
 
-    class Quick(Counting):
+    class Quick(WithSeed):
         async def answer(self, messages: Any, **options: Any) -> AIMessage:
             told.append(options)
             return AIMessage("quick")
@@ -332,7 +351,7 @@ async def test_where_nobody_listens_a_model_may_answer_without_callbacks() -> No
         (quick, None),
         (quick.with_config(tags=["a"]), nobody),
     ]
-    said = [(await recorded(model, seeds=True).ainvoke(QUESTION, config, seed=3)).text for model, config in asked]
+    said = [(await recorded(model).ainvoke(QUESTION, config, seed=3)).text for model, config in asked]
     assert said == ["quick", "quick", "1", "2", "3"]
     assert told == [{"seed": 3}, {"stop": ["a"], "top": 2, "seed": 3}]
 
