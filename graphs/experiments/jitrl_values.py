@@ -175,8 +175,8 @@ def open_world(name: str, cache: Path | None, horizon: int | None = None) -> Rec
 
     if (name, horizon) not in _open_worlds:
         folder = None if cache is None else cache / "worlds"
-        spec = f"{name}?seed=0" if family(name) == "jericho" else name
-        live: Any = open_environment(spec, horizon, cache_dir=None if cache is None else cache / "actions")
+        settings = "?seed=0" + ("" if cache is None else f",cache={cache / 'actions'}")
+        live = open_environment(name + (settings if family(name) == "jericho" else ""), horizon)
         _open_worlds[name, horizon] = RecordedWorld(live, folder)
     return _open_worlds[name, horizon]
 

@@ -75,7 +75,7 @@ def main() -> None:
         "| game | ours, steps/s | bare, steps/s | ours / bare | step alone, steps/s | first visits, steps/s |\n|---|---|---|---|---|---|"
     )
     for name in given.games:
-        env = Jericho(name, horizon=HORIZON, seed=0, cache_dir=None, live=1)
+        env = Jericho(name, {"seed": "0", "cache": "none"}, HORIZON, live=1)
         first, played = ours(env, env.task(0), given.episodes)
         game, lists = env._emulator(0), dict[str, tuple[str, ...]]()
         bare(game, lists, played)

@@ -66,9 +66,9 @@ that also occur in training; the rooms of `valid_unseen` do not."""
 
 _FOLDERS = ("train", "valid_train", "valid_seen", "valid_unseen")
 _GAMES = "json_2.1.1"
-_PACKAGES = 'pip install "textworld[pddl]" alfworld'
+INSTALL = 'pip install "textworld[pddl]" alfworld'
 _DOWNLOAD = (
-    f"`{_PACKAGES}`, then `alfworld-download` fetches the official games (into ~/.cache/alfworld unless ALFWORLD_DATA says)"
+    f"`{INSTALL}`, then `alfworld-download` fetches the official games (into ~/.cache/alfworld unless ALFWORLD_DATA says)"
 )
 _KEYS = ("pddl_domain", "grammar", "pddl_problem", "walkthrough")
 _GOAL = re.compile(r'"rhs"\s*:\s*"(Your task is to: [^"\\]+)"')
@@ -474,7 +474,7 @@ def _packages(name: str, data: Path) -> Any:
             try:
                 _LOADED["all"] = _load(data)
             except ImportError as cause:
-                raise UserError(f"{name} needs the packages textworld[pddl] and alfworld ({cause}): {_PACKAGES}") from cause
+                raise UserError(f"{name} needs the packages textworld[pddl] and alfworld ({cause}): {INSTALL}") from cause
         return _LOADED["all"]
 
 

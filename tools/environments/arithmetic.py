@@ -7,247 +7,139 @@ An episode has four steps: three operations, each of which joins two of the numb
 | operation | `4 + 6 = 10`, `1 / 3 = 1/3`, `4 - 6 = -2` | `Step 1: 4 + 6 = 10 (left: 5 10 10)`, × ÷ − , exact decimals |
 | answer | `Answer: (10 - 4) * (5 - 1) = 24` | any case; `= 24` may be left out |
 
-The effect of an action:
-
-- A right operation is carried out. Whatever its line says in brackets about the numbers left is not read.
-- A wrong one (another result, a number that is not left, a division by 0) changes nothing and costs its step; the
-  observation says what is wrong. It does not end the episode, because only the answer is scored, as published: an expression
-  that makes 24 counts, also after a wrong step.
-- An answer ends the episode, whenever it comes: reward 1 if its expression is verified, else 0. So the score is 0 or 1.
+- A wrong operation (another result, a number that is not left, a division by 0) changes nothing and costs its step; the
+  observation says what is wrong. As published, only the answer is scored: it ends the episode with reward 1 or 0.
 - A line that can be read as neither ends the episode, with reward None, because its worth is unknown.
 
 `verify` pays by rule, step by step (Song et al., 2025, arXiv:2506.06303, have the model judge on the same scale): 3 for an
 operation after which 24 can be reached through whole numbers, 1 if only through fractions, 0 if not at all or if the
 operation is wrong; 10 or 0 for the answer. A solution pays at most 19.
 
-Puzzles: the 1,362 of the 1,820 multisets of four numbers from 1 to 13 that have a solution. Ranks are counted from 0; `test`
-has 900 to 999, `dev` 800 to 899, `train` all others, shuffled; the five demonstrations are in none. There are two orders,
-and the environment's name tells which is used:
+Puzzles: the 1,362 of the 1,820 multisets of four numbers from 1 to 13 that have a solution, in one of two orders that the
+environment's name tells. Ranks are counted from 0; `test` has 900 to 999, `dev` 800 to 899, `train` all others, shuffled; the
+five demonstrations are in none.
 
-- `game24?order=published`: that of the Tree of Thoughts package, by the time that people took. Its rows 900 to 999 are the
-  published test. Used when the package is installed or `csv=PATH` names its file. There a player who picks listed actions
-  at random scores .005 (standard error .0008; 100 episodes on each puzzle).
-- `game24?order=difficulty`: ours, by `difficulty`, a rule with 8 weights. Its rank correlation with the published order
-  is .70, but its test range shares only 12 puzzles with the published one: no substitute for published numbers. Random .003.
+- `game24?order=published`: that of the Tree of Thoughts package, by the time that people took; used where the package is
+  installed. A player who picks listed actions at random scores .005 (standard error .0008; 100 episodes on each puzzle).
+- `game24?order=difficulty`: ours, `game24.txt`, by a rule with 8 weights that was fitted to the published order (rank
+  correlation .70). It shares 12 test puzzles with it: no substitute for published numbers. Random .003.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
-import hashlib
-import math
+import operator
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_actions, check_horizon, check_split, check_step, pick_task
+from .support.arguments import check_actions, check_horizon, check_settings, check_split, check_step, pick_task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
-__all__ = [
-    "DEMONSTRATIONS",
-    "HORIZON",
-    "TARGET",
-    "Game24",
-    "demonstration",
-    "difficulty",
-    "game24_file_text",
-    "reachable",
-    "refusal",
-]
+__all__ = ["DEMONSTRATIONS", "Game24", "demonstration", "reachable", "refusal"]
 
-Puzzle = tuple[int, int, int, int]
-"""A puzzle: four numbers from 1 to 13, ascending."""
 Numbers = tuple[Fraction, ...]
-"""The numbers left, ascending."""
+"""Numbers left, ascending."""
 
-TARGET = 24
-HORIZON = 4
-DEMONSTRATIONS: tuple[Puzzle, ...] = ((4, 4, 6, 8), (2, 9, 10, 12), (1, 4, 8, 8), (5, 5, 5, 9), (3, 5, 7, 11))
+_TARGET = 24
+_STEPS = 4
+DEMONSTRATIONS = ((4, 4, 6, 8), (2, 9, 10, 12), (1, 4, 8, 8), (5, 5, 5, 9), (3, 5, 7, 11))
 """The puzzles that the instruction shows solved. They are in no split of either order. Four are those of the paper's prompt; its fifth is a row
 of the published test, so that its solution leaks, and is replaced."""
-
-_FILE = Path(__file__).with_name("game24.txt")
 _TEST, _DEV = range(900, 1000), range(800, 900)
-_PUBLISHED = "0582618aea29faae"
-"""Digest of the published order. A file with this content is called published, whatever its name."""
-
-
-# The numbers: what can be done with them, and whether 24 can be reached
-
-
-def _combine_pair(a: Fraction, b: Fraction) -> Iterator[tuple[str, Fraction, Fraction, Fraction]]:
-    """All ways to join two numbers, as (operator, left, right, result)."""
-    yield "+", a, b, a + b
-    yield "*", a, b, a * b
-    yield "-", a, b, a - b
-    yield "-", b, a, b - a
-    if b:
-        yield "/", a, b, a / b
-    if a:
-        yield "/", b, a, b / a
+_LONGEST_EXPRESSION = 120
+_COMPUTE: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def _operations(numbers: Numbers) -> Iterator[tuple[str, Fraction, Fraction, Fraction, Numbers]]:
     """All operations on two of the numbers left, as (operator, left, right, result, the numbers left after it)."""
     for i, j in combinations(range(len(numbers)), 2):
         others = (*numbers[:i], *numbers[i + 1 : j], *numbers[j + 1 :])
-        for operator, a, b, result in _combine_pair(numbers[i], numbers[j]):
-            yield operator, a, b, result, tuple(sorted((*others, result)))
+        for a, b, signs in ((numbers[i], numbers[j], "+*-/"), (numbers[j], numbers[i], "-/")):
+            for sign in signs if b else signs[:-1]:
+                result = _COMPUTE[sign](a, b)
+                yield sign, a, b, result, tuple(sorted((*others, result)))
 
 
 @lru_cache(maxsize=65536)
 def reachable(numbers: Numbers, whole: bool = False) -> bool:
-    """True if 24 can be made of all these numbers; with `whole`, through whole numbers (negative ones too) only.
-
-    Args:
-        numbers: what is left, ascending.
-        whole: whether fractions are forbidden on the way.
-    """
+    """True if 24 can be made of all these numbers (ascending); with `whole`, through whole numbers (negative ones too) only."""
     if whole and any(number.denominator != 1 for number in numbers):
         return False
     if len(numbers) == 1:
-        return numbers[0] == TARGET
+        return numbers[0] == _TARGET
     return any(reachable(after, whole) for *_, after in _operations(numbers))
 
 
-def difficulty(puzzle: Puzzle) -> float:
-    """The difficulty of a puzzle by rule: the soft minimum (temperature 1.5) of the costs of its solutions; inf without any.
-
-    A solution costs, for each operation: `-` 1; `*` or `/` by 1: -3; `*` up to 24: 2, above: 3; `/` that leaves a fraction: 9;
-    and for the last one besides: `*` -2, `-` +1, `/` +5. Weights fitted to the published order and rounded.
-    """
-    weight = _weight(tuple(Fraction(number) for number in puzzle))
-    return -_TEMPERATURE * math.log(weight) if weight else math.inf
-
-
-_TEMPERATURE = 1.5
-_LAST = {"+": 0, "-": 1, "*": -2, "/": 5}
-
-
-@lru_cache(maxsize=131072)
-def _weight(numbers: Numbers) -> float:
-    """The sum over all ways to 24 of exp(-cost / temperature)."""
-    if len(numbers) == 1:
-        return float(numbers[0] == TARGET)
-    total = 0.0
-    for operator, a, b, result, after in _operations(numbers):
-        if rest := _weight(after):
-            cost = _cost(operator, a, b, result) + (_LAST[operator] if len(numbers) == 2 else 0)
-            total += rest * math.exp(-cost / _TEMPERATURE)
-    return total
-
-
-def _cost(operator: str, a: Fraction, b: Fraction, result: Fraction) -> int:
-    match operator:
-        case "+":
-            return 0
-        case "-":
-            return 1
-        case "*" if 1 not in (a, b):
-            return 2 if result <= TARGET else 3
-        case "/" if b != 1:
-            return 0 if result.denominator == 1 else 9
-        case _:
-            return -3
-
-
-def game24_file_text() -> str:
-    """The text of `game24.txt`, computed in seconds: every solvable puzzle on a line, by difficulty."""
-    rated = {puzzle: difficulty(puzzle) for puzzle in combinations_with_replacement(range(1, 14), 4)}
-    # Rounded, so that the last bit of a logarithm does not decide between equals.
-    order = sorted((round(cost, 6), puzzle) for puzzle, cost in rated.items() if cost < math.inf)
-    return "".join(_numbers_text(puzzle) + "\n" for _, puzzle in order)
-
-
-@cache
-def _by_difficulty() -> tuple[Puzzle, ...]:
-    return tuple(_four(line) for line in _FILE.read_text(encoding="utf-8").splitlines())
-
-
-@cache
-def _solvable() -> frozenset[Puzzle]:
-    return frozenset(_by_difficulty())
-
-
-# Text: numbers, operations, answers
-
-
 def _numbers_text(numbers: Sequence[Fraction | int]) -> str:
-    return " ".join(str(number) for number in numbers)
-
-
-def _four(text: str) -> Puzzle:
-    """Four numbers from 1 to 13, from a text like `4 5 6 10`."""
-    words = text.replace(",", " ").split()
-    if len(words) != 4 or not all(re.fullmatch("[0-9]{1,2}", word) and 1 <= int(word) <= 13 for word in words):
-        raise UserError(f"game24: {text!r} is no puzzle: four numbers from 1 to 13, e.g. '4 5 6 10'")
-    a, b, c, d = sorted(int(word) for word in words)
-    return a, b, c, d
+    return " ".join(map(str, numbers))
 
 
 @lru_cache(maxsize=4096)
-def _puzzle(text: str) -> Puzzle:
-    """The puzzle in a text; a UserError if it has no solution."""
-    puzzle = _four(text)
-    if puzzle not in _solvable():
+def _puzzle(text: str) -> tuple[int, ...]:
+    """The puzzle in a text like `4 5 6 10`, ascending; a UserError if it is none, or has no solution."""
+    words = text.replace(",", " ").split()
+    if len(words) != 4 or not all(re.fullmatch("[0-9]{1,2}", word) and 1 <= int(word) <= 13 for word in words):
+        raise UserError(f"game24: {text!r} is no puzzle: four numbers from 1 to 13, e.g. '4 5 6 10'")
+    puzzle = tuple(sorted(map(int, words)))
+    if puzzle not in _own_order():
         raise UserError(f"game24: {_numbers_text(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
     return puzzle
 
 
-_GLYPHS = str.maketrans(
-    {
-        **dict.fromkeys("×✕✖⋅·∙∗＊", "*"),
-        **dict.fromkeys("÷∕⁄／", "/"),
-        **dict.fromkeys("−–—‒﹣－", "-"),
-        "＋": "+",
-        "＝": "=",
-        "：": ":",
-        "（": "(",
-        "）": ")",
-        "\u00a0": " ",
-    }
-)
+@cache
+def _own_order() -> tuple[tuple[int, ...], ...]:
+    lines = Path(__file__).with_name("game24.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(tuple(map(int, line.split())) for line in lines)
+
+
+# Reading a line
+
+
+_GLYPHS = str.maketrans("×✕✖⋅·∙∗＊÷∕⁄／−–—‒﹣－＋＝：（）\u00a0", "********////------+=:() ")
 _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\(": "", r"\)": "", "$": ""}
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,80}>")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _TIMES = re.compile(r"(?<=[0-9)])( ?)[xX](?= ?[0-9(])")
 _PREFIX = re.compile(r"(?:[>#*_`•\s]|-\s)*(?:(?:step\s*[0-9]+|[0-9]+(?=[.):]\s))[*_]*\s*[:.)-]?[*_\s]*)?", re.IGNORECASE)
 _ANSWER = re.compile(r"(?:final )?answer ?(?:is ?)?:[*_ ]*(.*)", re.IGNORECASE)
-_OPERATION = re.compile(r"([-+*/().0-9 ]+?) ?(?:=|->|→) ?\(?(-?[0-9][0-9./]*)\)?(.*)")
-_TAIL = re.compile(r"[.,;:]?(?: ?(?:[(\[,;]|->|→|left|remaining).*)?", re.IGNORECASE)
-_NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,6})?(?:/[0-9]{1,9})?")
+_NUMBER = r"(?:\( ?)?(-?[0-9]{1,9}(?:\.[0-9]{1,6})?(?:/[0-9]{1,9})?)(?: ?\))?"
+_OPERATION = re.compile(
+    rf"(?:\( ?)?{_NUMBER} ?([-+*/]) ?{_NUMBER}(?: ?\))? ?(?:=|->|→) ?{_NUMBER}[.,;:]?(?: ?(?:[(\[,;]|->|→|left|remaining).*)?",
+    re.IGNORECASE,
+)
+_QUOTIENTS = re.compile(r"(-?[0-9]+)/([0-9]+)/([0-9]+)(.*)")
+"""Matches `1/3/2=1/6`, which is 1/3 by 2, or 1 by 3/2."""
+_NEW_LINE = re.compile(
+    r"(?<=\S)[ \t]+((?:[*_]{0,3}step\s*[0-9]+\s*[:.)]|[*_]{0,3}(?:final )?answer ?(?:is ?)?:))", re.IGNORECASE
+)
+"""Matches the blank before a step or an answer that does not stand on a line of its own."""
+_FIRST = re.compile(r"\W*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
+"""Matches the first line of an attempt."""
 _LONGEST_LINE = 300
 
 
 def _clean(line: str) -> str:
     """A line without tags, markup, list marks and `Step 1:`, in plain operators and single spaces."""
     line = _TAG.sub(" ", line[: 2 * _LONGEST_LINE]).translate(_GLYPHS)
-    for written, plain in _LATEX.items():
-        line = line.replace(written, plain)
+    for code, plain in _LATEX.items():
+        line = line.replace(code, plain)
     line = _TIMES.sub(r"\1*", " ".join(_BOXED.sub(r"\1", line).split()))
-    line = line[_PREFIX.match(line).end() :]  # type: ignore[union-attr]  # it matches the empty text too
-    return line.rstrip("*_` ")
-
-
-@lru_cache(maxsize=4096)
-def _number(text: str) -> Fraction | None:
-    text = text.strip()
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1].strip()
-    if not _NUMBER.fullmatch(text):
-        return None
-    above, _, below = text.partition("/")
-    if not below:
-        return Fraction(above)
-    return Fraction(above) / int(below) if int(below) else None
+    return _PREFIX.sub("", line, count=1).rstrip("*_` ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,42 +147,32 @@ class _Operation:
     """An operation as it was written, right or wrong."""
 
     a: Fraction
-    operator: str
+    sign: str
     b: Fraction
     claimed: Fraction
 
-    @property
-    def result(self) -> Fraction | None:
-        """The true result; None for a division by 0."""
-        match self.operator:
-            case "+":
-                return self.a + self.b
-            case "-":
-                return self.a - self.b
-            case "*":
-                return self.a * self.b
-            case _:
-                return self.a / self.b if self.b else None
-
     def __str__(self) -> str:
-        return f"{self.a} {self.operator} {self.b} = {self.claimed}"
+        return f"{self.a} {self.sign} {self.b} = {self.claimed}"
 
 
 def _operations_in(line: str) -> list[_Operation]:
-    """The operations that a cleaned line can be read as: none, one, or two (`1/3/2=1/6` is 1/3 by 2, or 1 by 3/2)."""
-    found = _OPERATION.fullmatch(line) if len(line) <= _LONGEST_LINE else None
-    if not found or not _TAIL.fullmatch(found[3]):
+    """The operations that a cleaned line can be read as: none, one, or two."""
+    if len(line) > _LONGEST_LINE:
         return []
-    left, claimed = found[1].strip(), _number(found[2].rstrip("."))
-    if left.startswith("(") and left.endswith(")") and left.count("(") == 1:
-        left = left[1:-1].strip()
+    found = _QUOTIENTS.fullmatch(line)
+    lines = (
+        [f"{found[1]} / {found[2]}/{found[3]}{found[4]}", f"{found[1]}/{found[2]} / {found[3]}{found[4]}"] if found else [line]
+    )
     readings = []
-    for at, sign in enumerate(left):
-        if sign in "+-*/" and at and claimed is not None:
-            a, b = _number(left[:at]), _number(left[at + 1 :])
-            if a is not None and b is not None:
-                readings.append(_Operation(a, sign, b, claimed))
+    for reading in filter(None, map(_OPERATION.fullmatch, lines)):
+        try:
+            readings.append(_Operation(Fraction(reading[1]), reading[2], Fraction(reading[3]), Fraction(reading[4])))
+        except (ValueError, ZeroDivisionError):  # 1.5/3, 1/0
+            continue
     return readings
+
+
+# Judging an answer
 
 
 class _Refused(Exception):
@@ -302,16 +184,14 @@ class _Unreadable(_Refused):
 
 
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
-_LONGEST_EXPRESSION = 120
-_DEEPEST = 12
 
 
 def refusal(answer: str, puzzle: Sequence[int]) -> str:
     """The reason why an answer is not a solution, in words; empty if it is one.
 
     What stands before the first `=` is the expression: whole numbers, + - * / and brackets, no sign in front of a number,
-    no powers, no decimals. It is read by a grammar of our own, never by an evaluator of code, worked out in SymPy's rational
-    numbers, and must make 24 and use exactly the numbers of the puzzle. After the last `=`, if there is one, stands 24.
+    no powers, no decimals. It is parsed by `ast`, never evaluated as code, worked out in fractions, and must make 24 and use
+    exactly the numbers of the puzzle. After the last `=`, if there is one, stands 24.
 
     Args:
         answer: e.g. `(10 - 4) * (5 - 1) = 24`.
@@ -325,82 +205,39 @@ def refusal(answer: str, puzzle: Sequence[int]) -> str:
 
 
 def _check(answer: str, puzzle: Sequence[int]) -> None:
-    if not answer.strip():
-        raise _Unreadable("no expression was given")
-    expression, equals, said = answer.partition("=")
-    said = said.rpartition("=")[2].strip()
-    value, used = _Expression(expression.strip()).read()
+    expression, equals, result = (part.strip() for part in answer.partition("="))
+    if len(expression) > _LONGEST_EXPRESSION:
+        raise _Unreadable(f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(expression)}")
+    if strange := re.search(r"[^-+*/()0-9 \t]", expression):
+        raise _Unreadable(f"an expression has whole numbers, + - * / and brackets, {strange[0]!r} came")
+    try:
+        tree = ast.parse(expression, mode="eval").body
+    except SyntaxError as cause:
+        raise _Unreadable(
+            f"{expression!r} is no expression: {cause.msg}" if expression else "no expression was given"
+        ) from None
+    used: list[int] = []
+    value = _evaluate(tree, used)
     if sorted(used) != sorted(puzzle):
         raise _Refused(f"it uses {_numbers_text(sorted(used))}, the numbers are {_numbers_text(sorted(puzzle))}")
-    if value != TARGET:
-        raise _Refused(f"it makes {value}, not {TARGET}")
-    if equals and not _MAKES_24.match(said):
-        raise _Refused(f"it makes {TARGET}, but {said!r} is said to come out")
+    if value != _TARGET:
+        raise _Refused(f"it makes {value}, not {_TARGET}")
+    if equals and not _MAKES_24.match(result := result.rpartition("=")[2].strip()):
+        raise _Refused(f"it makes {_TARGET}, but {result!r} is said to come out")
 
 
-class _Expression:
-    """Reads an expression by the grammar sum = product {+- product}, product = atom {*/ atom}, atom = number | ( sum )."""
-
-    def __init__(self, text: str) -> None:
-        from sympy import Rational  # type: ignore[import-untyped]  # half a second to import, and needed for answers only
-
-        if len(text) > _LONGEST_EXPRESSION:
-            raise _Unreadable(f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(text)}")
-        self.rational = Rational
-        self.tokens: list[str] = re.findall(r"[0-9]+|\S", text)
-        self.at = 0
-        self.depth = 0
-        self.used: list[int] = []
-
-    def read(self) -> tuple[Any, list[int]]:
-        """The value of the expression, a SymPy rational, and the whole numbers in it, in order."""
-        value = self._sum()
-        if self.at < len(self.tokens):
-            raise _Unreadable(f"{self.tokens[self.at]!r} is not expected {self._where()}")
-        return value, self.used
-
-    def _where(self) -> str:
-        return f"after {' '.join(self.tokens[: self.at])!r}" if self.at else "at its start"
-
-    def _next(self, among: str) -> str:
-        if self.at < len(self.tokens) and self.tokens[self.at] in among:
-            self.at += 1
-            return self.tokens[self.at - 1]
-        return ""
-
-    def _sum(self) -> Any:
-        value = self._product()
-        while sign := self._next("+-"):
-            term = self._product()
-            value = value + term if sign == "+" else value - term
-        return value
-
-    def _product(self) -> Any:
-        value = self._atom()
-        while sign := self._next("*/"):
-            factor = self._atom()
-            if sign == "/" and factor == 0:
-                raise _Refused("it divides by 0")
-            value = value * factor if sign == "*" else value / factor
-        return value
-
-    def _atom(self) -> Any:
-        if self._next("("):
-            self.depth += 1
-            if self.depth > _DEEPEST:
-                raise _Unreadable(f"brackets may be {_DEEPEST} deep, these are deeper")
-            value = self._sum()
-            if not self._next(")"):
-                raise _Unreadable(f"a closing bracket is missing {self._where()}")
-            self.depth -= 1
-            return value
-        token = self.tokens[self.at] if self.at < len(self.tokens) else ""
-        if not re.fullmatch("0|[1-9][0-9]{0,3}", token):
-            came = repr(token[:20]) if token else "nothing"
-            raise _Unreadable(f"a whole number or an opening bracket is expected {self._where()}, {came} came")
-        self.at += 1
-        self.used.append(int(token))
-        return self.rational(int(token))
+def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
+    """The value of an expression; its numbers are added to `used`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        used.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _SIGNS:
+        raise _Unreadable(f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
+    a, b = _evaluate(node.left, used), _evaluate(node.right, used)
+    sign = _SIGNS[type(node.op)]
+    if sign == "/" and b == 0:
+        raise _Refused("it divides by 0")
+    return _COMPUTE[sign](a, b)
 
 
 # The game
@@ -415,11 +252,12 @@ class _Term:
     binds: int = 3
     """Precedence of the outermost operator: 1 for + and -, 2 for * and /, 3 for a bare number."""
 
-    def join(self, operator: str, other: _Term, value: Fraction) -> _Term:
-        binds = 1 if operator in "+-" else 2
+    def join(self, sign: str, other: _Term) -> _Term:
+        binds = 1 if sign in "+-" else 2
         left = self.text if self.binds >= binds else f"({self.text})"
-        tight = other.binds > binds or (other.binds == binds and operator in "+*")
-        return _Term(value, f"{left} {operator} {other.text if tight else f'({other.text})'}", binds)
+        tight = other.binds > binds or (other.binds == binds and sign in "+*")
+        text = f"{left} {sign} {other.text if tight else f'({other.text})'}"
+        return _Term(_COMPUTE[sign](self.value, other.value), text, binds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +270,7 @@ class _Turn:
     worth: float | None = 0.0
     """r: the reward of the action by the rule."""
     over: bool = False
-    said: str = ""
+    comment: str = ""
     """Text of the observation beside the numbers left."""
 
     @property
@@ -440,25 +278,21 @@ class _Turn:
         return tuple(term.value for term in self.left)
 
 
-def _short(operator: str, a: Fraction, b: Fraction, result: Fraction) -> str:
-    if operator in "+*" and b < a:
-        a, b = b, a
-    return f"{a} {operator} {b} = {result}"
-
-
-def _admissible(turn: _Turn) -> tuple[str, ...]:
-    if len(turn.left) == 1:
-        return (f"Answer: {turn.left[0].text} = {turn.left[0].value}",)
-    return _steps(turn.numbers)
-
-
 @lru_cache(maxsize=4096)
-def _steps(numbers: Numbers) -> tuple[str, ...]:
-    return tuple(sorted({_short(operator, a, b, result) for operator, a, b, result, _ in _operations(numbers)}))
+def _admissible(left: tuple[_Term, ...]) -> tuple[str, ...]:
+    if len(left) == 1:
+        return (f"Answer: {left[0].text} = {left[0].value}",)
+    return tuple(sorted({_short(*operation) for operation in _operations(tuple(term.value for term in left))}))
 
 
-def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
-    """Carry out one action; a wrong one changes nothing, and the result says what is wrong."""
+def _short(sign: str, a: Fraction, b: Fraction, result: Fraction, *_: Numbers) -> str:
+    if sign in "+*" and b < a:
+        a, b = b, a
+    return f"{a} {sign} {b} = {result}"
+
+
+def _take(before: _Turn, action: str, puzzle: Sequence[int]) -> _Turn:
+    """Carry out one action; a wrong one changes nothing, and the comment says what is wrong."""
     lines = [line for line in action.splitlines() if line.strip()]
     line = _clean(lines[0]) if len(lines) == 1 else ""
     left = before.left
@@ -470,79 +304,73 @@ def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
         except _Refused as why:
             return _Turn(left, 0.0, 0.0, True, f"wrong: {why}")
         return _Turn(left, 1.0, 10.0, True, "right: 24")
-    readings = _operations_in(line)
-    if not readings:
-        said = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
-        return _Turn(left, None, None, True, said)
-    outcomes = [_carry_out(before, reading) for reading in readings]
-    done = [outcome for outcome in outcomes if isinstance(outcome, _Turn)]
-    return done[0] if done else _Turn(left, said=f"wrong, nothing done: {outcomes[0]}")
+    outcomes = [_carry_out(before, operation) for operation in _operations_in(line)]
+    if not outcomes:
+        comment = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
+        return _Turn(left, None, None, True, comment)
+    return next((turn for turn in outcomes if not turn.comment), outcomes[0])
 
 
-@lru_cache(maxsize=4096)
-def _turns(puzzle: Puzzle, actions: tuple[str, ...]) -> tuple[_Turn, ...]:
-    """The start and the result of each action; cached, because the next call has one action more."""
-    if not actions:
-        return (_start(puzzle),)
-    before = _turns(puzzle, actions[:-1])
-    return (*before, _take(before[-1], actions[-1], puzzle))
-
-
-def _carry_out(before: _Turn, operation: _Operation) -> _Turn | str:
-    """The result of an operation, or a text that says what is wrong with it."""
+def _carry_out(before: _Turn, operation: _Operation) -> _Turn:
+    """The result of an operation; where it is wrong, the comment says so."""
     left, operands = list(before.left), list[_Term]()
     for number in (operation.a, operation.b):
         at = next((at for at, term in enumerate(left) if term.value == number), None)
         if at is None:
-            return f"{number} is not left" + (" twice" if number in before.numbers else "")
+            twice = " twice" if number in before.numbers else ""
+            return _Turn(before.left, comment=f"wrong, nothing done: {number} is not left{twice}")
         operands.append(left.pop(at))
-    result = operation.result
-    if result is None or result != operation.claimed:
-        right = "cannot be" if result is None else f"is {result}, not {operation.claimed}"
-        return f"{operation.a} {operation.operator} {operation.b} {right}"
-    left.append(operands[0].join(operation.operator, operands[1], result))
-    left.sort(key=lambda term: term.value)
-    after = _Turn(tuple(left))
+    words = f"wrong, nothing done: {operation.a} {operation.sign} {operation.b}"
+    if operation.sign == "/" and not operation.b:
+        return _Turn(before.left, comment=f"{words} cannot be")
+    joined = operands[0].join(operation.sign, operands[1])
+    if joined.value != operation.claimed:
+        return _Turn(before.left, comment=f"{words} is {joined.value}, not {operation.claimed}")
+    after = _Turn(tuple(sorted((*left, joined), key=lambda term: term.value)))
     return replace(after, worth=3.0 if reachable(after.numbers, True) else 1.0 if reachable(after.numbers) else 0.0)
 
 
-def _solve(puzzle: Puzzle) -> tuple[str, ...]:
+@lru_cache(maxsize=4096)
+def _turns(puzzle: tuple[int, ...], actions: tuple[str, ...]) -> tuple[_Turn, ...]:
+    """The start and the result of each action; cached, because the next call has one action more."""
+    if not actions:
+        return (_Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle)),)
+    before = _turns(puzzle, actions[:-1])
+    return (*before, _take(before[-1], actions[-1], puzzle))
+
+
+@lru_cache(maxsize=4096)
+def _solve(puzzle: tuple[int, ...]) -> tuple[str, ...]:
     """A solution of a puzzle: through whole numbers if there is one, positive ones if possible."""
-    turn, actions = _start(puzzle), tuple[str, ...]()
-    whole = reachable(turn.numbers, True)
-    while len(turn.left) > 1:
+    actions: tuple[str, ...] = ()
+    whole = reachable(tuple(map(Fraction, puzzle)), True)
+    while len((turn := _turns(puzzle, actions)[-1]).left) > 1:
         open_ways = [
-            (result < 0, result.denominator, abs(result), _short(operator, a, b, result))
-            for operator, a, b, result, after in _operations(turn.numbers)
+            (result < 0, result.denominator, abs(result), _short(sign, a, b, result))
+            for sign, a, b, result, after in _operations(turn.numbers)
             if reachable(after, whole)
         ]
         actions += (min(open_ways)[-1],)
-        turn = _take(turn, actions[-1], puzzle)
-    return (*actions, *_admissible(turn))
+    return (*actions, *_admissible(turn.left))
 
 
-def _start(puzzle: Puzzle) -> _Turn:
-    return _Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle))
-
-
-@lru_cache(maxsize=64)
-def demonstration(puzzle: Puzzle) -> str:
+def demonstration(puzzle: tuple[int, ...]) -> str:
     """A puzzle with a solution in five lines, in the form of a written answer."""
-    turn, lines = _start(puzzle), [f"Numbers: {_numbers_text(puzzle)}"]
     *steps, answer = _solve(puzzle)
-    for number, action in enumerate(steps, 1):
-        turn = _take(turn, action, puzzle)
-        lines.append(f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})")
-    return "\n".join((*lines, answer))
+    turns = _turns(puzzle, tuple(steps))[1:]
+    lines = [
+        f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})"
+        for number, (action, turn) in enumerate(zip(steps, turns, strict=True), 1)
+    ]
+    return "\n".join((f"Numbers: {_numbers_text(puzzle)}", *lines, answer))
 
 
 class Game24:
     """An environment for the Game of 24.
 
     Args:
-        settings: `order` (published or difficulty), `csv` (the path of a file like the package's 24.csv, in its order),
-            `puzzle` (four numbers: the only task there is) and `demos` (how many solved puzzles the instruction shows,
-            0 to 5, default 5).
+        settings: `order` (published or difficulty), `puzzle` (four numbers: the only task there is) and `demos` (how many solved
+            puzzles the instruction shows, 0 to 5, default 5).
         horizon: number of steps after which an episode ends; a solution needs 4, or 1 if it is only the answer.
     """
 
@@ -550,55 +378,38 @@ class Game24:
     solved = 1.0
     """Lowest score that counts as solved."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = _STEPS) -> None:
         settings = settings or {}
         check_horizon("game24", horizon)
-        if "puzzle" in settings and settings.keys() & {"order", "csv"}:
-            raise UserError("game24: either puzzle=… or order=… and csv=…, not both")
-        demos = settings.get("demos", str(len(DEMONSTRATIONS)))
+        check_settings("game24:", settings, ("order", "puzzle", "demos"))
+        if "puzzle" in settings and "order" in settings:
+            raise UserError("game24: either puzzle=… or order=…, not both")
+        demos = settings.get("demos", "5")
         if not re.fullmatch("[0-5]", demos):
             raise UserError(f"game24: demos must be a number from 0 to {len(DEMONSTRATIONS)}, got {demos!r}")
         self.horizon = horizon
-        self.demos = int(demos)
         self.only = _puzzle(settings["puzzle"]) if "puzzle" in settings else None
-        self.order, source = self._load_puzzles(settings)
-        if self.only:
-            source = f"puzzle={_numbers_text(self.only)}"
-        self.name = f"game24?{source}" + (f",demos={demos}" if self.demos != len(DEMONSTRATIONS) else "")
-        taught = set(DEMONSTRATIONS)
-        rest = [row for n, row in enumerate(self.order) if n not in _TEST and n not in _DEV]
+        order, rows = self._load_order(settings.get("order", ""))
+        source = f"puzzle={_numbers_text(self.only)}" if self.only else f"order={order}"
+        self.name = f"game24?{source}" + (f",demos={demos}" if demos != "5" else "")
+        self.demonstrations = DEMONSTRATIONS[: int(demos)]
+        rest = [row for n, row in enumerate(rows) if n not in _TEST and n not in _DEV]
         random.Random("game24 train").shuffle(rest)
-        self._splits: Mapping[str, tuple[Puzzle, ...]] = {
-            split: tuple(row for row in rows if row not in taught)
-            for split, rows in (
-                ("train", rest),
-                ("dev", [self.order[n] for n in _DEV]),
-                ("test", [self.order[n] for n in _TEST]),
-            )
-        }
+        splits = {"train": rest, "dev": [rows[n] for n in _DEV], "test": [rows[n] for n in _TEST]}
+        self._splits = {split: [row for row in some if row not in DEMONSTRATIONS] for split, some in splits.items()}
 
     @staticmethod
-    def _load_puzzles(settings: Mapping[str, str]) -> tuple[tuple[Puzzle, ...], str]:
-        """The puzzles in the order asked for, and the order's part of the environment's name."""
-        order, given = settings.get("order", ""), settings.get("csv", "")
+    def _load_order(order: str) -> tuple[str, Sequence[tuple[int, ...]]]:
+        """The order's name and its puzzles."""
         if order not in ("", "published", "difficulty"):
             raise UserError(f"game24: no order {order!r}; there are published, difficulty")
-        if order == "difficulty" and given:
-            raise UserError("game24: order=difficulty needs no csv; leave out one of the two")
-        path = Path(given) if given else None if order == "difficulty" else tree_of_thoughts_file("24/24.csv")
-        if path is None:
-            if order == "published":
-                raise UserError(f"game24: the published order needs `{INSTALL}`, or its 24.csv as csv=PATH")
-            return _by_difficulty(), "order=difficulty"
-        rows = _from_csv(path)
-        digest = hashlib.sha256("\n".join(map(_numbers_text, rows)).encode()).hexdigest()
-        if digest.startswith(_PUBLISHED):
-            return rows, "order=published"
+        path = None if order == "difficulty" else tree_of_thoughts_file("24/24.csv")
+        if path is not None:
+            with path.open(encoding="utf-8", newline="") as file:
+                return "published", [_puzzle(row["Puzzles"]) for row in csv.DictReader(file)]
         if order == "published":
-            raise UserError(
-                f"game24: {path} does not hold the published order; without order=published it is used all the same"
-            )
-        return rows, f"csv={path.stem}-{digest[:8]}"
+            raise UserError(f"game24: the published order needs `{INSTALL}`")
+        return "difficulty", _own_order()
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th puzzle of a split; `Task.seed` is the puzzle in digits, two for each number.
@@ -620,9 +431,9 @@ class Game24:
         puzzle = _puzzle(numbers)
         return self._task("game24-" + "-".join(map(str, puzzle)), puzzle)
 
-    def _task(self, name: str, puzzle: Puzzle) -> Task:
+    def _task(self, name: str, puzzle: tuple[int, ...]) -> Task:
         text = (
-            f"make {TARGET} from the numbers {_numbers_text(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
+            f"make {_TARGET} from the numbers {_numbers_text(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
             "A step joins two of the numbers left into one; after three steps 24 is to be left. Fractions are written 2/3.\n"
             "A whole answer has four lines:\n"
             "Step 1: a + b = c (left: the numbers left now)\n"
@@ -630,16 +441,11 @@ class Game24:
             "Step 3: …\n"
             "Answer: one expression of the four numbers = 24"
         )
-        shown = [demonstration(known) for known in self.demonstrations() if known != puzzle]
-        if shown:
+        if shown := [demonstration(known) for known in self.demonstrations if known != puzzle]:
             text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_numbers_text(puzzle)}."
         return Task(name, text, sum(number * 100**place for place, number in enumerate(reversed(puzzle))))
 
-    def demonstrations(self) -> tuple[Puzzle, ...]:
-        """The puzzles that the instruction shows solved."""
-        return DEMONSTRATIONS[: self.demos]
-
-    def puzzle(self, task: Task) -> Puzzle:
+    def puzzle(self, task: Task) -> tuple[int, ...]:
         """The numbers of a task."""
         return _puzzle(" ".join(str(task.seed // 100**place % 100) for place in (3, 2, 1, 0)))
 
@@ -650,8 +456,8 @@ class Game24:
             UserError: an action is no text, or the episode was over before it.
         """
         turn = self._play(task, actions)[-1]
-        text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.said}" if turn.said else "")
-        return Observation(text, () if turn.over else _admissible(turn), turn.reward, turn.over)
+        text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.comment}" if turn.comment else "")
+        return Observation(text, () if turn.over else _admissible(turn.left), turn.reward, turn.over)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
         """The reward of each action by the rule: 3, 1 or 0 for an operation, 10 or 0 for an answer, None for one that cannot be read."""
@@ -661,7 +467,7 @@ class Game24:
         """The start and the result of each action."""
         check_actions(self.name, actions)
         puzzle = self.puzzle(task)
-        turns = [_start(puzzle)]
+        turns = [*_turns(puzzle, ())]
         for step, action in enumerate(actions):
             check_step(self.name, task, step, action, over=turns[-1].over or step >= self.horizon, empty=True)
             turns = [*_turns(puzzle, tuple(actions[: step + 1]))]
@@ -678,7 +484,7 @@ class Game24:
         If nothing can be read, it is the reply itself, as one action.
         """
         attempts: list[list[str]] = [[]]
-        lines = [line for line in _LINE.sub(r"\n\1", reply).splitlines() if line.strip()]
+        lines = [line for line in _NEW_LINE.sub(r"\n\1", reply).splitlines() if line.strip()]
         for n, line in enumerate(lines):
             cleaned = _clean(line)
             if _FIRST.match(_TAG.sub(" ", line)):
@@ -695,7 +501,7 @@ class Game24:
         if not found:
             return (reply,)
         last = complete[-1] if complete else [*found[-1], "Answer:"]
-        return tuple(last[-min(HORIZON, self.horizon) :])
+        return tuple(last[-min(_STEPS, self.horizon) :])
 
     def abstract(self, observation: Observation) -> str:
         """The numbers left, ascending, without their origin from the puzzle's numbers."""
@@ -712,27 +518,3 @@ class Game24:
 
     def close(self) -> None:
         """Does nothing: no process or file is held open."""
-
-
-_LINE = re.compile(r"(?<=\S)[ \t]+((?:[*_]{0,3}step\s*[0-9]+\s*[:.)]|[*_]{0,3}(?:final )?answer ?(?:is ?)?:))", re.IGNORECASE)
-"""Matches the blank before a step or an answer that does not stand on a line of its own."""
-_FIRST = re.compile(r"\W*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
-"""Matches the first line of an attempt."""
-
-
-def _from_csv(path: Path) -> tuple[Puzzle, ...]:
-    """The column `Puzzles` of a file like the package's 24.csv, in its order."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as cause:
-        raise UserError(f"game24: cannot read {path}: {cause}") from cause
-    if len(rows) <= _TEST[-1] or "Puzzles" not in rows[0]:
-        raise UserError(
-            f"game24: {path} must have a column Puzzles and at least {_TEST.stop} rows (test is rows {_TEST.start} to "
-            f"{_TEST[-1]}, from 0); it has {', '.join(rows[0]) if rows else 'no columns'} and {len(rows)} rows"
-        )
-    puzzles = tuple(_puzzle(row["Puzzles"] or "") for row in rows)
-    if len(set(puzzles)) < len(puzzles):
-        raise UserError(f"game24: {path} has a puzzle twice")
-    return puzzles

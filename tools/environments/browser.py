@@ -1,6 +1,6 @@
 """Worlds in a real browser: MiniWoB++ (`miniwob.py`) and our own shop's pages, both offline.
 
-Needs the extra `[web]` and a Chromium on the system: `pip install 'learngraph[web]' && apt install chromium`.
+Needs Playwright and a Chromium on the system: `pip install playwright && apt install chromium`.
 
 - An observation is the page's accessibility tree (`support/accessibility.py`): frames and shadow roots included, each element that
   can be acted on with a number, role, name, state and value. Above it stand the kind of the page, the task, and what was done.
@@ -14,27 +14,29 @@ Needs the extra `[web]` and a Chromium on the system: `pip install 'learngraph[w
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from html import escape
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from ...memory.records import Observation, Task
-from .support.arguments import check_settings
 from .support.live import LiveGames
 from .support.page_templates import HostMap
-from .support.shop_server import ShopServer
 from .support.web_actions import WebAction
 from .support.web_game import Verdict, WebGame, WebTask
-from .web_shop import WebShop
+from .web_shop import PageElement, WebShop
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Page, Route
 
     from ...memory.search.sections import SectionSimilarity
 
 __all__ = ["BrowserShop", "BrowserWorld", "abstract_page", "page_similarity"]
+
+_SHOP = "http://shop.invalid/shop"
+"""The shop's address, which no name server knows."""
 
 
 @lru_cache(maxsize=1)
@@ -115,8 +117,8 @@ class BrowserWorld(ABC):
 class BrowserShop(BrowserWorld):
     """Our own shop (`web_shop.py`) as pages in a browser.
 
-    The pages come from a server of this process on a free port of 127.0.0.1, and the reward is that of the purchase which the
-    server has seen: the agent's page is not asked.
+    No server is started: the browser's requests to the shop's address are answered in this process. An episode's page shows what the
+    text world shows after the same actions, and the reward is that of the purchase which was seen here: the agent's page is not asked.
 
     Args:
         settings: `products` and `seed`, as of `webshop`.
@@ -124,11 +126,8 @@ class BrowserShop(BrowserWorld):
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 20) -> None:
-        check_settings("browser:shop:", settings or {}, ("products", "seed"))
         self.shop = WebShop(settings, horizon)
         super().__init__("browser:shop" + self.shop.name.removeprefix("webshop"), horizon)
-        self._server: ShopServer | None = None
-        self._lock = threading.Lock()
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th goal of a split, as of `webshop`."""
@@ -136,25 +135,42 @@ class BrowserShop(BrowserWorld):
         return Task(task.id.replace("webshop", "browser-shop", 1), task.instruction, task.seed)
 
     def web_task(self, task: Task) -> WebTask:
-        server = self._serve()
-        path = server.begin(task)
+        actions: list[str] = []
 
         async def judge(answer: str | None) -> tuple[float, bool]:
-            page = server.page(path)
+            page = self.shop.page(task, actions)
             return page.score, page.kind == "done"
 
+        async def answer_request(route: Route) -> None:
+            if route.request.method == "POST":
+                ((field, text),) = parse_qsl(route.request.post_data or "", keep_blank_values=True)
+                actions.append(f"{'search' if field == 'query' else 'click'}[{text}]")
+            await route.fulfill(content_type="text/html; charset=utf-8", body=self._page_source(task, actions))
+
         async def open_page(page: Page) -> Verdict:
-            await page.goto(server.url.rstrip("/") + path, wait_until="domcontentloaded")
+            actions.clear()
+            await page.route(f"{_SHOP}/**", answer_request)
+            await page.goto(f"{_SHOP}/{task.seed}", wait_until="domcontentloaded")
             return judge
 
-        searches = [one[len("search[") : -1] for one in self.shop.observe(task, ()).actions]
+        searches = [action[len("search[") : -1] for action in self.shop.observe(task, ()).actions]
         return WebTask(
             task.instruction,
-            HostMap({"shop": server.url}),
+            HostMap({"shop": _SHOP}),
             open_page,
             tuple(searches),
             kinds=("click", "fill", "press"),
             shows_title=True,
+        )
+
+    def _page_source(self, task: Task, actions: Sequence[str]) -> str:
+        """The HTML of the page after these actions: the pieces of the text observation, in the same order."""
+        page = self.shop.page(task, actions)
+        pieces = "\n".join(map(_element, self.shop.shop.page_elements(page)))
+        return (
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Web shop: {page.kind}</title></head>\n<body>\n'
+            f"<p>Wanted: {escape(self.shop.goal(task).text)}</p>\n"
+            f'<main><form method="post">\n{pieces}\n</form></main>\n</body></html>\n'
         )
 
     def gold(self, task: Task) -> tuple[str, ...]:
@@ -169,26 +185,21 @@ class BrowserShop(BrowserWorld):
         """False if the horizon is too short to buy the goal's product."""
         return len(self._purchase(task)) <= self.horizon
 
-    def close(self) -> None:
-        """Close the tabs and stop the server."""
-        super().close()
-        with self._lock:
-            server, self._server = self._server, None
-        if server is not None:
-            server.stop()
-
     def _purchase(self, task: Task) -> tuple[str, ...]:
-        written = list[str]()
+        actions = list[str]()
         for action in self.shop.shop.buying_actions(self.shop.goal(task)):
             kind, _, text = action[:-1].partition("[")
             if kind == "search":
-                written.append(str(WebAction("fill", "textbox", "Search words", text=text)))
-            written.append(str(WebAction("click", "button", "Search" if kind == "search" else text)))
-        return tuple(written)
+                actions.append(str(WebAction("fill", "textbox", "Search words", text=text)))
+            actions.append(str(WebAction("click", "button", "Search" if kind == "search" else text)))
+        return tuple(actions)
 
-    def _serve(self) -> ShopServer:
-        with self._lock:
-            if self._server is None:
-                self._server = ShopServer(self.shop)
-                threading.Thread(target=self._server.serve, name=self.name, daemon=True).start()
-            return self._server
+
+def _element(piece: PageElement) -> str:
+    text = escape(piece.text)
+    if piece.role == "text":
+        return f"<p>{text}</p>"
+    if piece.role == "search":
+        return f'<input name="query" aria-label="Search words" autofocus> <button>{text}</button>'
+    pressed = ' aria-pressed="true"' if piece.chosen else ""
+    return f'<button name="click" value="{escape(piece.click_text)}"{pressed}>{text}</button>'

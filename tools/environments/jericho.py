@@ -2,7 +2,7 @@
 
 Needs the extra `[jericho]` and a compiler: `sudo apt install gcc make && pip install --no-deps jericho numpy` (with its
 dependencies it also brings spaCy, which is not used here). The package is GPL-2.0-or-later and is imported only when a game
-is opened. Game files are not part of it: point `games_dir` or $JERICHO_GAMES at a folder with `detective.z5` and the like.
+is opened. Game files are not part of it: point the setting `games` or $JERICHO_GAMES at a folder with `detective.z5` and the like.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, import_package
 from ...memory.records import Observation, Task
-from .support.arguments import check_split
+from .support.arguments import check_settings, check_split
 from .support.live import LiveGames
 from .support.time_limit import call_within
 
-__all__ = ["Jericho", "ValidActions", "default_cache"]
+__all__ = ["INSTALL", "Jericho", "ValidActions", "default_cache"]
 
-_INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
+INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
 _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
 _PASSING = ("look", "wait")
 """Actions offered if no action changes the world (detective: a man with a gun stares at you). They let time pass."""
@@ -96,13 +96,12 @@ class Jericho:
 
     Args:
         game: name of a file in the folder, without its ending.
+        settings: `games`, the folder of the game files ($JERICHO_GAMES if not given); `cache`, the folder that keeps the lists of
+            actions from run to run (`default_cache()` if not given; none: they are kept in memory only); `seed`, the seed of the
+            game's random numbers in every task (if not given, each task has its own). With 0 every task is the same game, that
+            of the walkthrough, as in published runs; only the agent's draws differ from task to task.
         horizon: number of steps after which an episode ends.
-        games_dir: folder of the game files; $JERICHO_GAMES if not given.
         live: number of games kept open.
-        cache_dir: folder that keeps the lists of actions from run to run, by default `default_cache()`; None: they are kept in
-            memory only.
-        seed: the seed of the game's random numbers in every task; None: each task has its own. With 0 every task is the same
-            game, that of the walkthrough, as in published runs; only the agent's draws differ from task to task.
         time_limit: seconds that a step may take, the list of actions included. A game that takes longer is given up.
     """
 
@@ -112,22 +111,24 @@ class Jericho:
     def __init__(
         self,
         game: str = "detective",
+        settings: Mapping[str, str] | None = None,
         horizon: int = 50,
-        games_dir: str | Path | None = None,
+        *,
         live: int = 8,
-        cache_dir: str | Path | Literal["default"] | None = "default",
-        seed: int | None = None,
         time_limit: float = 60.0,
     ) -> None:
+        chosen = dict(settings or {})
+        check_settings(f"jericho:{game}:", chosen, ("games", "cache", "seed"))
         self.game = game
         self.name = f"jericho:{game}"
         self.horizon = horizon
         self.time_limit = time_limit
-        self._seed = seed
-        if seed is not None and not 0 <= seed < 1_000_000:
-            raise UserError(f"{self.name}: seed is from 0 to 999999, got {seed}")
-        self._package = _package(self.name)
-        self.path = _game_file(self.name, game, games_dir)
+        seed = chosen.get("seed")
+        if seed is not None and not re.fullmatch("[0-9]{1,6}", seed):
+            raise UserError(f"{self.name}: seed is a whole number from 0 to 999999, got {seed!r}")
+        self._seed = None if seed is None else int(seed)
+        self._package = import_package("jericho", f"{self.name} needs the package jericho", INSTALL)  # it has no types
+        self.path = _game_file(self.name, game, chosen.get("games"))
         known = hashlib.md5(self.path.read_bytes()).hexdigest()
         if known not in importlib.import_module("jericho.defines").BINDINGS_DICT:  # the interpreter would end the process
             raise UserError(
@@ -143,7 +144,8 @@ class Jericho:
         """Points that the game gives before the first action."""
         self._most = float(probe.get_max_score())
         self._release(0, probe)
-        folder = default_cache() if cache_dir == "default" else cache_dir and Path(cache_dir)
+        cache = chosen.get("cache")
+        folder = None if cache == "none" else Path(cache) if cache else default_cache()
         self.valid = ValidActions(folder / f"{game}-{known[:12]}-actions-1.jsonl" if folder else None)
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -418,17 +420,10 @@ def _tidy(text: str) -> str:
     return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n") if line.strip())
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module("jericho")  # it carries no type information: imported by name
-    except ImportError as cause:
-        raise UserError(f"{name} needs the package jericho ({cause}): {_INSTALL}") from cause
-
-
-def _game_file(name: str, game: str, games_dir: str | Path | None) -> Path:
-    given = games_dir or os.environ.get("JERICHO_GAMES")
+def _game_file(name: str, game: str, games: str | None) -> Path:
+    given = games or os.environ.get("JERICHO_GAMES")
     if not given:
-        raise UserError(f"{name} needs the game file {game}.z5: say games_dir=... or set JERICHO_GAMES to its folder")
+        raise UserError(f"{name} needs the game file {game}.z5: say games=FOLDER or set $JERICHO_GAMES to its folder")
     folder = Path(given).expanduser()
     if not folder.is_dir():
         raise UserError(f"{name}: {folder} is not a folder; put {game}.z5 into a folder and name that")

@@ -15,7 +15,7 @@ the reward is None and the observation says why, because the worth of the answer
 
 Sources of the problems, named in the environment's name:
 
-- `math`: 120 plain exercises of ours (`exercises.py`). Nothing measured on them can be compared with published numbers.
+- `math`: 120 plain exercises of ours (`data/math.jsonl`: 15 kinds of 8, drawn by rule). Nothing measured on them can be compared with published numbers.
 - `math?file=PATH`: JSONL, one object in each line (or one JSON list), in any of these layouts, in upper or lower case:
 
   | | problem | true answer |

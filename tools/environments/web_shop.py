@@ -27,7 +27,7 @@ compared as they are, as ours have plain names.
 multiple of 10 dollars. As published, the first 500 goals are `test`, the next 500 `dev`, the rest `train`; if there are fewer
 than 1,500, a quarter is `test`, a quarter `dev`, and half `train`. The goals of one product are all in one split.
 
-The same shop as real pages: `shop_server.py`.
+The same shop as pages in a browser: `browser.py`.
 """
 
 from __future__ import annotations

@@ -618,7 +618,7 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
 def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    for name in (*METHODS, "toy", "twx:coin", "jericho:GAME", "pocket", "openai:MODEL"):
+    for name in (*METHODS, "toy", "twx:NAME", "jericho:GAME", "pocket", "openai:MODEL"):
         assert f"\n  {name} " in shown
     assert main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
     assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")

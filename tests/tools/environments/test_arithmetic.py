@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
@@ -27,7 +26,7 @@ CSV = tree_of_thoughts_file("24/24.csv")
 needs_csv = pytest.mark.skipif(CSV is None, reason="NOT TESTED: pip install --no-deps tree-of-thoughts-llm")
 ENV = Game24({"order": "difficulty"})
 TASK = ENV.puzzle_task("4 5 6 10")
-PUZZLES = ENV.order
+PUZZLES = arithmetic._own_order()
 GOLD = ("10 - 6 = 4", "4 * 5 = 20", "4 + 20 = 24", "Answer: 10 - 6 + 4 * 5 = 24")
 
 
@@ -83,9 +82,47 @@ def test_the_puzzles_are_those_that_have_a_solution(every: int) -> None:
     assert {puzzle for puzzle in some if 24 in makes(fractions(puzzle))} == set(PUZZLES) & set(some)
 
 
+LAST = {"+": 0, "-": 1, "*": -2, "/": 5}
+
+
+def cost(sign: str, a: Fraction, b: Fraction, result: Fraction) -> int:
+    match sign:
+        case "+":
+            return 0
+        case "-":
+            return 1
+        case "*" if 1 not in (a, b):
+            return 2 if result <= 24 else 3
+        case "/" if b != 1:
+            return 0 if result.denominator == 1 else 9
+        case _:
+            return -3
+
+
+@cache
+def weight(numbers: tuple[Fraction, ...]) -> float:
+    """The sum over all ways to 24 of exp(-cost / temperature)."""
+    if len(numbers) == 1:
+        return float(numbers[0] == 24)
+    return sum(
+        rest * math.exp(-(cost(sign, a, b, result) + (LAST[sign] if len(numbers) == 2 else 0)) / 1.5)
+        for sign, a, b, result, after in arithmetic._operations(numbers)
+        if (rest := weight(after))
+    )
+
+
+def difficulty(puzzle: Sequence[int]) -> float:
+    """The rule behind the order of `game24.txt`: the soft minimum (temperature 1.5) of the costs of a puzzle's solutions."""
+    total = weight(fractions(puzzle))
+    return -1.5 * math.log(total) if total else math.inf
+
+
 @pytest.mark.slow
 def test_the_file_holds_what_the_rule_says() -> None:
-    assert arithmetic.game24_file_text() == Path(arithmetic.__file__).with_name("game24.txt").read_text(encoding="utf-8")
+    rated = {puzzle: difficulty(puzzle) for puzzle in combinations_with_replacement(range(1, 14), 4)}
+    # Rounded, so that the last bit of a logarithm does not decide between equals.
+    order = sorted((round(rating, 6), puzzle) for puzzle, rating in rated.items() if rating < math.inf)
+    assert tuple(puzzle for _, puzzle in order) == PUZZLES
 
 
 def test_the_file_holds_1362_puzzles_once_each() -> None:
@@ -96,9 +133,9 @@ def test_the_file_holds_1362_puzzles_once_each() -> None:
 def test_difficulty_by_hand() -> None:
     # 13 * 13 - 1 = 168, / 7 = 24 is a solution of 1 7 13 13: 3 + 1 + 0, and 5 as `/` is last: 9. There is no other way to 24
     # but 1 - 13 * 13 = -168 and the like, which never makes +24.
-    assert arithmetic.difficulty((1, 7, 13, 13)) == pytest.approx(9)
-    assert arithmetic.difficulty((1, 1, 1, 1)) == float("inf")
-    assert arithmetic.difficulty((3, 3, 8, 8)) > arithmetic.difficulty((4, 6, 8, 8)) > arithmetic.difficulty((1, 1, 4, 6))
+    assert difficulty((1, 7, 13, 13)) == pytest.approx(9)
+    assert difficulty((1, 1, 1, 1)) == float("inf")
+    assert difficulty((3, 3, 8, 8)) > difficulty((4, 6, 8, 8)) > difficulty((1, 1, 4, 6))
 
 
 def test_splits_share_no_puzzle_and_none_is_a_demonstration() -> None:
@@ -209,31 +246,30 @@ def test_accepted_answers(answer: str) -> None:
     ("answer", "why"),
     [
         ("", "no expression was given"),
-        (" = 24", "expected at its start, nothing came"),
+        (" = 24", "no expression was given"),
         ("24", "it uses 24, the numbers are 4 5 6 10"),
         ("4 + 5 + 6 + 10", "it makes 25, not 24"),
         ("4 * 6", "it uses 4 6, the numbers are 4 5 6 10"),
         ("5 * 6 - (10 - 4) = 25", "it makes 24, but '25' is said"),
         ("5 * 6 - (10 - 4) = 24.5", "but '24.5' is said"),
         ("5 * 6 - (10 - 4) = 240", "but '240' is said"),
-        ("-4 + 5 * 6 - 2", "expected at its start, '-' came"),
-        ("5 * 6 - 10 - -4", "after '5 * 6 - 10 -', '-' came"),
-        ("5 * 6.0 - (10 - 4)", "'.' is not expected after '5 * 6'"),
-        ("5 ** 6 - (10 - 4)", "after '5 *', '*' came"),
-        ("5 * 6 - (10 - 4)^1", "'^' is not expected"),
-        ("5 // 6 - (10 - 4)", "after '5 /', '/' came"),
-        ("5 * 6 - (10 - 4", "a closing bracket is missing"),
-        ("5 * 6 - (10 - 4))", "')' is not expected"),
-        ("5 * 6 (10 - 4)", "'(' is not expected"),
-        ("4 5 6 10", "'5' is not expected after '4'"),
+        ("-4 + 5 * 6 - 2", "'-4' came"),
+        ("5 * 6 - 10 - -4", "'-4' came"),
+        ("5 * 6.0 - (10 - 4)", "'.' came"),
+        ("5 ** 6 - (10 - 4)", "'5 ** 6' came"),
+        ("5 * 6 - (10 - 4)^1", "'^' came"),
+        ("5 // 6 - (10 - 4)", "'5 // 6' came"),
+        ("5 * 6 - (10 - 4", "is no expression: '(' was never closed"),
+        ("5 * 6 - (10 - 4))", "is no expression: unmatched ')'"),
+        ("5 * 6 (10 - 4)", "'6(10 - 4)' came"),
+        ("4 5 6 10", "'4 5 6 10' is no expression"),
         ("5 * 6 / (10 - 10) + 4", "it divides by 0"),
-        ("__import__('os').system('true')", "expected at its start, '_' came"),
+        ("__import__('os').system('true')", "'_' came"),
         ("sqrt(4) * 5", "'s' came"),
-        ("10000000 * 4", "expected at its start, '10000000' came"),
-        ("(" * 50 + "4" + ")" * 50, "brackets may be 12 deep"),
+        ("10000000 * 4", "it uses 4 10000000"),
         ("(" * 500 + "4" + ")" * 500, "at most 120 characters, this one has 1001"),
         ("٤ * 6", "'٤' came"),
-        ("4² + 6", "'²' is not expected"),
+        ("4² + 6", "'²' came"),
     ],
 )
 def test_refused_answers_say_why(answer: str, why: str) -> None:
@@ -493,40 +529,14 @@ def test_a_puzzle_of_ones_own() -> None:
     ("settings", "said"),
     [
         ({"order": "random"}, "no order 'random'; there are published, difficulty"),
-        ({"order": "difficulty", "csv": "x"}, "needs no csv"),
+        ({"csv": "x"}, "no setting 'csv'; it has order, puzzle, demos"),
         ({"puzzle": "4 5 6 10", "order": "difficulty"}, "not both"),
         ({"demos": "6"}, "demos must be a number from 0 to 5, got '6'"),
-        ({"csv": "/no/such.csv"}, "cannot read /no/such.csv"),
     ],
 )
 def test_wrong_settings(settings: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         Game24(settings)
-
-
-def test_a_csv_of_ones_own_is_named_after_what_it_holds(tmp_path: Path) -> None:
-    def write(rows: Sequence[str], column: str = "Puzzles") -> str:
-        path = tmp_path / str(len(list(tmp_path.iterdir()))) / "mine.csv"
-        path.parent.mkdir()
-        path.write_text(f"Rank,{column}\n" + "".join(f"{n},{row}\n" for n, row in enumerate(rows)), encoding="utf-8")
-        return str(path)
-
-    rows = [" ".join(map(str, puzzle)) for puzzle in reversed(PUZZLES)]
-    env = Game24({"csv": write(rows)})
-    assert re.fullmatch(r"game24\?csv=mine-[0-9a-f]{8}", env.name)
-    assert env.puzzle(env.task(0)) == PUZZLES[::-1][900]
-    other = Game24({"csv": write(rows[1:])})
-    assert other.name != env.name
-    for path, said in (
-        (write(rows[:999]), "at least 1000 rows"),
-        (write(rows, "Puzzle"), "a column Puzzles"),
-        (write([*rows, "1 2 3"]), "'1 2 3' is no puzzle"),
-        (write([*rows, rows[0]]), "a puzzle twice"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Game24({"csv": path})
-    with pytest.raises(UserError, match="does not hold the published order"):
-        Game24({"csv": write(rows), "order": "published"})
 
 
 def test_the_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +550,9 @@ def test_the_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     assert tree_of_thoughts_file("24/24.csv") == tmp_path / "tot" / "data" / "24" / "24.csv"
     assert tree_of_thoughts_file("24/25.csv") is None
-    assert Game24().name.startswith("game24?csv=24-")
+    env = Game24()
+    assert env.name == "game24?order=published"
+    assert env.puzzle(env.task(0)) == PUZZLES[::-1][900]
     assert Game24({"order": "difficulty"}).name == "game24?order=difficulty"
 
 
@@ -549,15 +561,6 @@ def test_without_the_package_ours_is_the_order() -> None:
     assert Game24().name == "game24?order=difficulty"
     with pytest.raises(UserError, match="pip install --no-deps tree-of-thoughts-llm"):
         Game24({"order": "published"})
-
-
-def test_sympy_is_not_loaded_before_an_answer_is_verified() -> None:
-    code = (
-        "import sys; from learngraph.tools.environments.arithmetic import Game24; "
-        "env = Game24({'order': 'difficulty'}); env.observe(env.task(0), ['1 + 1 = 2']); print('sympy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout.strip() == "False"
 
 
 # No text breaks anything

@@ -75,13 +75,15 @@ def test_settings_and_horizon_reach_the_environment() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
+        ("twx:cookingwrld", r"no environment 'twx:cookingwrld'; did you mean twx:cookingworld\?; there are toy"),
+        ("webshp", r"no environment 'webshp'; did you mean webshop\?"),
         ("atari", r"no environment 'atari'; there are toy, twx:coin, .*jericho:GAME"),
-        ("twx:chess", r"no environment 'twx:chess'; there are toy"),
+        ("twx:chess", r"no environment 'twx:chess'.*; there are toy"),
         ("twx:coin?doors", r"cannot read the setting 'doors'; expected name=value"),
         ("toy?rooms=3", r"no setting 'rooms'; it has none"),
         ("jericho:detective?roms=x", r"no setting 'roms'; it has games, cache"),
         ("alfworld?games=x", r"no setting 'games'; it has data, split"),
-        ("alfworld:", r"no environment 'alfworld:'; there are toy"),
+        ("alfworld:", r"no environment 'alfworld:'; did you mean alfworld\?; there are toy"),
         ("alfworld:chess", r"no task type 'chess'; there are look_at_obj_in_light, .*pick_two_obj_and_place"),
         ("hotpot?path=x", r"no setting 'path'; it has source, file, split, results, sentences, listed"),
         ("math?path=x", r"no setting 'path'; it has file, dataset, subset, part, split, test, dev, limit"),

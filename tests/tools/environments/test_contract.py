@@ -95,8 +95,8 @@ OPENERS: dict[str, Callable[[], Any]] = {
     # The way to the coin is another one in each Java machine, and may take more than 30 steps.
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=50 if game == "coin" else 30) for game in GAMES},
     "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
-    "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
-    "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
+    "jericho:zork1": lambda: Jericho("zork1", {"games": GAMES_DIR}, 12),
+    "jericho:detective": lambda: Jericho("detective", {"games": GAMES_DIR}, 8),
     "hotpot": lambda: Passages({"source": "own", "listed": "1"}),
     "webshop": lambda: WebShop({"products": "48"}),
     "browser:shop": lambda: BrowserShop({"products": "48"}, horizon=8),

@@ -33,7 +33,7 @@ def _cache_of_this_test_run(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def zork() -> Iterator[Jericho]:
-    env = Jericho("zork1", horizon=12, games_dir=GAMES_DIR)
+    env = Jericho("zork1", {"games": GAMES_DIR}, 12)
     yield env
     env.close()
 
@@ -47,12 +47,12 @@ def test_without_the_package_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -
 @needs_package
 def test_missing_and_wrong_files_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JERICHO_GAMES", raising=False)
-    with pytest.raises(UserError, match=r"needs the game file detective.z5: say games_dir=... or set JERICHO_GAMES"):
+    with pytest.raises(UserError, match=r"needs the game file detective.z5: say games=FOLDER or set .JERICHO_GAMES"):
         Jericho("detective")
     with pytest.raises(UserError, match="is not a folder"):
-        Jericho("detective", games_dir=tmp_path / "nowhere")
+        Jericho("detective", {"games": str(tmp_path / "nowhere")})
     with pytest.raises(UserError, match=r"no detective.z3 ... .z8 in .*; it has no game files"):
-        Jericho("detective", games_dir=tmp_path)
+        Jericho("detective", {"games": str(tmp_path)})
     monkeypatch.setenv("JERICHO_GAMES", str(tmp_path))
     for damaged in (b"\x05" + bytes(2000), b"", b"no game at all", b"\x09" + bytes(70000)):
         (tmp_path / "detective.z5").write_bytes(damaged)  # the interpreter would end the process at some of them
@@ -105,18 +105,18 @@ def test_no_command_reaches_beyond_the_episode(
 @pytest.mark.jericho
 @needs_games
 def test_lists_of_actions_are_kept_and_the_same_in_every_process(zork: Jericho, tmp_path: Path) -> None:
-    first = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
+    first = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
     shown = first.observe(first.task(0), ["north", "east"])
     assert first.valid.computed_lists == 3
     assert zork.valid.cache_file == default_cache() / first.valid.cache_file.name
     (file,) = tmp_path.glob("zork1-*.jsonl")
     with file.open("a") as torn:
         torn.write('\n["cut off by a cr')
-    second = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
+    second = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
     assert second.observe(second.task(0), ["north", "east"]) == shown
     assert second.valid.computed_lists == 0
     second.observe(second.task(0), ["north", "north"])
-    third = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
+    third = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
     third.observe(third.task(0), ["north", "north"])
     assert (second.valid.computed_lists, third.valid.computed_lists) == (1, 0)
     code = (
@@ -157,13 +157,13 @@ def test_working_out_leaves_the_game_as_it_was(zork: Jericho) -> None:
 def test_the_walkthrough_earns_what_is_known_of_it_at_any_horizon(game: str, given: int, points: dict[int, int]) -> None:
     """With the points that the game gives before the first action, as published scores count."""
     for horizon, score in points.items():
-        env = Jericho(game, horizon=horizon, games_dir=GAMES_DIR)
+        env = Jericho(game, {"games": GAMES_DIR}, horizon)
         assert len(env.gold(env.task(0))) == min(horizon, len(env._walkthrough))
         assert env.given == given
         assert env.given + env.optimum(env.task(0)) == score
         assert env.optimum(env.task(5)) == env.optimum(env.task(0))  # the yardstick of every task
         assert env.knows_optimum(env.task(0)) == (score == env._most)
-        fixed = Jericho(game, horizon=horizon, games_dir=GAMES_DIR, seed=0)
+        fixed = Jericho(game, {"games": GAMES_DIR, "seed": "0"}, horizon)
         task = fixed.task(7)
         played = (
             [fixed.observe(task, fixed.gold(task)[: n + 1]).reward for n in range(len(fixed.gold(task)))]
@@ -176,19 +176,19 @@ def test_the_walkthrough_earns_what_is_known_of_it_at_any_horizon(game: str, giv
 @pytest.mark.jericho
 @needs_games
 def test_with_one_seed_every_task_is_the_same_game() -> None:
-    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, seed=0)
+    env = Jericho("zork1", {"games": GAMES_DIR, "seed": "0"}, 8)
     tasks = [env.task(n) for n in range(3)]
     assert len({task.id for task in tasks}) == 3
     assert len({env.start(task) for task in tasks}) == 1
     assert len({env.observe(task, ["north", "wait"]).text for task in tasks}) == 1
     with pytest.raises(UserError, match="seed is from 0 to 999999, got -1"):
-        Jericho("zork1", games_dir=GAMES_DIR, seed=-1)
+        Jericho("zork1", {"games": GAMES_DIR, "seed": "-1"})
 
 
 @pytest.mark.jericho
 @needs_games
 def test_a_game_that_hangs_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, time_limit=30)
+    env = Jericho("zork1", {"games": GAMES_DIR}, 8, time_limit=30)
     task, never = env.task(0), threading.Event()
     env.observe(task, ["north"])
 
@@ -227,7 +227,7 @@ def test_a_state_where_nothing_changes_the_world_offers_to_let_time_pass(
 @needs_games
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    env = Jericho("zork1", horizon=8, games_dir=GAMES_DIR, cache_dir=tmp_path / "file")
+    env = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path / "file")}, 8)
     with pytest.warns(UserWarning, match="lists of actions are not kept in"):
         shown = env.observe(env.task(0), [])
     assert shown.actions

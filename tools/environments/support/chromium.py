@@ -138,7 +138,7 @@ async def _launch() -> tuple[Playwright, Browser]:
     try:
         from playwright.async_api import Error, async_playwright
     except ImportError as cause:
-        raise UserError(f"pages in a browser need playwright ({cause}): pip install 'learngraph[web]'") from cause
+        raise UserError(f"pages in a browser need playwright ({cause}): pip install playwright") from cause
     path = find_chromium()
     if path is None:
         given = os.environ.get("CHROMIUM")
