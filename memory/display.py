@@ -1,4 +1,4 @@
-"""Tables of texts that show themselves in a notebook, with a search box, and print as aligned text."""
+"""Tables: of texts that show themselves in a notebook, with a search box; of numbers in Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-__all__ = ["Table", "cell_text", "make_table"]
+__all__ = ["Table", "cell_text", "format_number", "make_table", "markdown_table", "with_interval"]
 
 MAX_ROWS = 500
 """Rows that a table of a memory shows."""
@@ -73,3 +73,31 @@ def cell_text(value: Any, limit: int = 300) -> str:
     """A value as the text of a cell: numbers with three digits, nothing for None, long texts cut."""
     text = "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def format_number(number: float | None, form: str) -> str:
+    """A number in a format of Python's `format`, without rounding errors such as 7e-18 or -0; a dash for None."""
+    return "–" if number is None else format(round(number, 12) + 0, form)
+
+
+def with_interval(number: float, ci: tuple[float, float] | None) -> str:
+    """A number with its interval, as `0.5 [0.4, 0.6]`; the number alone without an interval."""
+    middle, *ends = (format_number(one, ".3g") for one in (number, *(ci or ())))
+    return f"{middle} [{', '.join(ends)}]" if ends else middle
+
+
+def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """An aligned Markdown table.
+
+    Args:
+        lines: the header and the rows, each with one cell per column.
+        left: the number of leading columns that are aligned to the left; the others are aligned to the right.
+    """
+    from tabulate import tabulate  # type: ignore[import-untyped]
+
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]  # in a label
+    sides = ["left"] * left + ["right"] * (len(lines[0]) - left)
+    # The header goes in as a row, because tabulate makes a column at least two characters wider than a header.
+    text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)
+    rule, header, *rows = text.splitlines()
+    return "\n".join([header, rule.replace(":", "-", left), *rows])

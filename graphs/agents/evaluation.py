@@ -27,9 +27,10 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
+from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...memory.records import Usage
-from ...nodes.evaluate.statistics import Interval, interval, markdown_table, mean, with_interval
+from ...nodes.evaluate.statistics import Interval, interval, mean
 from .learner import LearningMiddleware
 
 __all__ = ["AgentArm", "AgentTask", "ArmMaker", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]

@@ -18,9 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
-from .flags import parse_flags
-from .report import say
+from ..experiments.progress import say
 
 __all__ = ["run_agent"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from .flags import parse_flags
-from .report import say
+from ...graphs.cli.flags import parse_flags
+from ..experiments.progress import say
 
 __all__ = ["calibrate"]
 

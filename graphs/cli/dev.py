@@ -49,13 +49,13 @@ from ...memory.records import Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
+from ..experiments.options import RunOptions
+from ..experiments.play import make_method_inputs
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 from .dev_settings import DevChoice, DevRequestError, check_names, context_schema, read_choice
-from .options import RunOptions
-from .play import make_method_inputs
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 

@@ -16,8 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
+from ..arms import ablation_names, method_settings, preset_names
 from ..methods import METHODS
-from .method_settings import ablation_names, method_settings, preset_names
 
 __all__ = ["DevChoice", "DevRequestError", "check_names", "context_schema", "known_settings", "read_choice"]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from tyro.conf import Positional
 
+from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
-from .flags import parse_flags
-from .method_settings import method_settings
+from ..arms import blueprint
 
-__all__ = ["SERVED_GRAPHS", "blueprint", "draw", "find_user_object", "load_graph"]
+__all__ = ["SERVED_GRAPHS", "draw", "find_user_object", "load_graph"]
 
 SERVED_GRAPHS: Mapping[str, str] = {
     "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
@@ -133,32 +133,3 @@ def _as_graph(found: Any, name: str) -> Any:
             "function without arguments that returns one of the first two"
         )
     return found
-
-
-def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
-    """The graph of a method's episode, built without a model, an environment or a bank: to look at.
-
-    Args:
-        method: its name, with a preset or an ablation if wanted.
-        settings: its settings; those that the name stands for if not given.
-        build: as for the method's own `build`: `chain`, `flow`, `nodes`, and the options of `StateGraph.compile`.
-    """
-    from ...memory.storage.journal import Journal
-    from ...nodes.act.policies import LocalPolicy, act_policy
-    from ...nodes.prompt import Prompt
-    from ..methods import find_method
-    from ..wiring.parts import MethodInputs
-
-    settings = method_settings(method) if settings is None else settings
-    # Files change nothing in the picture, and may not be here.
-    settings = replace(settings, **{name: "" for name in ("bank", "embedder") if hasattr(settings, name)})
-    absent: Any = None
-    prompt = Prompt.load("act/score")
-    inputs = MethodInputs(
-        absent,
-        Journal(),
-        make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
-        model=cast(Any, object()),  # never asked
-        make_writing_policy=lambda seen, style: act_policy(absent, seen),
-    )
-    return find_method(method).build(inputs, settings, **build)

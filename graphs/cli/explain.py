@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
-from .flags import parse_flags
-from .play import credits_future
-from .run_folder import run_memory
+from ..experiments.play import credits_future
+from ..experiments.run_folder import run_memory
 
 if TYPE_CHECKING:
     from ...memory.records import Observation, Task, Trajectory
@@ -117,13 +117,13 @@ def _explain_recorded(folder: Path, method: str, step: int, seed: int | None, ep
 
 def _run_names(folder: Path, options: Mapping[str, Any], method: str, seed: int | None) -> tuple[str, str]:
     """The names of a run and of its memory."""
-    from ..experiments.old_names import run_stem
+    from ..experiments.folder_settings import run_stem
 
     seeds = options["seeds"]
     if seed is not None and seed not in seeds:
         raise CommandError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
     seed = seeds[0] if seed is None else seed
-    run_name = f"{run_stem(folder, method, seed)}-s{seed}"
+    run_name = f"{run_stem(method)}-s{seed}"
     shared = options["methods"][method].get("cross_task", False)
     return run_name, run_name.removesuffix(f"-s{seed}") if shared else run_name
 

@@ -20,11 +20,11 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from ...graphs.cli.flags import parse_flags, run_subcommand
 from ...memory.errors import CommandError, plural
 from ...memory.lessons.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
 from ...memory.lessons.pages import agents_page, skill_page
-from ..experiments.old_names import read_settings, run_stem
-from .flags import parse_flags, run_subcommand
+from ..experiments.folder_settings import read_settings, run_stem
 
 __all__ = ["LibraryExportOptions", "library"]
 
@@ -57,7 +57,7 @@ def _first_library(place: str) -> str:
     try:
         found = read_settings(settings)
         arm, seed = next(iter(found["arms"])), found["seeds"][0]
-        first = Path(place, f"{run_stem(Path(place), arm, seed)}-s{seed}", "library.jsonl")
+        first = Path(place, f"{run_stem(arm)}-s{seed}", "library.jsonl")
     except (OSError, ValueError, LookupError, TypeError, StopIteration):
         return place  # it belongs to another kind of run, or is damaged
     if not first.exists():

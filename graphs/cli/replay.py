@@ -19,8 +19,8 @@ from ...memory.errors import CommandError
 from .flags import parse_flags
 
 if TYPE_CHECKING:
+    from ..experiments.options import SweepSetup
     from ..experiments.sweep import Job
-    from .options import SweepSetup
 
 __all__ = ["Divergence", "Replayed", "replay", "replay_runs"]
 
@@ -102,7 +102,7 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
         UserError: there is no such folder, method or seed; names those that there are.
     """
     from ..experiments.folder_settings import read_sweep_settings
-    from .run_folder import make_job, shares_memory
+    from ..experiments.run_folder import make_job, shares_memory
 
     folder = Path(run_folder)
     record = read_sweep_settings(folder)
@@ -123,8 +123,8 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
 
 def _setup(folder: Path, record: Mapping[str, Any]) -> SweepSetup:
     """The options and settings with which the folder's runs were played."""
+    from ..experiments.options import RunOptions, SweepSetup
     from ..methods import find_method
-    from .options import RunOptions, SweepSetup
 
     known = {one.name for one in fields(RunOptions)}
     given: dict[str, Any] = {name: value for name, value in record.items() if name in known}
@@ -165,9 +165,9 @@ def _empty_shelf() -> Any:
 def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
     from ...memory.errors import UserError
+    from ..experiments.play import loads_model
     from ..experiments.run_rows import steps_to
     from ..methods import find_method
-    from .play import loads_model
 
     name = job.folder.name
     try:
@@ -209,9 +209,9 @@ def _play_again(
     from ...memory.storage.journal import Journal
     from ...memory.storage.rows import Rows
     from ...nodes.recorded_model import RecordedChatModel
+    from ..experiments.play import loads_model, run_graph, shared_environment
     from ..experiments.sweep import RunFiles
     from ..methods import find_method
-    from .play import loads_model, run_graph, shared_environment
 
     journal, log, record = Journal(details=None), Rows(), Rows()
     for row in replies.values():

@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...graphs.cli.flags import parse_flags, parse_options_and_settings
 from ...memory.errors import CommandError, UserError
+from ..arms import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from ..experiments import sweep, workers
-from ..experiments.old_names import former_defaults, read_settings
+from ..experiments.folder_settings import read_settings
+from ..experiments.options import RunOptions, SweepSetup
+from ..experiments.play import judge_node, loads_model, play
+from ..experiments.progress import ProgressRow, ScoreFollower, say, show_progress
 from ..experiments.ray_pool import is_ray
-from .flags import parse_flags, parse_options_and_settings
-from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
-from .options import RunOptions, SweepSetup
-from .play import judge_node, loads_model, play
-from .progress import ProgressRow, show_progress
-from .report import ScoreFollower, bank_overlap_warnings, report, say
-from .run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
+from ..experiments.report import bank_overlap_warnings, report
+from ..experiments.run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
 from .training_free import learn_and_test
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def run(args: Sequence[str]) -> int:
             )
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
-    chosen = {one: former_defaults(options.out, one, settings) for one, settings in chosen.items()}
     found = {one: paper_temperature(one, preset if one == name else "default") for one in chosen}
     return play_sweep(SweepSetup(options, chosen, {one: known for one, known in found.items() if known is not None}))
 
@@ -89,7 +88,7 @@ def play_sweep(setup: SweepSetup) -> int:
     settings = settings_record(setup, seeds)
     folder = options.out or Path("runs") / run_folder_name(setup, settings)
     if options.dry_run:
-        from .dry_run import dry_run
+        from ..experiments.dry_run import dry_run
 
         check_sweep(options, [], needs_model=False)
         return dry_run(setup, folder)

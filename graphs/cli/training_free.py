@@ -27,8 +27,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...graphs.cli.flags import parse_options_and_settings
 from ...memory.errors import CommandError, UserError
+from ..arms import blueprint, method_settings
 from ..experiments.folder_settings import ADDED_SEED
+from ..experiments.run_folder import parse_seeds
 from ..experiments.training_free.bench import play_seed
 from ..experiments.training_free.digests import folder_name, problem_digests, run_settings
 from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
@@ -41,10 +44,6 @@ from ..experiments.training_free.setup import (
     TrainingFreeSetup,
     problem_splits,
 )
-from .draw import blueprint
-from .flags import parse_options_and_settings
-from .method_settings import method_settings
-from .run_folder import parse_seeds
 
 __all__ = ["learn_and_test"]
 
@@ -61,7 +60,6 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
     Raises:
         CommandError: the flags do not go together, or an arm cannot run.
     """
-    defaults = _with_former_defaults(method, defaults, args)
     title = f"{type(defaults).__name__}: settings of the method"
     options, settings = parse_options_and_settings(
         TrainingFreeOptions, defaults, args, f"learngraph run {method}", about, title
@@ -95,16 +93,6 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
     return _run(setup, record, splits)
 
 
-def _with_former_defaults(method: str, defaults: Any, args: Sequence[str]) -> Any:
-    """The method's defaults; those of the version that made the folder of `--out`, if it is an earlier one: the same command goes
-    on there."""
-    from ..experiments.old_names import former_defaults
-
-    named = [args[n + 1] for n, arg in enumerate(args[:-1]) if arg == "--out"]
-    named += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
-    return former_defaults(Path(named[-1]) if named else None, method, defaults)
-
-
 def _settings_to_record(
     setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]
 ) -> Mapping[str, Any]:
@@ -113,7 +101,7 @@ def _settings_to_record(
 
     The first arm has to be the same: controls are made of what it has learned.
     """
-    from ..experiments.old_names import read_settings
+    from ..experiments.folder_settings import read_settings
 
     path = setup.folder / "settings.json"
     try:

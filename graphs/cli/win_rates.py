@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from ...graphs.cli.flags import parse_flags
+from ...graphs.experiments.options import DRAW_OPTIONS, ModelOptions
 from ...memory.errors import CommandError, UserError
-from ..experiments.folder_settings import read_sweep_settings
-from ..experiments.old_names import run_stem
-from ..experiments.options import DRAW_OPTIONS, ModelOptions
-from .flags import parse_flags
-from .report import say
+from ..experiments.folder_settings import read_sweep_settings, run_stem
+from ..experiments.progress import say
 
 if TYPE_CHECKING:
     from ..experiments.win_rates import JudgedPair
@@ -134,7 +133,7 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
     found: dict[str, dict[int, Answer]] = {method: {} for method in settings["methods"]}
     for method in found:
         for seed in settings["seeds"]:
-            run = folder / f"{run_stem(folder, method, seed)}-s{seed}"
+            run = folder / f"{run_stem(method)}-s{seed}"
             if not (run / "result.json").is_file():
                 continue
             number = json.loads((run / "result.json").read_text(encoding="utf-8"))["answer"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ..agents.evaluation import LearningReport
-from .benchmark import interval, mean
-from .figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
+from ...nodes.evaluate.statistics import interval, mean
+from ..experiments.figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
+from .evaluation import LearningReport
 
 __all__ = ["AgentCurves", "block_means", "draw_agent_curves"]
 

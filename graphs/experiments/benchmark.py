@@ -11,13 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.errors import plural
-from ...nodes.evaluate.statistics import Interval as Interval
-from ...nodes.evaluate.statistics import format_number as format_number
-from ...nodes.evaluate.statistics import interval as interval
-from ...nodes.evaluate.statistics import markdown_table as markdown_table
-from ...nodes.evaluate.statistics import mean as mean
-from ...nodes.evaluate.statistics import with_interval as with_interval
+from ...nodes.evaluate.statistics import Interval, interval, mean
 from .costs import RunWork
 
 MOST_CHARACTERS = 120

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...memory.display import markdown_table
 from ...memory.errors import UserError, plural
-from .benchmark import markdown_table, mean
+from ...nodes.evaluate.statistics import mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
-from .folder_settings import read_sweep_settings
+from .folder_settings import read_sweep_settings, run_stem
 from .jsonl import read_rows
-from .old_names import run_stem
 
 __all__ = [
     "Bin",
@@ -256,7 +256,7 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
 def _attempts(folder: Path, method: str, seeds: Sequence[int]) -> tuple[list[RatedAttempt], float | None]:
     rated, solved = [], None
     for seed in seeds:
-        run = folder / f"{run_stem(folder, method, seed)}-s{seed}"
+        run = folder / f"{run_stem(method)}-s{seed}"
         if (run / "episodes.jsonl").exists():
             rated += [
                 RatedAttempt(seed, row.get("earned"), row["score"], row.get("unjudged", ""))

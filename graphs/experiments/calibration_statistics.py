@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .benchmark import Interval, interval, mean
+from ...nodes.evaluate.statistics import Interval, interval, mean
 
 __all__ = ["MIN_SEEDS", "Isotonic", "SeedEstimate", "auroc", "isotonic", "jackknife_estimate", "mean_estimate", "spearman"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.claas.replay import Replay
-from .benchmark import mean
+from ...nodes.evaluate.statistics import mean
 from .continual import Trial
 from .figures import COLOURS, LINE_STYLES, dress_axes, new_figure, save_figure
 

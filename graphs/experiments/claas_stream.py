@@ -41,8 +41,8 @@ from ..cli.flags import parse_flags
 from .claas_curves import draw_curves
 from .claas_trial import SERVICE, TrialJob, play_trial
 from .continual import Trial, draw_heat_maps, matrix_table, table
+from .pool import environment_defaults, run_workers
 from .sweep import write_json
-from .workers import environment_defaults, run_workers
 
 __all__ = ["ARMS", "ClaasStudyOptions", "claas", "play_trial"]
 

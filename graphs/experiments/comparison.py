@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .benchmark import SeedResult, final_count, last_episodes, markdown_table, mean
+from ...memory.display import markdown_table
+from ...nodes.evaluate.statistics import mean
+from .benchmark import SeedResult, final_count, last_episodes
 from .evaluation import Difference, Outcome, difference
 
 __all__ = ["Lead", "differences_table", "leads", "paired_difference", "signed_difference"]

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
-from .benchmark import interval, markdown_table, mean, with_interval
+from ...nodes.evaluate.statistics import interval, mean
 from .figures import save_figure
 
 __all__ = [

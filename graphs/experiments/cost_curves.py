@@ -20,8 +20,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from ...memory.display import markdown_table, with_interval
 from ...memory.errors import plural
-from .benchmark import Interval, SeedResult, interval, markdown_table, mean, with_interval
+from ...nodes.evaluate.statistics import Interval, interval, mean
+from .benchmark import SeedResult
 from .comparison import paired_difference, signed_difference
 from .evaluation import Difference
 from .figures import COLOURS, LINE_STYLES, dress_axes, new_figure, save_figure

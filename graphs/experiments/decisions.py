@@ -15,6 +15,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
+from ...memory.display import markdown_table
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
@@ -22,7 +23,6 @@ from ...nodes.act.advantage import reference_exploration, unseen_value
 from ...nodes.act.choose import Choose, softmax
 from ...nodes.act.decide import loss_shares, untried_value
 from ..jitrl import JitRL
-from .benchmark import markdown_table
 
 __all__ = ["Explanation", "explain_decision"]
 

@@ -16,7 +16,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .benchmark import SeedResult, interval, last_episodes, mean, optimum_name
+from ...nodes.evaluate.statistics import interval, mean
+from .benchmark import SeedResult, last_episodes, optimum_name
 from .comparison import Lead, leads
 from .figures import COLOURS, LINE_STYLES, MARKERS, dress_axes, new_figure, save_figure
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...memory.errors import UserError
 from ...memory.records import Rollout, Usage
-from .benchmark import Interval, interval, mean
+from ...nodes.evaluate.statistics import Interval, interval, mean
 
 __all__ = [
     "BOOTSTRAP_DRAWS",

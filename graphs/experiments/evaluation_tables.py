@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.records import Usage
-from .benchmark import format_number, interval, markdown_table, mean, with_interval
+from ...nodes.evaluate.statistics import interval, mean
 from .evaluation import BOOTSTRAP_DRAWS, ArmSummary, Outcome, difference
 from .learning_curves import LearningStep
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from .old_names import read_settings, with_first_names
 
-__all__ = ["ADDED_SEED", "check_settings", "first_digest", "read_sweep_settings", "settings_digest"]
+__all__ = [
+    "ADDED_SEED",
+    "check_settings",
+    "first_digest",
+    "read_settings",
+    "read_sweep_settings",
+    "run_stem",
+    "settings_digest",
+]
 
 GROWING = ("episodes", "seeds", "methods", "arms")
 """Settings of a folder that may grow from one command to the next."""
@@ -22,8 +30,26 @@ FIRST_DIGEST = "first_digest"
 """The name under which a folder that has grown keeps the digest of the settings that it began with."""
 
 
+def run_stem(method: str) -> str:
+    """The name of a method's runs in a folder, without the seed: `jitrl-paper` for `jitrl:paper`."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", method)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a `settings.json`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no JSON object.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object is needed, and this is a {type(found).__name__}")
+    return found
+
+
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Check that a folder is free, or holds a run with these settings (JSON values), perhaps by the names of an earlier version.
+    """Check that a folder is free, or holds a run with these settings (JSON values).
 
     The run may be asked for more episodes, seeds, methods and arms, and at a server of another address.
 
@@ -51,7 +77,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def read_sweep_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a sweep, by today's names, with its `methods` and `seeds`.
+    """The settings of a sweep, with its `methods` and `seeds`.
 
     Raises:
         UserError: the folder is not one that `learngraph run` has made.
@@ -73,7 +99,7 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     """Six hexadecimal digits that stand for the settings; the same in all versions."""
     import hashlib
 
-    return hashlib.blake2b(json.dumps(with_first_names(settings), sort_keys=True).encode(), digest_size=3).hexdigest()
+    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
 
 
 def first_digest(folder: Path, settings: Mapping[str, Any]) -> str:

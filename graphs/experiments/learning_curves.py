@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .benchmark import interval, mean
+from ...nodes.evaluate.statistics import interval, mean
 from .figures import COLOURS, save_figure, score_axes
 
 __all__ = ["LearningStep", "draw_library_curves"]

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from .benchmark import Interval, SeedResult, format_number, interval, markdown_table, mean, with_interval
+from ...memory.display import format_number, markdown_table, with_interval
+from ...nodes.evaluate.statistics import Interval, interval, mean
+from .benchmark import SeedResult
 
 __all__ = ["Aggregate", "aggregate", "aggregate_table", "task_table"]
 

@@ -37,6 +37,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...memory.lessons.library import Library
 from ...memory.records import Task, Trajectory, Transition
@@ -46,12 +47,12 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
 from ...nodes.act.policies import UniformPolicy
 from ...nodes.evaluate.judge import NoJudge, RuleJudge
+from ...nodes.evaluate.statistics import interval, mean
 from ...tools.environments.support.checklist import Checklist, informative_calls
 from ...tools.environments.tau2_bench import TauBench
 from .. import jitrl
 from ..cli.flags import parse_flags
 from ..wiring.parts import MethodInputs
-from .benchmark import interval, markdown_table, mean, with_interval
 from .evaluation import Outcome, difference
 from .jitrl_values import read_seed_range
 from .tool_lessons import LessonsPolicy, Step, WordsPolicy, line_lessons, shuffle_calls, state_tokens

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...memory.display import format_number, markdown_table
 from ...memory.errors import plural
-from .benchmark import format_number, markdown_table, mean
+from ...nodes.evaluate.statistics import mean
 from .costs import ModelWork, run_work
 from .jsonl import read_rows
 from .sweep import Job

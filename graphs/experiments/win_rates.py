@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from .benchmark import Interval, format_number, interval, markdown_table, mean, with_interval
+from ...memory.display import format_number, markdown_table, with_interval
+from ...nodes.evaluate.statistics import Interval, interval, mean
 
 __all__ = ["LENGTH_PENALTY", "JudgedPair", "WinRate", "length_controlled_rate", "preference", "win_rate", "win_rate_table"]
 

@@ -14,10 +14,9 @@ from threading import RLock
 from typing import Any
 
 from ...memory.errors import UserError
-from ..cli.draw import blueprint
+from ..arms import blueprint
 from ..cli.explain import explain_step
-from ..experiments.folder_settings import read_sweep_settings
-from ..experiments.old_names import run_stem
+from ..experiments.folder_settings import read_sweep_settings, run_stem
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
 from .recorded_passes import RecordedPasses
@@ -74,7 +73,7 @@ class RunFolder:
         """Method and seed of a run's folder."""
         for method in self._settings.get("methods", {}):
             for seed in self._settings.get("seeds", ()):
-                if f"{run_stem(self.path, method, seed)}-s{seed}" == name:
+                if f"{run_stem(method)}-s{seed}" == name:
                     return method, seed
         return name.rpartition("-s")[0], None
 

@@ -12,10 +12,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from ...memory.errors import UserError
 from ...memory.storage.checkpoints import serializer
 from ...tools.notebook.walk import Walk
-from ..cli.draw import SERVED_GRAPHS, blueprint, find_user_object, load_graph
-from ..cli.method_settings import method_settings
-from ..cli.options import RunOptions
-from ..cli.play import make_method_inputs
+from ..arms import blueprint, method_settings
+from ..cli.draw import SERVED_GRAPHS, find_user_object, load_graph
+from ..experiments.options import RunOptions
+from ..experiments.play import make_method_inputs
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid
 from .drawing import Drawing

@@ -1,13 +1,20 @@
-"""Statistics over seeds and the tables of them: pure functions that agents' evaluations and experiments share."""
+"""Means, intervals and paired tests, all by scipy. Pure functions."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Interval", "PairedTest", "bootstrap_interval", "interval", "mean", "paired_test"]
 
 Interval = tuple[float, float]
 """The lower and the upper end of a confidence interval."""
+DRAWS = 10_000
+"""Resamples of a bootstrap and of a permutation test; with up to 13 seeds the test counts all sign changes."""
+_SAME = 1e-9
 
 
 def mean(numbers: Sequence[float]) -> float:
@@ -31,29 +38,95 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     return middle - half, middle + half
 
 
-def format_number(number: float | None, form: str) -> str:
-    """A number in a format of Python's `format`, without rounding errors such as 7e-18 or -0; a dash for None."""
-    return "–" if number is None else format(round(number, 12) + 0, form)
+def bootstrap_interval(values: Sequence[float]) -> Interval | None:
+    """The 95 % bootstrap interval of the mean; None for fewer than two values. The same values give the same interval."""
+    import numpy as np
+    from scipy.stats import bootstrap  # type: ignore[import-untyped]
+
+    if len(values) < 2:
+        return None
+    if max(values) - min(values) <= _SAME:  # BCa divides by their variation
+        return values[0], values[0]
+    data = (np.asarray(values, dtype=float),)
+    for method in ("BCa", "percentile"):
+        with np.errstate(all="ignore"):
+            found = bootstrap(data, np.mean, n_resamples=DRAWS, method=method, rng=np.random.default_rng(0), vectorized=True)
+        low, high = map(float, found.confidence_interval)
+        if math.isfinite(low) and math.isfinite(high):
+            return low, high
+    return None
 
 
-def with_interval(number: float, ci: Interval | None) -> str:
-    """A number with its interval, as `0.5 [0.4, 0.6]`; the number alone without an interval."""
-    middle, *ends = (format_number(one, ".3g") for one in (number, *(ci or ())))
-    return f"{middle} [{', '.join(ends)}]" if ends else middle
+@dataclass(frozen=True)
+class PairedTest:
+    """The difference of two methods in one metric, paired by seed: first minus second."""
+
+    differences: Mapping[int, float]
+    """Seed -> difference."""
+    mean: float
+    by_t: Interval | None
+    """95 % interval of the mean difference by Student's t; None with a single seed."""
+    by_bootstrap: Interval | None
+    """The same by the bootstrap."""
+    permutation_p: float | None
+    """Two-sided p value of a paired permutation test (sign changes); None with a single seed."""
+    wilcoxon_p: float | None
+    """Two-sided p value of Wilcoxon's signed-rank test; None with a single seed."""
+    wins: int
+    """Number of seeds with a positive difference."""
+    losses: int
+    """Number of seeds with a negative one."""
+
+    @property
+    def ties(self) -> int:
+        """Number of seeds with the same number."""
+        return len(self.differences) - self.wins - self.losses
+
+    def verdict(self, higher_is_better: bool | None = True) -> str:
+        """`ahead`, `behind`, or `not told apart` by the 95 % interval by t; empty with a single seed."""
+        if self.by_t is None:
+            return ""
+        low, high = self.by_t if higher_is_better is not False else (-self.by_t[1], -self.by_t[0])
+        return "ahead" if low > 0 else "behind" if high < 0 else "not told apart"
 
 
-def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """An aligned Markdown table.
+def paired_test(first: Mapping[int, float | None], second: Mapping[int, float | None]) -> PairedTest | None:
+    """Compare two methods on the seeds for which both have a number; None without such seeds.
 
-    Args:
-        lines: the header and the rows, each with one cell per column.
-        left: the number of leading columns that are aligned to the left; the others are aligned to the right.
+    p values are of this one comparison: they are not corrected for the number of comparisons in a table.
     """
-    from tabulate import tabulate  # type: ignore[import-untyped]
+    pairs = {seed: (first[seed], second[seed]) for seed in first if seed in second}
+    found = {seed: one - other for seed, (one, other) in pairs.items() if one is not None and other is not None}
+    if not found:
+        return None
+    deltas = [0.0 if abs(delta) <= _SAME else delta for delta in found.values()]
+    permutation, wilcoxon = _p_values(deltas)
+    return PairedTest(
+        found,
+        mean(deltas),
+        interval(deltas),
+        bootstrap_interval(deltas),
+        permutation,
+        wilcoxon,
+        wins=sum(delta > 0 for delta in deltas),
+        losses=sum(delta < 0 for delta in deltas),
+    )
 
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]  # in a label
-    sides = ["left"] * left + ["right"] * (len(lines[0]) - left)
-    # The header goes in as a row, because tabulate makes a column at least two characters wider than a header.
-    text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)
-    rule, header, *rows = text.splitlines()
-    return "\n".join([header, rule.replace(":", "-", left), *rows])
+
+def _p_values(deltas: Sequence[float]) -> tuple[float | None, float | None]:
+    """The p values of the permutation test and of Wilcoxon's."""
+    if len(deltas) < 2:
+        return None, None
+    if not any(deltas):
+        return 1.0, 1.0
+    import numpy as np
+    from scipy.stats import permutation_test, wilcoxon
+
+    def middle(sample: Any, axis: int) -> Any:
+        return np.mean(sample, axis=axis)
+
+    data = np.asarray(deltas, dtype=float)
+    test = permutation_test(
+        (data,), middle, permutation_type="samples", n_resamples=DRAWS, vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(test.pvalue), float(wilcoxon(data, zero_method="zsplit").pvalue)

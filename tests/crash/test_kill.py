@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.cli.method_settings import method_settings
-from learngraph.graphs.cli.options import RunOptions, SweepSetup
-from learngraph.graphs.cli.play import play
-from learngraph.graphs.cli.run_folder import make_job
+from learngraph.graphs.arms import method_settings
 from learngraph.graphs.experiments import sweep
+from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.play import play
+from learngraph.graphs.experiments.run_folder import make_job
 from learngraph.graphs.experiments.sweep import Job
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -47,7 +47,7 @@ CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.
 CONTEXT.set_forkserver_preload(
     [
-        "learngraph.graphs.cli.play",
+        "learngraph.graphs.experiments.play",
         "learngraph.graphs.methods",
         "learngraph.graphs.wiring.run",
         "learngraph.memory.storage.checkpoints",
@@ -143,7 +143,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
 DIE = """
 import os, signal, sys, pickle
 from pathlib import Path
-from learngraph.graphs.cli.play import play
+from learngraph.graphs.experiments.play import play
 from learngraph.memory.storage.chroma_store import ChromaStore, _Chroma
 
 when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))

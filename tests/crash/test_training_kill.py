@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.cli.method_settings import method_settings
-from learngraph.graphs.cli.options import RunOptions, SweepSetup
-from learngraph.graphs.cli.play import play
-from learngraph.graphs.cli.run_folder import make_job
+from learngraph.graphs.arms import method_settings
 from learngraph.graphs.experiments import sweep
+from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.play import play
+from learngraph.graphs.experiments.run_folder import make_job
 from learngraph.graphs.experiments.sweep import Job
 
 pytest.importorskip("trl", reason="needs trl")
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["learngraph.graphs.cli.play", "learngraph.tools.models.models", "trl"])
+CONTEXT.set_forkserver_preload(["learngraph.graphs.experiments.play", "learngraph.tools.models.models", "trl"])
 EPISODES = 5
 SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
 

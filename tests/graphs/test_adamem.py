@@ -17,7 +17,7 @@ from pydantic import Field
 
 from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
-from learngraph.graphs.cli.draw import blueprint
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.wiring import flow, run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError

@@ -27,8 +27,8 @@ from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.baselines.static import StaticState
-from learngraph.graphs.cli.draw import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run

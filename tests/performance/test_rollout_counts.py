@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
 from learngraph.graphs import icrl
-from learngraph.graphs.experiments.workers import play_in_threads
+from learngraph.graphs.experiments.pool import play_in_threads
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.cli import play
-from learngraph.graphs.experiments import workers
+from learngraph.graphs.experiments import play, workers
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

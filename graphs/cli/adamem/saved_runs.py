@@ -11,7 +11,7 @@ from typing import Any
 
 from ....memory.errors import UserError
 from ....memory.records import Trajectory, Transition
-from ...experiments.old_names import read_settings, run_stem
+from ...experiments.folder_settings import read_settings, run_stem
 
 __all__ = ["SavedRun", "read_runs", "read_trajectories"]
 
@@ -35,9 +35,8 @@ class SavedRun:
     @property
     def method_settings(self) -> Mapping[str, Any]:
         """The settings of the method."""
-        root = self.folder.parent
         methods: Mapping[str, Mapping[str, Any]] = self.settings["methods"]
-        return next((held for name, held in methods.items() if run_stem(root, name, self.seed) == self.method), {})
+        return next((held for name, held in methods.items() if run_stem(name) == self.method), {})
 
 
 def read_runs(folder: Path) -> list[SavedRun]:

@@ -17,26 +17,25 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from ....graphs.cli.flags import parse_flags
 from ....memory.errors import CommandError, UserError
 from ...experiments import sweep as sweeps
 from ...experiments import workers
 from ...experiments.bench.figures import draw_figures
-from ...experiments.bench.measures import METRICS, USUAL_METRICS
 from ...experiments.bench.remarks import table_remarks
-from ...experiments.bench.report import write_report
-from ...experiments.bench.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
 from ...experiments.benchmark import SeedResult, with_common_optimum
+from ...experiments.measures import METRICS, USUAL_METRICS
+from ...experiments.options import SweepSetup
+from ...experiments.page import write_report
+from ...experiments.plan import BenchSweep, growing_record, plan_sweeps, sweep_prices, unplayed_notes
+from ...experiments.play import loads_model, play
+from ...experiments.progress import ProgressRow, ScoreFollower, say, show_progress
+from ...experiments.run_folder import parse_seeds
+from ...experiments.spec import NO_MODEL, BenchFile, read_bench_file
 from ...experiments.sweep import Job, RunFailure
-from ..flags import parse_flags
-from ..options import SweepSetup
-from ..play import loads_model, play
-from ..progress import ProgressRow, show_progress
-from ..report import ScoreFollower, say
+from ...experiments.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
+from ...experiments.unfinished import Failures, Run, is_done, read_results, unfinished_runs
 from ..run import check_sweep, play_missing, runs_at_once
-from ..run_folder import parse_seeds
-from .file import NO_MODEL, BenchFile, read_bench_file
-from .folder import Failures, Run, is_done, read_results, unfinished_runs
-from .plan import BenchSweep, growing_record, plan_sweeps, sweep_prices, unplayed_notes
 
 __all__ = ["bench"]
 
@@ -86,7 +85,7 @@ def bench(args: Sequence[str]) -> int:
     if options.write:
         _find_block(options.write, name)  # before hours of play
     if options.dry_run:
-        from .dry_run import show_dry_run
+        from ...experiments.bench.dry_run import show_dry_run
 
         return show_dry_run(planned, unplayed_notes(file, options.only), folder)
     with ExitStack() as stack:

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..benchmark import SeedResult, mean
+from ....nodes.evaluate.statistics import mean
+from ..benchmark import SeedResult
 from ..cost_curves import draw_cost_curves
 from ..episode_curves import draw_learning_curves
 from ..figures import COLOURS, new_figure, save_figure
-from .tables import BenchTable
+from ..tables import BenchTable
 
 __all__ = ["RunsPicture", "draw_figures"]
 

@@ -6,7 +6,7 @@ from ....nodes.evaluate.judge import NO_REWARDS_REASON
 from ..benchmark import optimum_name, summary
 from ..calibration import RatedAttempt, missing_reward_note
 from ..table_notes import empty_look_up_notes, reply_notes, unusable_run_warnings, walkthrough_notes
-from .tables import BenchTable
+from ..tables import BenchTable
 
 __all__ = ["table_remarks"]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from ....memory.errors import CommandError
 from ..folder_settings import ADDED_SEED
-from ..old_names import with_first_names
 from ..options import DRAW_OPTIONS, REQUEST_OPTIONS
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
@@ -183,4 +182,4 @@ def _files_digest(path: Path, flag: str = "") -> str:
 def folder_name(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run's folder if the user gives none. It ends with a digest of the settings."""
     words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(with_first_names(settings))[:6]}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(settings)[:6]}"

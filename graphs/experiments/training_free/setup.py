@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....graphs.experiments.options import ModelOptions, SharedOptions
 from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
-from ..old_names import run_stem
-from ..options import ModelOptions, SharedOptions
+from ..folder_settings import run_stem
 
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
@@ -219,7 +219,7 @@ class TrainingFreeSetup:
 
     def arm_folder(self, arm: Arm, seed: int) -> Path:
         """The folder of an arm's seed."""
-        return self.folder / f"{run_stem(self.folder, arm.name, seed)}-s{seed}"
+        return self.folder / f"{run_stem(arm.name)}-s{seed}"
 
     def is_finished(self, arm: Arm, seed: int) -> bool:
         """True if the arm has played its test."""

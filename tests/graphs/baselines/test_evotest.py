@@ -26,8 +26,8 @@ from pydantic import Field
 from learngraph.graphs.baselines import evotest
 from learngraph.graphs.baselines.evotest import EvoTest
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.cli.options import RunOptions
-from learngraph.graphs.cli.play import make_method_inputs
+from learngraph.graphs.experiments.options import RunOptions
+from learngraph.graphs.experiments.play import make_method_inputs
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs

@@ -15,9 +15,9 @@ import pytest
 from scripted_chat import ScriptedChat
 from still_trainer import StillTrainer
 
-from learngraph.graphs.cli.method_settings import method_settings
-from learngraph.graphs.cli.options import RunOptions, SweepSetup
-from learngraph.graphs.cli.play import run_graph
+from learngraph.graphs.arms import method_settings
+from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.play import run_graph
 from learngraph.graphs.experiments.sweep import Job
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS, Method, find_method

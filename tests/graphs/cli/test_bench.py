@@ -20,13 +20,13 @@ from in_process import play_in_process
 from openai_server import OpenAIServer
 
 from learngraph import graphs
-from learngraph.graphs.cli import play
-from learngraph.graphs.cli.bench.file import read_bench_file, seed_list
-from learngraph.graphs.cli.bench.folder import read_results
-from learngraph.graphs.cli.bench.plan import plan_sweeps, unplayed_notes
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments.bench.measures import METRICS
+from learngraph.graphs.experiments import play
+from learngraph.graphs.experiments.measures import METRICS
+from learngraph.graphs.experiments.plan import plan_sweeps, unplayed_notes
+from learngraph.graphs.experiments.spec import read_bench_file, seed_list
 from learngraph.graphs.experiments.sweep import Job
+from learngraph.graphs.experiments.unfinished import read_results
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -170,13 +169,6 @@ def test_a_memory_that_was_pruned_since_is_said(here: Path, capsys: pytest.Captu
     assert main(["memory", "prune", "r", "--keep-last", "1"]) == 0
     assert read_decision(here / "r", 0).changes
     assert learngraph.explain("r", 0).sentences[0].startswith("The memory says something else today than it said then of ")
-
-
-def test_folders_of_an_earlier_version_are_explained(here: Path) -> None:
-    with tarfile.open(Path(__file__).parents[2] / "data" / "before" / "sweep.tar.xz") as held:
-        held.extractall(here, filter="data")
-    shown = str(learngraph.explain("sweep", 0, episode=0)).replace("\n", " ")
-    assert "Episode 0, step 0 of jitrl-s0" in shown
 
 
 def test_repeats_and_losses_stand_in_the_sentences() -> None:

@@ -23,10 +23,10 @@ from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
-from learngraph.graphs.cli.options import RunOptions
 from learngraph.graphs.cli.pocket import PocketGateOptions
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.experiments.claas_stream import ClaasStudyOptions
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
 from learngraph.graphs.methods import METHODS
 from learngraph.tools.pocket.train import PocketTraining

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from in_process import play_in_process
 
+from learngraph.graphs import arms as method_settings
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.baselines.react import ReAct
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.graphs.baselines.synapse import Synapse
-from learngraph.graphs.cli import draw, method_settings, play, run, run_folder
+from learngraph.graphs.cli import draw, run
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
-from learngraph.graphs.cli.options import RunOptions, SweepSetup
-from learngraph.graphs.experiments import sweep, workers
+from learngraph.graphs.experiments import play, run_folder, sweep, workers
+from learngraph.graphs.experiments.options import RunOptions, SweepSetup
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS

@@ -16,10 +16,10 @@ import browser
 import pytest
 
 from learngraph.graphs.experiments.bench.figures import draw_figures
-from learngraph.graphs.experiments.bench.measures import RunPrices
-from learngraph.graphs.experiments.bench.report import write_report
-from learngraph.graphs.experiments.bench.tables import BenchTable
 from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.measures import RunPrices
+from learngraph.graphs.experiments.page import write_report
+from learngraph.graphs.experiments.tables import BenchTable
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> {{DATA}} & `code`"
 

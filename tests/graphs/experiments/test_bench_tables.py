@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments.bench.measures import METRICS, RunPrices, bootstrap_interval, estimate, measure, paired_test
 from learngraph.graphs.experiments.bench.remarks import table_remarks
-from learngraph.graphs.experiments.bench.tables import (
+from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.costs import RunWork
+from learngraph.graphs.experiments.measures import METRICS, RunPrices, estimate, measure
+from learngraph.graphs.experiments.tables import (
     BenchTable,
     as_objects,
     latex_table,
@@ -17,9 +19,8 @@ from learngraph.graphs.experiments.bench.tables import (
     paired_table,
     score_table,
 )
-from learngraph.graphs.experiments.benchmark import SeedResult
-from learngraph.graphs.experiments.costs import RunWork
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
+from learngraph.nodes.evaluate.statistics import bootstrap_interval, paired_test
 
 FREE = RunPrices()
 

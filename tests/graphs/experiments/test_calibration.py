@@ -18,11 +18,11 @@ from scipy.stats import spearmanr
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import calibration
-from learngraph.graphs.experiments.benchmark import interval, mean
 from learngraph.graphs.experiments.calibration import RatedAttempt, calibrate, reward_bins
 from learngraph.graphs.experiments.calibration_statistics import auroc, isotonic, jackknife_estimate, spearman
 from learngraph.memory.errors import UserError
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
+from learngraph.nodes.evaluate.statistics import interval, mean
 
 few = st.integers(0, 4).map(float)
 pairs = st.lists(st.tuples(few, few), min_size=2, max_size=30)

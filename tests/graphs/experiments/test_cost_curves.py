@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments import cost_curves
-from learngraph.graphs.experiments.benchmark import SeedResult, interval
+from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.nodes.evaluate.statistics import interval
 
 
 def result(seed: int, scores: list[float], tokens: list[int], method: str = "icrl", **more: Any) -> SeedResult:

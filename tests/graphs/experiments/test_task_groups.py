@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments import task_groups
-from learngraph.graphs.experiments.benchmark import SeedResult, interval
+from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.nodes.evaluate.statistics import interval
 
 
 def result(seed: int, scores: list[float], method: str = "icrl", **more: Any) -> SeedResult:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from learngraph.graphs.experiments.workers import RepeatFilter, run_workers
+from learngraph.graphs.experiments.pool import RepeatFilter, run_workers
 from learngraph.memory.errors import UserError
 
 

@@ -14,8 +14,8 @@ import yaml
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli.flags import parse_flags, parse_options_and_settings
 from learngraph.graphs.cli.learner import LearnerOptions
-from learngraph.graphs.cli.options import RunOptions
 from learngraph.graphs.cli.serve_options import ServeOptions
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.jitrl import JitRL
 
 ROOT = Path(__file__).parents[3]

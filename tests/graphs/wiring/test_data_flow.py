@@ -12,7 +12,7 @@ from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.graphs import adamem, claas, jitrl
-from learngraph.graphs.cli.draw import blueprint
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring.flow import Finding, FlowError, InputError, check, compile_graph, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.parts import MethodInputs

@@ -10,7 +10,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 import learngraph
 from learngraph.graphs import adamem, claas
-from learngraph.graphs.cli.draw import SERVED_GRAPHS, blueprint
+from learngraph.graphs.arms import blueprint
+from learngraph.graphs.cli.draw import SERVED_GRAPHS
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run

@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import ScriptedChat
 
-from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.arms import method_settings
 from learngraph.graphs.methods import METHODS, find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs

@@ -20,8 +20,8 @@ from langchain_core.messages import AIMessage
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
-from learngraph.graphs.cli.options import RunOptions
-from learngraph.graphs.cli.play import asks_model, judge_node
+from learngraph.graphs.experiments.options import RunOptions
+from learngraph.graphs.experiments.play import asks_model, judge_node
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...memory.display import markdown_table
 from ...memory.records import Usage
 from ...nodes.ask import Ask
-from ..experiments.benchmark import markdown_table
+from ..arms import blueprint
 from ..wiring.run import CommitAttempt
-from .draw import blueprint
 from .options import RunOptions, SweepSetup
 from .play import asks_model, loads_model, shared_environment
+from .progress import show
 from .run_folder import make_job, parse_seeds
 
 __all__ = ["CostEstimate", "cost_estimates", "dry_run"]
@@ -59,17 +60,17 @@ def dry_run(setup: SweepSetup, folder: Path) -> int:
     options, estimates = setup.options, cost_estimates(setup, folder)
     if options.json:
         for one in estimates:
-            print(json.dumps(asdict(one)))
+            show(json.dumps(asdict(one)))
         return 0
-    print(f"{folder}: no model was asked. From the first episode to the last the run would take about\n")
-    print(_table(estimates, with_dollars=options.has_prices))
-    print(f"\nassumed: {_assumptions(setup, estimates)}")
+    show(f"{folder}: no model was asked. From the first episode to the last the run would take about\n")
+    show(_table(estimates, with_dollars=options.has_prices))
+    show(f"\nassumed: {_assumptions(setup, estimates)}")
     expected = [one.expected for one in estimates]
     tokens, dollars = sum(a.input_tokens + a.output_tokens for a in expected), sum(a.dollars for a in expected)
     if options.token_budget and tokens > options.token_budget:
-        print(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
+        show(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
     if options.dollar_budget and dollars > options.dollar_budget:
-        print(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
+        show(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
     return 0
 
 
@@ -202,7 +203,7 @@ def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
 
 def _episode_rows(setup: SweepSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
     """The rows of the episodes of this method that are in the folder already."""
-    from ..experiments.jsonl import read_rows
+    from .jsonl import read_rows
 
     asked = replace(setup, options=replace(setup.options, memory=None, checkpoints=None))
     paths = [make_job(asked, folder, name, seed).folder / "episodes.jsonl" for seed in seeds]

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....memory.errors import CommandError
-from ...experiments.bench.measures import RunPrices
-from ...experiments.old_names import read_settings
-from ...experiments.sweep import Job
-from ...methods import find_method
-from ..method_settings import paper_temperature
-from ..options import RunOptions, SweepSetup
-from ..run_folder import make_job, settings_record
-from .file import NO_MODEL, UNIFORM, BenchArm, BenchEnvironment, BenchFile, BenchModel, folder_name, seed_list
+from ...memory.errors import CommandError
+from ..arms import paper_temperature
+from ..methods import find_method
+from .folder_settings import read_settings
+from .measures import RunPrices
+from .options import RunOptions, SweepSetup
+from .run_folder import make_job, settings_record
+from .spec import NO_MODEL, UNIFORM, BenchArm, BenchEnvironment, BenchFile, BenchModel, folder_name, seed_list
+from .sweep import Job
 
 __all__ = ["BenchSweep", "growing_record", "plan_sweeps", "unplayed_notes"]
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ....memory.errors import plural
-from ..benchmark import format_number, optimum_name
-from .figures import RunsPicture, svg_text
+from ...memory.display import format_number
+from ...memory.errors import plural
+from .bench.figures import RunsPicture, svg_text
+from .benchmark import optimum_name
 from .measures import METRICS, measure, metric_head
 from .tables import PAIRED_METRICS, BenchTable, legend, overview, paired_table, score_table
 

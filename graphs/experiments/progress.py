@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...memory.records import Usage
-from ..experiments.costs import ledger_usage
-from ..experiments.waits import wait_text
-from .report import ScoreFollower, say
+from .costs import ledger_usage, row_usage
+from .waits import wait_text
 
-__all__ = ["ProgressRow", "show_progress"]
+if TYPE_CHECKING:
+    from .sweep import Job
+
+__all__ = ["ProgressRow", "ScoreFollower", "say", "show", "show_progress"]
+
+
+class ScoreFollower:
+    """Reads the scores and the costs of a run while another process writes them.
+
+    Args:
+        job: the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.path = job.folder / "episodes.jsonl"
+        self.name = job.folder.name
+        self.scores: list[float] = []
+        self.usage = Usage()
+        """The usage of the finished episodes."""
+        self._at = 0
+
+    def read_scores(self) -> list[float]:
+        """The scores of all episodes so far."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    row = json.loads(line)
+                    self.scores.append(row["score"])
+                    self.usage += row_usage(row)
+        return self.scores
+
+
+def show(text: str) -> None:
+    """Print to stdout: results."""
+    sys.stdout.write(f"{text}\n")
+
+
+def say(text: str) -> None:
+    """Print a line to stderr: progress, and what went wrong."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 class ProgressRow(NamedTuple):

@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ....memory.errors import UserError
-from ...experiments import sweep as sweeps
-from ...experiments.benchmark import SeedResult
-from ...experiments.sweep import Job, RunFailure
-from ..report import ScoreFollower
-from ..run_folder import shares_memory
+from ...memory.errors import UserError
+from . import sweep as sweeps
+from .benchmark import SeedResult
 from .plan import BenchSweep
+from .progress import ScoreFollower
+from .run_folder import shares_memory
+from .sweep import Job, RunFailure
 
 __all__ = ["Failures", "Run", "is_done", "read_results", "unfinished_runs"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,54 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError, plural
 from ...memory.records import Usage
-from ..experiments.costs import row_usage
-from ..experiments.old_names import run_stem
-from .draw import blueprint
+from ..arms import blueprint
+from .folder_settings import run_stem
 from .options import SweepSetup
 from .play import needs_model
+from .progress import say, show
 
 if TYPE_CHECKING:
-    from ..experiments.benchmark import MethodSummary, SeedResult
-    from ..experiments.comparison import Lead
-    from ..experiments.sweep import Job, RunFailure
-    from ..experiments.training_costs import MethodCosts
+    from .benchmark import MethodSummary, SeedResult
+    from .comparison import Lead
+    from .sweep import Job, RunFailure
+    from .training_costs import MethodCosts
 
-__all__ = ["bank_overlap_warnings", "report", "say"]
-
-
-class ScoreFollower:
-    """Reads the scores and the costs of a run while another process writes them.
-
-    Args:
-        job: the run.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self.path = job.folder / "episodes.jsonl"
-        self.name = job.folder.name
-        self.scores: list[float] = []
-        self.usage = Usage()
-        """The usage of the finished episodes."""
-        self._at = 0
-
-    def read_scores(self) -> list[float]:
-        """The scores of all episodes so far."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self._at)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._at += len(line)
-                    row = json.loads(line)
-                    self.scores.append(row["score"])
-                    self.usage += row_usage(row)
-        return self.scores
-
-
-def say(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+__all__ = ["bank_overlap_warnings", "report"]
 
 
 def report(
@@ -77,7 +41,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..experiments import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
+    from . import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -120,24 +84,24 @@ def report(
     ]
     if options.json:
         for one in objects:
-            print(json.dumps(one))
+            show(json.dumps(one))
         for line in [*table_notes.unusable_run_warnings(rows), *remarks]:
             say(line)
     else:
-        print(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
+        show(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
         for line in table_notes.unusable_run_warnings(rows):
-            print(f"{line}\n")
+            show(f"{line}\n")
         tables = [*_tables(rows, leads), *_cost_tables(results), *_aggregate_tables(folder, options.env, results, every)]
-        print("\n\n".join([*tables, *([training_costs.costs_table(costs)] if costs else [])]))
+        show("\n\n".join([*tables, *([training_costs.costs_table(costs)] if costs else [])]))
         drawn_curves = "  ".join([str(pictures[0]), *(picture.name for picture in pictures[1:])])
         places = [f"\nlearning curves  {drawn_curves}", f"graphs           {'  '.join(map(str, drawn))}"]
-        print("\n".join([*places, f"all of it        {folder}", *remarks]))
+        show("\n".join([*places, f"all of it        {folder}", *remarks]))
     return 2 if failed else 0
 
 
 def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[list[SeedResult]]:
     """The results of finished runs by method, with the method's name in tables and one optimum for all methods on a seed."""
-    from ..experiments import benchmark, sweep
+    from . import benchmark, sweep
 
     titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
     is_judged = setup.options.judge != "environment"
@@ -149,7 +113,7 @@ def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[
 
 def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
     """The lines about what went wrong without an error; they are logged, too."""
-    from ..experiments import table_notes
+    from . import table_notes
 
     lines = [*table_notes.empty_look_up_notes(rows), *table_notes.reply_notes(rows)]
     for line in lines:
@@ -159,7 +123,7 @@ def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
 
 def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
     """Write failures.json, or remove that of an earlier command."""
-    from ..experiments import sweep
+    from . import sweep
 
     if failures:
         sweep.write_json(folder / "failures.json", [asdict(failure) for failure in failures])
@@ -183,7 +147,7 @@ def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
 
 def _training_costs(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[MethodCosts]:
     """The costs of all methods if one of them trains weights; else none, for tokens and seconds stand in the table."""
-    from ..experiments.training_costs import method_costs
+    from .training_costs import method_costs
 
     if not any(job.trains_weights for batch in finished for job in batch):
         return []
@@ -199,7 +163,7 @@ def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead], costs: Sequen
 
 def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
     """The table of the methods, and that of the first one's leads if there are others."""
-    from ..experiments import benchmark, comparison
+    from . import benchmark, comparison
 
     if not leads:
         return [benchmark.table(rows)]
@@ -209,7 +173,7 @@ def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
 
 def _cost_tables(results: Sequence[Sequence[SeedResult]]) -> list[str]:
     """The running maxima of several methods, and their scores at the same number of tokens if several spend any."""
-    from ..experiments import cost_curves
+    from . import cost_curves
 
     if len(results) < 2 or max(len(a.scores) for seeds in results for a in seeds) < 2:
         return []
@@ -229,7 +193,7 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
         played: seed -> id of the task that it played.
     """
     from ...tools.environments.science_world import is_all_tasks, task_name
-    from ..experiments import sweep, task_groups
+    from . import sweep, task_groups
 
     if not is_all_tasks(env):
         return []
@@ -272,7 +236,7 @@ def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | N
 def _missing_reward_lines(folder: Path) -> list[str]:
     """A line for each method some of whose attempts have no reward."""
     from ...nodes.evaluate.judge import NO_REWARDS_REASON
-    from ..experiments import calibration
+    from . import calibration
 
     found = calibration.read_run_folder(folder)
     lines = [calibration.missing_reward_note(rated, method, NO_REWARDS_REASON) for method, (rated, _) in found.items()]
@@ -282,7 +246,7 @@ def _missing_reward_lines(folder: Path) -> list[str]:
 def _draw_into(folder: Path, method: str, settings: Any) -> Path:
     from ..wiring import picture
 
-    path = folder / f"{run_stem(folder, method, 0)}.svg"
+    path = folder / f"{run_stem(method)}.svg"
     if path.exists():
         return path
     if not picture.has_graphviz():

@@ -8,20 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....memory.errors import plural
-from ..benchmark import Interval, SeedResult, format_number, markdown_table, mean, optimum_name, with_interval
-from .measures import (
-    METRICS,
-    USUAL_METRICS,
-    ArmEstimate,
-    PairedTest,
-    RunPrices,
-    estimate,
-    first_success,
-    measure,
-    metric_head,
-    paired_test,
-)
+from ...memory.display import format_number, markdown_table, with_interval
+from ...memory.errors import plural
+from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
+from .benchmark import SeedResult, optimum_name
+from .measures import METRICS, USUAL_METRICS, ArmEstimate, RunPrices, estimate, first_success, measure, metric_head
 
 __all__ = ["BenchTable", "latex_table", "markdown_page", "overview", "paired_table", "score_table"]
 

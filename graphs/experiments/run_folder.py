@@ -10,15 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...graphs.experiments.options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS
 from ...memory.errors import CommandError
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
-from ..experiments.folder_settings import first_digest, settings_digest
-from ..experiments.old_names import run_stem
-from ..experiments.options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS
-from ..experiments.sweep import Job
+from .folder_settings import first_digest, run_stem, settings_digest
 from .options import RunOptions, SweepSetup
 from .play import needs_model
+from .sweep import Job
 
 __all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "run_memory", "settings_record", "shares_memory"]
 
@@ -108,7 +107,7 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
     from ..methods import find_method
 
     options = setup.options
-    stem = run_stem(folder, method, seed)
+    stem = run_stem(method)
     name = f"{stem}-s{seed}"
     # In a place that it shares with other runs, names must not meet.
     unique = f"{folder.resolve().name}-{name}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ....memory.display import markdown_table
 from ....memory.errors import UserError, plural
-from ...experiments.benchmark import markdown_table
-from ...experiments.folder_settings import check_settings
 from ..dry_run import cost_estimates
-from .folder import unfinished_runs
-from .plan import BenchSweep, growing_record
+from ..folder_settings import check_settings
+from ..plan import BenchSweep, growing_record
+from ..progress import show
+from ..unfinished import unfinished_runs
 
 __all__ = ["show_dry_run"]
 
@@ -44,8 +45,8 @@ def show_dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Pa
                 ]
             )
             runs += left
-    print(f"{folder}: nothing was played. {plural(runs, 'run')} left; from their first episode they would take about\n")
-    print(markdown_table(lines, left=3))
+    show(f"{folder}: nothing was played. {plural(runs, 'run')} left; from their first episode they would take about\n")
+    show(markdown_table(lines, left=3))
     for line in [*problems, *notes]:
-        print(f"\n{line}")
+        show(f"\n{line}")
     return 2 if problems else 0

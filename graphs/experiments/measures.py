@@ -15,15 +15,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
-from ..benchmark import Interval, SeedResult, final_count, interval, last_episodes, mean
+from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
+from .benchmark import SeedResult, final_count, last_episodes
 
-__all__ = ["METRICS", "ArmEstimate", "Metric", "PairedTest", "RunPrices", "estimate", "first_success", "measure", "paired_test"]
-
-DRAWS = 10_000
-"""Resamples of a bootstrap and of a permutation test; with up to 13 seeds the test counts all sign changes."""
-_SAME = 1e-9
+__all__ = ["METRICS", "ArmEstimate", "Metric", "RunPrices", "estimate", "first_success", "measure"]
 
 
 @dataclass(frozen=True)
@@ -211,97 +207,3 @@ def estimate(values: Mapping[int, float | None]) -> ArmEstimate:
     if not known:
         return ArmEstimate(values, None, None, None)
     return ArmEstimate(values, mean(known), interval(known), bootstrap_interval(known))
-
-
-def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % bootstrap interval of the mean; None for fewer than two values. The same values give the same interval."""
-    import numpy as np
-    from scipy.stats import bootstrap  # type: ignore[import-untyped]
-
-    if len(values) < 2:
-        return None
-    if max(values) - min(values) <= _SAME:  # BCa divides by their variation
-        return values[0], values[0]
-    data = (np.asarray(values, dtype=float),)
-    for method in ("BCa", "percentile"):
-        with np.errstate(all="ignore"):
-            found = bootstrap(data, np.mean, n_resamples=DRAWS, method=method, rng=np.random.default_rng(0), vectorized=True)
-        low, high = map(float, found.confidence_interval)
-        if math.isfinite(low) and math.isfinite(high):
-            return low, high
-    return None
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """The difference of two methods in one metric, paired by seed: first minus second."""
-
-    differences: Mapping[int, float]
-    """Seed -> difference."""
-    mean: float
-    by_t: Interval | None
-    """95 % interval of the mean difference by Student's t; None with a single seed."""
-    by_bootstrap: Interval | None
-    """The same by the bootstrap."""
-    permutation_p: float | None
-    """Two-sided p value of a paired permutation test (sign changes); None with a single seed."""
-    wilcoxon_p: float | None
-    """Two-sided p value of Wilcoxon's signed-rank test; None with a single seed."""
-    wins: int
-    """Number of seeds with a positive difference."""
-    losses: int
-    """Number of seeds with a negative one."""
-
-    @property
-    def ties(self) -> int:
-        """Number of seeds with the same number."""
-        return len(self.differences) - self.wins - self.losses
-
-    def verdict(self, higher_is_better: bool | None = True) -> str:
-        """`ahead`, `behind`, or `not told apart` by the 95 % interval by t; empty with a single seed."""
-        if self.by_t is None:
-            return ""
-        low, high = self.by_t if higher_is_better is not False else (-self.by_t[1], -self.by_t[0])
-        return "ahead" if low > 0 else "behind" if high < 0 else "not told apart"
-
-
-def paired_test(first: Mapping[int, float | None], second: Mapping[int, float | None]) -> PairedTest | None:
-    """Compare two methods on the seeds for which both have a number; None without such seeds.
-
-    p values are of this one comparison: they are not corrected for the number of comparisons in a table.
-    """
-    pairs = {seed: (first[seed], second[seed]) for seed in first if seed in second}
-    found = {seed: one - other for seed, (one, other) in pairs.items() if one is not None and other is not None}
-    if not found:
-        return None
-    deltas = [0.0 if abs(delta) <= _SAME else delta for delta in found.values()]
-    permutation, wilcoxon = _p_values(deltas)
-    return PairedTest(
-        found,
-        mean(deltas),
-        interval(deltas),
-        bootstrap_interval(deltas),
-        permutation,
-        wilcoxon,
-        wins=sum(delta > 0 for delta in deltas),
-        losses=sum(delta < 0 for delta in deltas),
-    )
-
-
-def _p_values(deltas: Sequence[float]) -> tuple[float | None, float | None]:
-    """The p values of the permutation test and of Wilcoxon's."""
-    if len(deltas) < 2:
-        return None, None
-    if not any(deltas):
-        return 1.0, 1.0
-    import numpy as np
-    from scipy.stats import permutation_test, wilcoxon
-
-    def middle(sample: Any, axis: int) -> Any:
-        return np.mean(sample, axis=axis)
-
-    data = np.asarray(deltas, dtype=float)
-    test = permutation_test(
-        (data,), middle, permutation_type="samples", n_resamples=DRAWS, vectorized=True, rng=np.random.default_rng(0)
-    )
-    return float(test.pvalue), float(wilcoxon(data, zero_method="zsplit").pvalue)

@@ -16,7 +16,7 @@ from ..experiments.options import ModelOptions
 from .options import RunOptions, SweepSetup
 
 if TYPE_CHECKING:
-    from ..experiments.sweep import Job, RunFailure
+    from .sweep import Job, RunFailure
 
 __all__ = [
     "STORAGE_ERRNOS",
@@ -46,7 +46,7 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
         The runs that failed, if the user can put it right; None if none did.
     """
     from ...nodes.cached_model import BudgetSpent
-    from ..experiments.sweep import RunFailure
+    from .sweep import RunFailure
 
     setup, jobs = work
     _note_waits(jobs[0].folder.parent)
@@ -74,15 +74,15 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
 def _note_waits(folder: Path) -> None:
     """Let this process say in the run folder when it waits before it asks a server again."""
     from ...tools.models import api_posts
-    from ..experiments.waits import note_wait
+    from .waits import note_wait
 
     api_posts.wait_listeners[:] = [partial(note_wait, folder)]
 
 
 def _play_job(setup: SweepSetup, job: Job) -> None:
     from ...nodes.recorded_model import RecordedChatModel
-    from ..experiments import sweep
-    from ..experiments.costs import open_ledger
+    from . import sweep
+    from .costs import open_ledger
 
     with _open_lock:
         environment = shared_environment(setup.options.env, setup.options.horizon)

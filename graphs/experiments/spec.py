@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from ....memory.errors import CommandError, UserError
-from ...methods import find_method, split_name
-from ..method_settings import ablation_names, method_settings, preset_names
-from ..options import RunOptions
-from ..run_folder import parse_seeds
+from ...memory.errors import CommandError, UserError
+from ..arms import ablation_names, method_settings, preset_names
+from ..methods import find_method, split_name
+from .options import RunOptions
+from .run_folder import parse_seeds
 
 __all__ = ["NO_MODEL", "UNIFORM", "BenchArm", "BenchEnvironment", "BenchFile", "BenchModel", "read_bench_file"]
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from ...memory.errors import CommandError
+from ..memory.errors import CommandError
 
-__all__ = ["ablation_names", "method_settings", "paper_temperature", "preset_names", "shared_settings", "take_preset"]
+__all__ = [
+    "ablation_names",
+    "blueprint",
+    "method_settings",
+    "paper_temperature",
+    "preset_names",
+    "shared_settings",
+    "take_preset",
+]
 
 
 def take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
@@ -51,7 +59,7 @@ def method_settings(
     Raises:
         UserError: there is no such method, preset or ablation; says which there are.
     """
-    from ..methods import find_method, shared_fields, split_name
+    from .methods import find_method, shared_fields, split_name
 
     method, named = split_name(name)
     made, preset = find_method(method).settings, named or preset
@@ -69,7 +77,7 @@ def method_settings(
 
 def paper_temperature(name: str, preset: str = "default") -> float | None:
     """The temperature at which the paper of a method samples its model, if the preset (or the one in the name) says so."""
-    from ..methods import find_method, split_name
+    from .methods import find_method, split_name
 
     method, named = split_name(name)
     known: Mapping[str, float] = getattr(find_method(method).settings, "preset_temperatures", {})
@@ -81,7 +89,7 @@ def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
 
     Flags are read from the arguments, since tyro does not say whether a value was given or is the default.
     """
-    from ..methods import shared_fields
+    from .methods import shared_fields
 
     flags = {arg.partition("=")[0][2:].removeprefix("no-").replace("-", "_") for arg in args if arg.startswith("--")}
     usual = type(settings)()
@@ -98,3 +106,32 @@ def _apply_shared(settings: Any, shared: Mapping[str, Any]) -> Any:
         if hasattr(settings, name) and getattr(settings, name) == getattr(usual, name)
     }
     return replace(settings, **fits)
+
+
+def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
+    """The graph of a method's episode, built without a model, an environment or a bank: to look at.
+
+    Args:
+        method: its name, with a preset or an ablation if wanted.
+        settings: its settings; those that the name stands for if not given.
+        build: as for the method's own `build`: `chain`, `flow`, `nodes`, and the options of `StateGraph.compile`.
+    """
+    from ..memory.storage.journal import Journal
+    from ..nodes.act.policies import LocalPolicy, act_policy
+    from ..nodes.prompt import Prompt
+    from .methods import find_method
+    from .wiring.parts import MethodInputs
+
+    settings = method_settings(method) if settings is None else settings
+    # Files change nothing in the picture, and may not be here.
+    settings = replace(settings, **{name: "" for name in ("bank", "embedder") if hasattr(settings, name)})
+    absent: Any = None
+    prompt = Prompt.load("act/score")
+    inputs = MethodInputs(
+        absent,
+        Journal(),
+        make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
+        model=cast(Any, object()),  # never asked
+        make_writing_policy=lambda seen, style: act_policy(absent, seen),
+    )
+    return find_method(method).build(inputs, settings, **build)
