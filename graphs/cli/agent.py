@@ -18,9 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
 from ..experiments.progress import say
+from .flags import parse_flags
 
 __all__ = ["run_agent"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ..experiments.progress import say
+from .flags import parse_flags
 
 __all__ = ["calibrate"]
 

@@ -15,9 +15,9 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
 from ..arms import blueprint
+from .flags import parse_flags
 
 __all__ = ["SERVED_GRAPHS", "draw", "find_user_object", "load_graph"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, UserError
 from ..experiments.play import credits_future
 from ..experiments.run_folder import run_memory
+from .flags import parse_flags
 
 if TYPE_CHECKING:
     from ...memory.records import Observation, Task, Trajectory

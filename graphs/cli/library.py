@@ -20,11 +20,11 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags, run_subcommand
 from ...memory.errors import CommandError, plural
 from ...memory.lessons.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
 from ...memory.lessons.pages import agents_page, skill_page
 from ..experiments.folder_settings import read_settings, run_stem
+from .flags import parse_flags, run_subcommand
 
 __all__ = ["LibraryExportOptions", "library"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags, run_subcommand
 from ...memory.errors import CommandError, plural
 from ..experiments.progress import say
 from ..experiments.run_folder import memory_location
+from .flags import parse_flags, run_subcommand
 
 __all__ = ["memory", "open_memories"]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...graphs.cli.flags import parse_flags, run_subcommand
 from ...memory.errors import CommandError
 from ..experiments.progress import say
+from .flags import parse_flags, run_subcommand
 
 __all__ = ["pocket"]
 

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...graphs.cli.flags import parse_flags, parse_options_and_settings
 from ...memory.errors import CommandError, UserError
 from ..arms import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
-from ..experiments import sweep, workers
+from ..experiments import pool, sweep
 from ..experiments.folder_settings import read_settings
 from ..experiments.options import RunOptions, SweepSetup
 from ..experiments.play import judge_node, loads_model, play
@@ -22,6 +21,7 @@ from ..experiments.progress import ProgressRow, ScoreFollower, say, show_progres
 from ..experiments.ray_pool import is_ray
 from ..experiments.report import bank_overlap_warnings, report
 from ..experiments.run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
+from .flags import parse_flags, parse_options_and_settings
 from .training_free import learn_and_test
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def play_sweep(setup: SweepSetup) -> int:
             played = check_sweep(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
             for line in bank_overlap_warnings(setup, played):
                 say(line)
-            with _resume_hint(folder), workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _resume_hint(folder), pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 failures = _play_all(setup, batches)
         return report(setup, folder, batches, failures)
 
@@ -153,7 +153,7 @@ def play_missing(
         play: plays some runs in turn, and returns those that failed.
         processes: number of worker processes.
         tick: called a few times a second.
-        more: further arguments of `workers.run_workers`.
+        more: further arguments of `pool.run_workers`.
 
     Returns:
         The runs that failed.
@@ -173,7 +173,7 @@ def play_missing(
                 (setup, [replace(job, attempts_at_once=_attempts_at_once(setup, job, share)) for job in jobs])
                 for setup, jobs in work
             ]
-            failed += workers.run_workers(parallel, play, processes, tick, concurrency, **more)
+            failed += pool.run_workers(parallel, play, processes, tick, concurrency, **more)
     return [failure for some in failed for failure in some]
 
 

@@ -24,11 +24,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...graphs.cli.flags import parse_options_and_settings
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
 from ..arms import take_preset
 from ..claas import CLaaS
+from .flags import parse_options_and_settings
 from .serve_options import LOOPBACK_HOSTS, ServeOptions
 from .serve_parts import ServeParts
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.errors import CommandError, plural
 from ..experiments.progress import say
+from .flags import parse_flags
 
 __all__ = ["import_traces"]
 

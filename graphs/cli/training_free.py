@@ -27,7 +27,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...graphs.cli.flags import parse_options_and_settings
 from ...memory.errors import CommandError, UserError
 from ..arms import blueprint, method_settings
 from ..experiments.folder_settings import ADDED_SEED
@@ -44,6 +43,7 @@ from ..experiments.training_free.setup import (
     TrainingFreeSetup,
     problem_splits,
 )
+from .flags import parse_options_and_settings
 
 __all__ = ["learn_and_test"]
 
@@ -142,15 +142,15 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 
 
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
-    from ..experiments import sweep, workers
+    from ..experiments import pool, sweep
 
     with sweep.claim_folder(setup.folder, _settings_to_record(setup, settings, splits)):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
-            with _progress(setup) as tick, workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _progress(setup) as tick, pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
                     work = [(setup, seed, splits[seed]) for seed in due]
-                    wrong = workers.run_workers(work, play_seed, setup.options.workers, tick, engine=setup.options.engine)
+                    wrong = pool.run_workers(work, play_seed, setup.options.workers, tick, engine=setup.options.engine)
                     tick()
                     if wrong:
                         raise UserError("; ".join(dict.fromkeys(wrong)))

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
-from ...graphs.experiments.options import DRAW_OPTIONS, ModelOptions
 from ...memory.errors import CommandError, UserError
 from ..experiments.folder_settings import read_sweep_settings, run_stem
+from ..experiments.options import DRAW_OPTIONS, ModelOptions
 from ..experiments.progress import say
+from .flags import parse_flags
 
 if TYPE_CHECKING:
     from ..experiments.win_rates import JudgedPair

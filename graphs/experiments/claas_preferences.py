@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError
+from ..cli.flags import parse_flags
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.display import markdown_table
 from ...memory.errors import UserError
+from ..cli.flags import parse_flags
 
 GIB = 1 << 30
 HOUR = 3600.0

@@ -20,13 +20,13 @@ from typing import Any, Literal, cast
 
 from tyro.conf import Positional
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import CommandError, UserError
 from ...memory.storage.cache import Cache
 from ...nodes.act.policies import LocalPolicy, PromptView, Scorer
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from ...nodes.prompt import Prompt
+from ..cli.flags import parse_flags
 from .benchmark import final_count
 from .pool import environment_defaults, run_workers
 from .recorded_worlds import RecordedScorer, RecordedWorld

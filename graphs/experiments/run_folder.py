@@ -10,12 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...graphs.experiments.options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS
 from ...memory.errors import CommandError
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from .folder_settings import first_digest, run_stem, settings_digest
-from .options import RunOptions, SweepSetup
+from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, RunOptions, SweepSetup
 from .play import needs_model
 from .sweep import Job
 

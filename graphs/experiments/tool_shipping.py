@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...graphs.cli.flags import parse_flags
 from ...memory.errors import UserError
 from ...memory.shipped import write_shipped
 from ...memory.storage.rows import Rows
 from ...nodes.evaluate.statistics import interval, mean
+from ..cli.flags import parse_flags
 from .evaluation import difference
 from .tool_agents import ARMS, SETTINGS, Played, Study, ToolStudyOptions, outcomes, play_missing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments import play, workers
+from learngraph.graphs.experiments import play, pool
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -28,7 +28,7 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
             tick()
         return found
 
-    monkeypatch.setattr(workers, "run_workers", work)
+    monkeypatch.setattr(pool, "run_workers", work)
     monkeypatch.chdir(folder)
     play.shared_environment.cache_clear()
     return folder

@@ -17,10 +17,9 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ....graphs.cli.flags import parse_flags
-from ....memory.errors import CommandError, UserError
+from ....memory.errors import UserError
+from ...experiments import pool
 from ...experiments import sweep as sweeps
-from ...experiments import workers
 from ...experiments.bench.figures import draw_figures
 from ...experiments.bench.remarks import table_remarks
 from ...experiments.benchmark import SeedResult, with_common_optimum
@@ -145,7 +144,7 @@ def _play(planned: Sequence[BenchSweep], jobs: int, engine: str, folder: Path) -
     rows, total = [_progress_row(one.name, [(one, batches)]) for one, batches in left], _progress_row("all", left)
     try:
         with (
-            workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
+            pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
             show_progress(rows, [total]) as tick,
         ):
             work = [(one.setup, batches) for one, batches in left]

@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....graphs.experiments.options import ModelOptions, SharedOptions
 from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
 from ..folder_settings import run_stem
+from ..options import ModelOptions, SharedOptions
 
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices

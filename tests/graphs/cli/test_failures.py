@@ -80,13 +80,13 @@ def test_one_failed_seed_ends_alone_and_is_tried_again(
 @pytest.mark.slow
 def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In threads of one process: the slow seed goes on although the other has failed long before."""
-    from learngraph.graphs.experiments import workers
+    from learngraph.graphs.experiments import pool
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        workers,
+        pool,
         "run_workers",
-        lambda batches, play, count, tick, concurrency, engine: workers.play_in_threads(batches, play, concurrency),
+        lambda batches, play, count, tick, concurrency, engine: pool.play_in_threads(batches, play, concurrency),
     )
     words = json.dumps(start(1))[1:-1]
 

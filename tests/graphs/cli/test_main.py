@@ -22,7 +22,7 @@ from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.cli import draw, run
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
-from learngraph.graphs.experiments import play, run_folder, sweep, workers
+from learngraph.graphs.experiments import play, pool, run_folder, sweep
 from learngraph.graphs.experiments.options import RunOptions, SweepSetup
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
@@ -390,7 +390,7 @@ def test_a_finished_run_shows_its_results_at_once(
     assert "optimum" in first.out
     (folder,) = (here / "runs").iterdir()
     assert f"{folder.relative_to(here)}/curves.png" in first.out
-    monkeypatch.setattr(workers, "run_workers", None)  # nothing is played
+    monkeypatch.setattr(pool, "run_workers", None)  # nothing is played
     assert main(command) == 0
     again = capsys.readouterr()
     assert again.out == first.out
@@ -523,7 +523,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
     def interrupted(*args: Any, engine: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "run_workers", interrupted)
+    monkeypatch.setattr(pool, "run_workers", interrupted)
     assert main(["run", "random", *TOY, "--out", "run"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -602,13 +602,13 @@ def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
 @pytest.mark.slow
 def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[Any] = []
-    inline = workers.run_workers
+    inline = pool.run_workers
 
     def work(given: Sequence[Any], *rest: Any, engine: str) -> Any:
         batches.extend([job.run for job in jobs] for _, jobs in given)
         return inline(given, *rest, engine=engine)
 
-    monkeypatch.setattr(workers, "run_workers", work)
+    monkeypatch.setattr(pool, "run_workers", work)
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
     assert main([*command, "--cross-task"]) == 0
     assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]

@@ -10,6 +10,8 @@ import pytest
 
 from learngraph.graphs.experiments import benchmark, sweep, table_notes
 from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.memory.display import markdown_table
+from learngraph.nodes.evaluate.statistics import interval
 
 
 def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> SeedResult:
@@ -29,14 +31,14 @@ def cells_of(table: str, method: str) -> dict[str, str]:
 
 def test_interval_is_students() -> None:
     # mean 3, s^2 = 2.5, standard error sqrt(2.5 / 5) = 0.70711, t(4, 0.975) = 2.77645
-    low, high = benchmark.interval([1, 2, 3, 4, 5]) or (0, 0)
+    low, high = interval([1, 2, 3, 4, 5]) or (0, 0)
     assert low == pytest.approx(3 - 1.96324, abs=1e-4)
     assert high == pytest.approx(3 + 1.96324, abs=1e-4)
-    assert benchmark.interval([2, 2, 2]) == (2, 2)
+    assert interval([2, 2, 2]) == (2, 2)
 
 
 def test_one_seed_has_no_interval() -> None:
-    assert benchmark.interval([1]) is None
+    assert interval([1]) is None
     row = benchmark.summary([attempts(0, [0, 1, 1])], "toy", "none")
     assert (row.avg_ci, row.final_ci) == (None, None)
     assert "[" not in benchmark.table([row])
@@ -176,13 +178,13 @@ def test_table_is_aligned_markdown() -> None:
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
     lines = [["arm", "score"], ["learned", "0.5 [0.4, 0.6]"], ["empty", "–"]]
-    assert benchmark.markdown_table(lines).splitlines() == [
+    assert markdown_table(lines).splitlines() == [
         "| arm     |          score |",
         "|---------|---------------:|",
         "| learned | 0.5 [0.4, 0.6] |",
         "| empty   |              – |",
     ]
-    assert benchmark.markdown_table([["r", "n"], ["10", "007"]], left=0).splitlines() == [
+    assert markdown_table([["r", "n"], ["10", "007"]], left=0).splitlines() == [
         "|  r |   n |",
         "|---:|----:|",
         "| 10 | 007 |",

@@ -9,7 +9,7 @@ import pytest
 from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments import workers
+from learngraph.graphs.experiments import pool
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 
@@ -27,9 +27,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def work(
         batches: Sequence[Any], play: Callable[[Any], Any], count: int, tick: Callable[[], None], concurrency: int, engine: str
     ) -> list[Any]:
-        return workers.play_in_threads(batches, play, concurrency)
+        return pool.play_in_threads(batches, play, concurrency)
 
-    monkeypatch.setattr(workers, "run_workers", work)
+    monkeypatch.setattr(pool, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return tmp_path
