@@ -12,8 +12,8 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...nodes.evaluate.statistics import interval, mean
-from ..experiments.figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
-from .evaluation import LearningReport
+from ..agents.evaluation import LearningReport
+from .figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
 
 __all__ = ["AgentCurves", "block_means", "draw_agent_curves"]
 

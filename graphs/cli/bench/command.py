@@ -17,7 +17,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ....memory.errors import UserError
+from ....memory.errors import CommandError, UserError
 from ...experiments import pool
 from ...experiments import sweep as sweeps
 from ...experiments.bench.figures import draw_figures
@@ -34,6 +34,7 @@ from ...experiments.spec import NO_MODEL, BenchFile, read_bench_file
 from ...experiments.sweep import Job, RunFailure
 from ...experiments.tables import BenchTable, as_objects, latex_table, markdown_page, paired_table, score_table
 from ...experiments.unfinished import Failures, Run, is_done, read_results, unfinished_runs
+from ..flags import parse_flags
 from ..run import check_sweep, play_missing, runs_at_once
 
 __all__ = ["bench"]
