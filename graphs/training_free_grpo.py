@@ -41,7 +41,7 @@ depends on which rollout ends first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -52,22 +52,22 @@ from ..memory.records import Task
 from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, contrast, discriminate, invent, propose, summarise
-from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, success_reward
+from ..nodes.extract.groups import RewardSettings, Truth
+from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, RolloutSettings, success_reward
 from ..nodes.extract.rule_critic import RuleCritic
 from ..nodes.state import GroupInput
 from ..nodes.update import library as steps
-from ..nodes.update.consolidate import consolidate
+from ..nodes.update.accept_test import AcceptSettings, Rule
+from ..nodes.update.consolidate import LessonSettings, consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
 from .wiring.learning_run import (
     AcceptTest,
-    ComparisonSettings,
     CriticModel,
     RolloutGraphs,
     RunResources,
     StageModel,
-    group_settings,
     make_critic,
     make_players,
 )
@@ -110,17 +110,8 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class TrainingFreeGRPO(ComparisonSettings):
-    """Hyper-parameters, in six groups. Below: the run. Elsewhere, each beside the code that it is about:
-
-    - `RolloutSettings` (nodes/extract/rollouts.py): `group_size`, `temperature`, `lessons_per_prompt`, `timeout`
-    - `RewardSettings` (nodes/extract/groups.py), equation (1): `truth`, `min_agreement`, `min_reward_std`, `token_cost`, ...
-    - `CriticSettings` (nodes/extract/critic.py), (2) and (3): `author`, `max_insights`, `objective`
-    - `LibrarySettings` (nodes/update/consolidate.py), (4): `consolidate`, `max_words`, `max_lessons`, `max_library_tokens`, ...
-    - `AcceptSettings` (nodes/update/accept_test.py): `accept`, `margin`, `regression_share`, `trial_rollouts`, `keep_best`, ...
-
-    `paper` is the published setting.
-    """
+class TrainingFreeGRPO:
+    """Hyper-parameters, and four groups of further ones; a group's class gives the meaning, the unit and the paper's value of each."""
 
     problems: int = 100
     """N, number of problems learned on. Paper: 100."""
@@ -132,40 +123,57 @@ class TrainingFreeGRPO(ComparisonSettings):
     """Problems of a step; 0: all. The last batch of an epoch may be smaller. Paper: all, one step an epoch."""
     patience: int = 2
     """Steps without gain after which the run ends; 0: never. Paper: never."""
-    min_groups: int = 1
-    """Groups of an epoch that must have something to compare, or the run ends; 0: any number. Paper: any."""
+    group_size: int = 5
+    """G, rollouts of a problem. With 1 nothing is compared, and each rollout is studied by itself. Paper: 5, on the web 3."""
+    temperature: float = 0.7
+    """Temperature of rollouts that are learned from. On the command line it is any model's; in `build` that of a model whose actions
+    are scored (a model that writes has its own). Paper: 0.7."""
+    truth: Truth = "given"
+    """The source of rewards (nodes/extract/groups.py). Without ground truth every candidate is accepted, since a test needs labels.
+    Paper: given; in an ablation none (`implicit`)."""
+    author: Literal["model", "rule"] = "model"
+    """The author of insights: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
+    accept: Rule = "not-worse"
+    """The rule by which a candidate replaces the library (nodes/update/accept_test.py). Paper: always."""
     library: str = ""
     """A YAML file of lessons to start from, or the folder of a run whose product it is. Paper: none."""
     arm: Literal["learned", "empty", "self-generated", "random", "shuffled"] = "learned"
     """The way in which the library is made: `learned`, or a control: `empty`; `self-generated`, as many lessons as `max_lessons` says,
     written without rollouts; `random` steps of the rollouts, as many as were learned; the learned lessons `shuffled`."""
+    rollouts: RolloutSettings = field(default_factory=RolloutSettings)
+    """What a rollout is shown, and how long it may take (nodes/extract/rollouts.py)."""
+    rewards: RewardSettings = field(default_factory=RewardSettings)
+    """Equation (1): costs, majorities, and rewards that count as equal (nodes/extract/groups.py)."""
+    lessons: LessonSettings = field(default_factory=LessonSettings)
+    """(2) to (4): insights, edits, and the limits of the library (nodes/update/consolidate.py)."""
+    trial: AcceptSettings = field(default_factory=AcceptSettings)
+    """The accept test (nodes/update/accept_test.py)."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "training-free-grpo")
-        for name, least in _LEAST.items():
-            if (given := getattr(self, name)) < least:
-                raise UserError(f"training-free-grpo: {name} is at least {least}, got {given}")
+        for group in (self, self.rollouts, self.rewards, self.lessons, self.trial):
+            check_literals(group, "training-free-grpo")
+            for one in fields(group):
+                given, least = getattr(group, one.name), _LEAST.get(one.name, 0)
+                if type(given) in (int, float) and given < least:
+                    raise UserError(f"training-free-grpo: {one.name} is at least {least}, got {given}")
         if self.group_size == 1 and (self.truth == "majority" or self.author == "rule"):
             what = f"truth={self.truth}" if self.truth == "majority" else "author=rule"
             raise UserError(f"training-free-grpo: group_size 1 has nothing to be compared with; {what} needs 2 or more")
         if self.truth == "implicit" and self.author == "rule":
             raise UserError("training-free-grpo: author=rule goes by rewards, and truth=implicit has none; use author=model")
-        if not 0 < self.min_agreement <= 1:
-            raise UserError(f"training-free-grpo: min_agreement is a share above 0 and at most 1, got {self.min_agreement}")
-        if not 0 <= self.regression_share < 1:
-            raise UserError(f"training-free-grpo: regression_share is a share from 0 to below 1, got {self.regression_share}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise UserError(f"training-free-grpo: timeout is a positive number of seconds, got {self.timeout}")
-        if self.truth != "given" and (self.accept != "always" or self.keep_best):
-            raise UserError(
-                f"training-free-grpo: truth={self.truth} is learning without labels, and the accept test needs them: with it go "
-                "accept=always and keep_best=False (no_truth() sets them)"
-            )
-        if self.duplicate_similarity <= 0:
-            raise UserError(
-                "training-free-grpo: duplicate_similarity is above 0 (above 1: no two lessons are alike), "
-                f"got {self.duplicate_similarity}"
-            )
+        for name, share, fits in (
+            ("min_agreement", self.rewards.min_agreement, 0 < self.rewards.min_agreement <= 1),
+            ("regression_share", self.trial.regression_share, 0 <= self.trial.regression_share < 1),
+            ("timeout", self.rollouts.timeout, self.rollouts.timeout is None or self.rollouts.timeout > 0),
+            ("duplicate_similarity", self.lessons.duplicate_similarity, self.lessons.duplicate_similarity > 0),
+        ):
+            if not fits:
+                raise UserError(f"training-free-grpo: {name} is {_RANGES[name]}, got {share}")
+
+    @property
+    def acceptance(self) -> Rule:
+        """The rule of the accept test: `always` without ground truth."""
+        return self.accept if self.truth == "given" else "always"
 
     @classmethod
     def paper(cls) -> TrainingFreeGRPO:
@@ -173,15 +181,20 @@ class TrainingFreeGRPO(ComparisonSettings):
 
         The paper's limit of 32 words stands in a prompt only; here longer lessons are rejected, too.
         """
-        tested = {"held_out": 0, "accept": "always", "keep_best": False, "patience": 0, "min_groups": 0}
-        return cls(**tested, max_step_edits=0, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)  # type: ignore[arg-type]
+        unlimited = LessonSettings(max_step_edits=0, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)
+        return cls(held_out=0, accept="always", patience=0, lessons=unlimited)
 
-    # fmt: off
     ablations: ClassVar[tuple[str, ...]] = (
-        "empty", "self_generated_lessons", "random", "shuffled_lessons", "always", "no_truth", "implicit",
-        "one_attempt", "rule",
+        "empty",
+        "self_generated_lessons",
+        "random",
+        "shuffled_lessons",
+        "always",
+        "no_truth",
+        "implicit",
+        "one_attempt",
+        "rule",
     )
-    # fmt: on
     """Methods that change one thing, whatever the other settings are."""
 
     def empty(self) -> TrainingFreeGRPO:
@@ -202,23 +215,23 @@ class TrainingFreeGRPO(ComparisonSettings):
 
     def always(self) -> TrainingFreeGRPO:
         """Every candidate is accepted and the last one is the product, as published."""
-        return replace(self, accept="always", keep_best=False)
+        return replace(self, accept="always")
 
     def no_truth(self) -> TrainingFreeGRPO:
-        """No ground truth: majority vote. A candidate cannot be tested then, so every one is accepted."""
-        return replace(self, truth="majority", accept="always", keep_best=False)
+        """No ground truth: majority vote."""
+        return replace(self, truth="majority")
 
     def implicit(self) -> TrainingFreeGRPO:
         """No ground truth and no votes, as in the paper's ablation: every group is compared, unlabelled."""
-        return replace(self, truth="implicit", accept="always", keep_best=False)
+        return replace(self, truth="implicit")
 
     def one_attempt(self) -> TrainingFreeGRPO:
         """One rollout a problem, studied by itself: the paper's ablation without group computation."""
         return replace(self, group_size=1)
 
     def rule(self) -> TrainingFreeGRPO:
-        """A rule compares in the model's place, and edits are consolidated by code."""
-        return replace(self, author="rule", consolidate="code")
+        """A rule compares in the model's place."""
+        return replace(self, author="rule")
 
     @property
     def remark(self) -> str:
@@ -226,14 +239,16 @@ class TrainingFreeGRPO(ComparisonSettings):
         return "rule-written" if self.author == "rule" and self.arm == "learned" else ""
 
 
-_LEAST: Mapping[str, float] = {
-    **dict.fromkeys(("problems", "epochs", "max_insights", "trial_rollouts"), 1),
-    **dict.fromkeys(("max_words", "max_lessons", "max_library_tokens"), 1),
-    **dict.fromkeys(("held_out", "batch_size", "patience", "min_groups", "lessons_per_prompt", "max_step_edits", "margin"), 0),
-    **dict.fromkeys(("temperature", "trial_temperature", "min_reward_std", "token_cost", "action_cost"), 0),
-    "group_size": 1,
+_LEAST: Mapping[str, int] = dict.fromkeys(
+    ("problems", "epochs", "group_size", "rollouts", "max_insights", "max_words", "max_lessons", "max_library_tokens"), 1
+)
+"""The least value of a number, where it is not 0."""
+_RANGES: Mapping[str, str] = {
+    "min_agreement": "a share above 0 and at most 1",
+    "regression_share": "a share from 0 to below 1",
+    "timeout": "a positive number of seconds",
+    "duplicate_similarity": "above 0 (above 1: no two lessons are alike)",
 }
-"""The least value of a setting."""
 
 
 def build(
@@ -308,15 +323,17 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens
     batch, player = steps.BeginStep(schedule), model_name(run.parts.model)
-    fingerprint = group_fingerprint(run.critic, run.model, group_settings(settings))
+    fingerprint = group_fingerprint(run.critic, run.model, _group_settings(settings))
     inventor = None
     if settings.arm == "self-generated":
-        inventor = invent(run.model("invent"), run.critic, settings.max_lessons)
+        inventor = invent(run.model("invent"), run.critic, settings.lessons.max_lessons)
     nodes: dict[str, Node] = {
         "begin": steps.Start(versions, settings.library, settings.arm, limits, count, player=player),
         "batch": batch,
         "group": steps.CachedGroup(group_graph(settings, run.player, run.critic, run.model, chain), run.player, fingerprint),
-        "consolidate": steps.Consolidate(consolidate(run.model("consolidate"), run.critic, settings.consolidate), schedule),
+        "consolidate": steps.Consolidate(
+            consolidate(run.model("consolidate"), run.critic, settings.lessons.consolidate), schedule
+        ),
         "hold_out": steps.passthrough,
         "probe": test.probe,
         "accept": test.accept,
@@ -326,9 +343,8 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
             schedule,
             meter=run.resources.meter,
             patience=settings.patience,
-            min_groups=settings.min_groups,
             dropped_problems=run.dropped,
-            player="" if settings.accept == "always" else player,
+            player="" if settings.acceptance == "always" else player,
         ),
         "invent": steps.Invent(inventor, versions, schedule.problems, limits, count, run.critic.author),
         "finish": steps.Finish(
@@ -346,6 +362,15 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     return compile_graph(wired, **{"name": "training-free-grpo", **compile})
 
 
+def _group_settings(settings: TrainingFreeGRPO) -> dict[str, Any]:
+    """The settings on which the result of a group depends beside its rollouts, for its key in the cache."""
+    lessons = settings.lessons
+    return {
+        "group": [settings.group_size, settings.truth, settings.author, lessons.max_insights, lessons.objective],
+        "rewards": asdict(settings.rewards),
+    }
+
+
 def group_graph(
     settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Critic, model: StageModel, chain: bool = False
 ) -> Graph:
@@ -353,11 +378,11 @@ def group_graph(
     world: Any = player.environment
     reward = groups.AssignRewards(
         truth=settings.truth,
-        min_agreement=settings.min_agreement,
-        min_reward_std=settings.min_reward_std,
-        hard=settings.compare_failed_groups,
-        token_cost=settings.token_cost,
-        action_cost=settings.action_cost,
+        min_agreement=settings.rewards.min_agreement,
+        min_reward_std=settings.rewards.min_reward_std,
+        hard=settings.rewards.compare_failed_groups,
+        token_cost=settings.rewards.token_cost,
+        action_cost=settings.rewards.action_cost,
         success_threshold=lambda task: success_reward(world, task),
         reference=critic.reference,
         answer=getattr(world, "answer", groups.normalize_answer),

@@ -274,7 +274,7 @@ class LearningChannels(TypedDict):
     library: str
     """Name of the version that rollouts are given now."""
     best: str
-    """Name of the version that did best on the held-out problems; the product of the run, if `keep_best`."""
+    """Name of the version that did best on the held-out problems; the product of the run."""
     best_score: float | None
     """Its mean reward there; None: never measured."""
     comparisons: Annotated[list[Comparison], add]

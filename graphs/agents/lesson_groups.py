@@ -69,7 +69,7 @@ class GroupComparison:
 
     def edit(self, group: Sequence[Trajectory], comparison: Comparison) -> None:
         """Make a version of the comparison's edits, and make it the head; without edits the version that has its votes."""
-        node = consolidate(self.critic, self._critic(group), self.settings.consolidate)
+        node = consolidate(self.critic, self._critic(group), self.settings.lessons.consolidate)
         candidate = node.invoke({**self._step(group), "comparisons": [comparison]})["candidate"]
         kept = f"{group_name(group)}/1-kept"
         if candidate or kept in self.versions.names():
@@ -79,7 +79,7 @@ class GroupComparison:
         return {"run": group_name(group), "step": 0, "library": self.versions.head}
 
     def _critic(self, group: Sequence[Trajectory]) -> Critic:
-        settings = self.settings
+        settings = self.settings.lessons
         limits = LibraryLimits(
             settings.max_words, settings.max_lessons, settings.max_library_tokens, settings.duplicate_similarity
         )

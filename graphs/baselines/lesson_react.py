@@ -82,7 +82,7 @@ def build(
 
 def agent_settings(settings: ComparisonSettings, temperature: float) -> LessonReAct:
     """The settings of a rollout of Training-Free GRPO. Without ground truth it is not shown rewards."""
-    return LessonReAct(settings.lessons_per_prompt, temperature, show_rewards=settings.truth == "given")
+    return LessonReAct(settings.rollouts.lessons_per_prompt, temperature, show_rewards=settings.truth == "given")
 
 
 def fill_in(
@@ -96,5 +96,5 @@ def fill_in(
     return replace(
         graphs,
         learning=graphs.learning or default(settings.temperature),
-        trial=graphs.trial or graphs.learning or default(settings.trial_temperature),
+        trial=graphs.trial or graphs.learning or default(settings.trial.temperature),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, cast
 
 from langchain_core.runnables import Runnable
 from langgraph.graph.state import CompiledStateGraph
@@ -14,8 +14,8 @@ from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit, model_name
-from ...nodes.extract.critic import Critic, CriticSettings, critic_prompts
-from ...nodes.extract.groups import RewardSettings
+from ...nodes.extract.critic import Critic, critic_prompts
+from ...nodes.extract.groups import RewardSettings, Truth
 from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.retrieve.attempts import Layout
@@ -26,10 +26,11 @@ from ...nodes.update.accept_test import (
     CachedProbes,
     NewLeaks,
     PlayProbe,
+    Rule,
     fan_out_probes,
     split_held_out,
 )
-from ...nodes.update.consolidate import LibrarySettings
+from ...nodes.update.consolidate import LessonSettings
 from ...nodes.update.library import RouteCandidate
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
@@ -43,7 +44,6 @@ __all__ = [
     "RolloutGraphs",
     "RunResources",
     "StageModel",
-    "group_settings",
     "library_limits",
     "make_critic",
     "make_players",
@@ -54,9 +54,25 @@ StageModel = Callable[[str], Runnable[Any, Any]]
 """A stage's name -> the model that is asked in it."""
 
 
-@dataclass(frozen=True)
-class ComparisonSettings(AcceptSettings, LibrarySettings, CriticSettings, RewardSettings, RolloutSettings):
-    """All settings of Training-Free GRPO but those of a run's length and its library to start from."""
+class ComparisonSettings(Protocol):
+    """The settings of `graphs.training_free_grpo.TrainingFreeGRPO` that the nodes of a run are made of."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def truth(self) -> Truth: ...
+    @property
+    def author(self) -> str: ...
+    @property
+    def acceptance(self) -> Rule: ...
+    @property
+    def rollouts(self) -> RolloutSettings: ...
+    @property
+    def rewards(self) -> RewardSettings: ...
+    @property
+    def lessons(self) -> LessonSettings: ...
+    @property
+    def trial(self) -> AcceptSettings: ...
 
 
 @dataclass(frozen=True)
@@ -161,11 +177,11 @@ def rollout_player(
         resources.versions,
         resources.cache,
         name=rollout_fingerprint(parts, graph, name),
-        lessons_per_prompt=settings.lessons_per_prompt,
+        lessons_per_prompt=settings.rollouts.lessons_per_prompt,
         layout=Layout(rewards=rewards, clip=None),
         count=parts.count_tokens,
         max_transcript_tokens=parts.max_prompt_tokens // 2,
-        timeout=settings.timeout,
+        timeout=settings.rollouts.timeout,
         slots=resources.slots,
         meter=resources.meter,
         stage=stage,
@@ -186,7 +202,7 @@ def make_players(
     return player(rollouts.learning, "rollout"), player(rollouts.trial, "trial")
 
 
-def library_limits(parts: MethodInputs, settings: LibrarySettings) -> LibraryLimits:
+def library_limits(parts: MethodInputs, settings: LessonSettings) -> LibraryLimits:
     """The limits of a library that these prompts have room for."""
     tokens = max(min(settings.max_library_tokens, parts.max_prompt_tokens // 2), 1)
     return LibraryLimits(settings.max_words, settings.max_lessons, tokens, settings.duplicate_similarity)
@@ -209,15 +225,15 @@ def make_critic(
         tasks: the problems that are learned on.
     """
     world: Any = parts.environment
-    has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.compare_failed_groups)
+    has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.rewards.compare_failed_groups)
     return Critic(
         resources.versions,
         critic_prompts(parts.prompts),
-        library_limits(parts, settings),
-        max_insights=settings.max_insights,
-        max_step_edits=settings.max_step_edits,
+        library_limits(parts, settings.lessons),
+        max_insights=settings.lessons.max_insights,
+        max_step_edits=settings.lessons.max_step_edits,
         truth=settings.truth,
-        objective=settings.objective,
+        objective=settings.lessons.objective,
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
         bare_answers=true_answers(world),
         final_answer=getattr(world, "answer", None),
@@ -241,19 +257,20 @@ class AcceptTest:
         tasks: Sequence[Task],
         tests: Sequence[Task],
     ) -> None:
-        chosen = [*tasks, *tests] if settings.lessons_per_prompt else []  # where all lessons are shown, tasks do not matter
+        chosen = (
+            [*tasks, *tests] if settings.rollouts.lessons_per_prompt else []
+        )  # where all lessons are shown, tasks do not matter
         first_texts = [(task, player.first_observation(task)) for task in chosen]
-        self.same = SameLessonsShown(resources.versions, settings.lessons_per_prompt, first_texts)
+        self.same = SameLessonsShown(resources.versions, settings.rollouts.lessons_per_prompt, first_texts)
         self.new_leaks = NewLeaks(resources.versions, leak_reason, {task.id: task for task in (*tasks, *tests)})
-        self.fan_out = fan_out_probes(tests, settings.trial_rollouts)
-        self.probe = PlayProbe(player, settings.token_cost, settings.action_cost)
+        self.fan_out = fan_out_probes(tests, settings.trial.rollouts)
+        self.probe = PlayProbe(player, settings.rewards.token_cost, settings.rewards.action_cost)
         cached = CachedProbes(resources.cache, self.probe, self.fan_out)
-        second = split_held_out(tests, settings.regression_share)
+        second = split_held_out(tests, settings.trial.regression_share)
         self.accept = Accept(
-            self.same, settings.accept, settings.keep_best, settings.margin, second, self.new_leaks, cached_probes=cached
+            self.same, settings.acceptance, settings.trial.margin, second, self.new_leaks, cached_probes=cached
         )
-        has_tests = bool(tests) and (settings.accept != "always" or settings.keep_best)
-        self.route = RouteCandidate(self.same, has_tests)
+        self.route = RouteCandidate(self.same, bool(tests) and settings.acceptance != "always")
 
 
 def true_answers(world: Any) -> Callable[[Task], tuple[str, ...]]:
@@ -263,17 +280,3 @@ def true_answers(world: Any) -> Callable[[Task], tuple[str, ...]]:
     if hasattr(world, "gold") and (hasattr(world, "answer") or hasattr(world, "read")):
         return lambda task: bare_answers(world.gold(task), stated=hasattr(world, "answer"))
     return lambda task: ()
-
-
-# fmt: off
-NOT_IN_GROUP_KEY = frozenset((
-    "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
-    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best", "margin", "regression_share", "max_step_edits",
-))
-# fmt: on
-"""Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""
-
-
-def group_settings(settings: ComparisonSettings) -> dict[str, Any]:
-    """The settings that a group depends on, by name."""
-    return {name: value for name, value in asdict(settings).items() if name not in NOT_IN_GROUP_KEY}

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -39,7 +39,6 @@ from .trim import cut_middle, split_tokens, trim_transcript
 __all__ = [
     "AskUnlessKnown",
     "Critic",
-    "CriticSettings",
     "contrast",
     "critic_prompts",
     "discriminate",
@@ -55,18 +54,6 @@ _PROMPT_NAMES = (
     "invent", "discriminate",
 )
 # fmt: on
-
-
-@dataclass(frozen=True)
-class CriticSettings:
-    """Settings of the comparison of a group."""
-
-    author: Literal["model", "rule"] = "model"
-    """The author of insights: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
-    max_insights: int = 2
-    """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
-    objective: str = ""
-    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
 
 
 def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:

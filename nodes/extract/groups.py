@@ -42,6 +42,7 @@ __all__ = [
     "OpenGroup",
     "RewardSettings",
     "StopWhenBudgetSpent",
+    "Truth",
     "advantages",
     "fan_out_rollouts",
     "fan_out_summaries",
@@ -64,10 +65,6 @@ _SAME = 1e-9
 class RewardSettings:
     """Settings of the rewards of a group."""
 
-    truth: Truth = "given"
-    """The source of rewards: the environment, or without ground truth the agreement of the group's answers, or a model's
-    opinion. Without ground truth no label decides anything: it goes with `accept="always"` and `keep_best=False` only. Paper:
-    given; in an ablation none, without a rule for what takes its place: `implicit`, which compares every group unlabelled."""
     min_agreement: float = 0.6
     """Share of a group's answers that a majority needs. Paper: not given."""
     min_reward_std: float = 0.0

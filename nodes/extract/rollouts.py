@@ -63,13 +63,8 @@ RUN_ERRORS = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, Gr
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of the rollouts that are learned from."""
+    """Settings of a rollout."""
 
-    group_size: int = 5
-    """G, rollouts of a problem. Paper: 5, on the web 3."""
-    temperature: float = 0.7
-    """Temperature of rollouts that are learned from. On the command line it is any model's; in `build` that of a model whose actions
-    are scored (one that writes has its own). Paper: 0.7."""
     lessons_per_prompt: int = 0
     """Lessons in a prompt, those that fit the problem best; 0: all. Paper: all."""
     timeout: float | None = None

@@ -12,7 +12,7 @@ more about other problems.
 |---|---|
 | `not-worse` | the bound is above -`margin`: a library that is worse by the margin passes in 5 % of the tests at most |
 | `better` | the bound is above 0 |
-| `always` | always (as published) |
+| `always` | always, without a test; the last version is the product then (as published) |
 
 A share of the held-out problems is a second split, which decides nothing but this: a candidate whose mean there falls by the
 margin or more is not accepted. `acceptance_rates` says beforehand how often such a test errs; a dry run prints it.
@@ -69,19 +69,15 @@ _SAME = 1e-9
 class AcceptSettings:
     """Settings of the accept test."""
 
-    accept: Rule = "not-worse"
-    """Rule by which a candidate replaces the library; see the top of this file. Paper: always."""
     margin: float = 0.1
     """Mean reward, of 1, by which an accepted candidate must be shown not to be worse (non-inferiority); it must not fall by so much
     on the second split either. Paper: none."""
     regression_share: float = 0.25
     """Share of the held-out problems that are the second split, on which a candidate must not get worse; 0: none. Paper: none."""
-    trial_rollouts: int = 3
+    rollouts: int = 3
     """Rollouts of a held-out problem under each library, in every step. Paper: none."""
-    trial_temperature: float = 0.3
-    """Temperature of rollouts of the accept test and of evaluation; see `temperature`. Paper: 0.3."""
-    keep_best: bool = True
-    """True: the product is the version that did best on the held-out problems. False: the last one. Paper: the last."""
+    temperature: float = 0.3
+    """Temperature of rollouts of the accept test and of evaluation. Paper: 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +155,13 @@ def lower_bounds(gains: Any) -> Any:
 
 
 def acceptance_rates(
-    settings: AcceptSettings, held_out: int, effects: Sequence[float] = (-0.1, 0.0, 0.1), *, base: float = 0.5, seed: int = 0
+    rule: Rule,
+    settings: AcceptSettings,
+    held_out: int,
+    effects: Sequence[float] = (-0.1, 0.0, 0.1),
+    *,
+    base: float = 0.5,
+    seed: int = 0,
 ) -> dict[float, float]:
     """The probability that the first test of a run accepts a candidate, by the candidate's true gain in mean reward.
 
@@ -167,7 +169,8 @@ def acceptance_rates(
     every problem: then chance has the most to say.
 
     Args:
-        settings: the rule, the margin, the rollouts and the second split.
+        rule: the rule by which a candidate is accepted.
+        settings: the margin, the rollouts and the second split.
         held_out: number of held-out problems.
         effects: true gains.
         base: mean of the two libraries' rates of success.
@@ -176,7 +179,7 @@ def acceptance_rates(
     import numpy as np
 
     second = int(settings.regression_share * held_out + _SAME)
-    first, rollouts, rates = held_out - second, settings.trial_rollouts, {}
+    first, rollouts, rates = held_out - second, settings.rollouts, {}
     for effect in effects:
         draw = np.random.default_rng(seed)
         gains = [
@@ -185,7 +188,7 @@ def acceptance_rates(
         ]
         there = gains[1].mean(axis=1) if second else np.zeros(SIMULATED_TESTS)
         bounds = lower_bounds(gains[0]) if first else np.zeros(SIMULATED_TESTS)
-        rates[effect] = float(np.mean(_passes(bounds, there, settings.accept, settings.margin) if held_out else 1.0))
+        rates[effect] = float(np.mean(_passes(bounds, there, rule, settings.margin) if held_out else 1.0))
     return rates
 
 
@@ -424,8 +427,6 @@ class Accept:
     shows_same_lessons: Callable[[str, str], bool] = field(repr=False)
     """True if two versions show the same lessons (`SameLessonsShown`)."""
     rule: Rule = "not-worse"
-    keep_best: bool = True
-    """True: the product is the version that did best. False: the last one."""
     margin: float = 0.1
     """See `AcceptSettings`."""
     second: frozenset[str] = field(default=frozenset(), repr=False)
@@ -470,7 +471,7 @@ class Accept:
             update |= {"probes": Overwrite(probes), **self._best(state, test, takes)}
         elif same and state["best"] != current:
             update["best"] = state["best"]
-        return update if self.keep_best else {**update, "best": library}
+        return update
 
     @staticmethod
     def _best(state: AcceptTestState, test: AcceptTestResult, takes: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ..reply_schemas import EDITS
 __all__ = [
     "ConsolidationMode",
     "EditDecision",
-    "LibrarySettings",
+    "LessonSettings",
     "ReviseLibrary",
     "consolidate",
     "describe_edit",
@@ -47,9 +47,13 @@ OUTVOTED = 2
 
 
 @dataclass(frozen=True)
-class LibrarySettings:
-    """Settings of the library, and of how edits are consolidated into it."""
+class LessonSettings:
+    """Settings of the comparison of a group, and of the library that its edits go into."""
 
+    max_insights: int = 2
+    """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
+    objective: str = ""
+    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
     consolidate: ConsolidationMode = "model"
     """The edits of a step become one library by one call of a model (paper), or by code. Without a model that writes: code."""
     max_step_edits: int = 16

@@ -76,8 +76,6 @@ class LearningRunState(LearningChannels):
     """Messages of `BudgetSpent` in this step."""
     failures: Annotated[list[str], add]
     """Failures of this step outside of its groups."""
-    compared: int
-    """Number of groups of this epoch so far that had something to compare."""
     incumbent_probes: list[Probe]
     """See `AcceptTestState`."""
     trial: dict[str, Any] | None
@@ -233,7 +231,6 @@ class Start:
             "why": "",
             "stalled": 0,
             "stopped": "",
-            "compared": 0,
             "came": 0,
             "began": 0.0,
             "incumbent_probes": [],
@@ -276,8 +273,7 @@ class BeginStep:
     def __call__(self, state: LearningRunState) -> dict[str, Any]:
         _, number = self.schedule.epoch_and_batch(state["step"])
         fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time(), "trial": None}
-        so_far = {name: state[name] if number else 0 for name in ("compared", "came")}
-        return {**fresh, **_empty_channels(), **so_far}
+        return {**fresh, **_empty_channels(), "came": state["came"] if number else 0}
 
     def fan_out_groups(self, state: LearningRunState) -> list[Mapping[str, Any]]:
         """One piece of work for every problem of the batch: its group."""
@@ -397,26 +393,24 @@ class Consolidate(Runnable[Any, Any]):
 
     def _update_without_asking(self, state: LearningRunState) -> dict[str, Any] | None:
         """The update of a step whose budget is spent; None if the node is to be asked."""
-        counted = self._epoch_counts(state)
+        came = self._came(state)
         if state["stops"]:
-            return {"candidate": "", "why": state["stops"][0], **counted}
-        self._refuse_failure(state, counted["came"])
+            return {"candidate": "", "why": state["stops"][0], "came": came}
+        self._refuse_failure(state, came)
         return None
 
     def _update(self, state: LearningRunState, found: Mapping[str, Any]) -> dict[str, Any]:
         if found.get("stops"):
-            return {"candidate": "", **found, **self._epoch_counts(state)}
+            return {"candidate": "", **found, "came": self._came(state)}
         usable = any(one.kind in COMPARABLE_KINDS for one in state["comparisons"])
         why = "nothing was to be changed" if usable else "no group had something to compare"
-        counted = {"lesson_rewards": state["lesson_rewards"], **self._epoch_counts(state)}
+        counted = {"lesson_rewards": state["lesson_rewards"], "came": self._came(state)}
         return {**found, "why": "" if found.get("candidate") else why, **counted}
 
     @staticmethod
-    def _epoch_counts(state: LearningRunState) -> dict[str, int]:
-        """The counts of the epoch's groups so far, with this step's."""
-        groups = state["comparisons"]
-        usable = sum(one.kind in COMPARABLE_KINDS for one in groups)
-        return {"compared": state["compared"] + usable, "came": state["came"] + sum(map(has_result, groups))}
+    def _came(state: LearningRunState) -> int:
+        """Number of the epoch's groups so far, with this step's, that had a result."""
+        return state["came"] + sum(map(has_result, state["comparisons"]))
 
     def _refuse_failure(self, state: LearningRunState, any_has_result: int) -> None:
         """Raise if no group has a result. A single problem may be impossible to verify, so it takes two, or a whole epoch."""
@@ -489,7 +483,6 @@ class RecordStep:
     schedule: Schedule = field(repr=False)
     meter: SpendingLimit | None = field(default=None, repr=False)
     patience: int = 2
-    min_groups: int = 1
     dropped_problems: tuple[str, ...] = field(default=(), repr=False)
     player: str = field(default="", repr=False)
     """Name of the model that plays the accept test; empty where its rule accepts everything."""
@@ -530,12 +523,6 @@ class RecordStep:
     def _stop_reason(self, state: LearningRunState, stalled: int) -> str:
         if state["stops"]:
             return str(state["stops"][0])
-        epoch, number = self.schedule.epoch_and_batch(state["step"])
-        if number + 1 == self.schedule.steps_per_epoch and state["compared"] < self.min_groups:
-            return (
-                f"epoch {epoch}: {state['compared']} of {len(self.schedule.problems)} groups had something to compare, "
-                f"and at least {self.min_groups} must"
-            )
         if self.patience and stalled >= self.patience:
             why = (
                 ""

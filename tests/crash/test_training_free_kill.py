@@ -51,7 +51,7 @@ def learn(folder: str, pause: float = 0.0) -> None:
     play(
         home,
         lambda cache: MethodInputs(toy, Journal()),
-        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=2, min_groups=0, patience=0).rule(),
+        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=2, patience=0, author="rule"),
         problems=[toy.variant(task, n) for n in range(4)],
         held_out=[toy.variant(task, n) for n in range(10, 13)],
     )
@@ -83,7 +83,7 @@ def write(folder: str, pause: float = 0.0) -> None:
     play(
         home,
         lambda cache: MethodInputs.with_chat_model(world, Journal(), CachedChatModel(Slow(), "scripted", cache, "rollout")),
-        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=3, min_groups=0, patience=0),
+        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=3, patience=0),
         problems=[world.task(n) for n in range(6)],
         held_out=[world.task(n, "dev") for n in range(4)],
     )

@@ -18,7 +18,7 @@ from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.cached_model import ConcurrencyLimit, SpendingLimit
 
-TRIED = {"epochs": 2, "accept": "not-worse", "keep_best": True, "batch_size": 2, "patience": 0}
+TRIED = {"epochs": 2, "accept": "not-worse", "batch_size": 2, "patience": 0}
 
 
 class Watched(ConcurrencyLimit):
@@ -50,7 +50,7 @@ def nothing_is_mixed_up(played: Any) -> None:
     assert all(reward is not None for rewards in row["rewards"].values() for reward in rewards)
     lessons = [*re.findall(r"When (\d+) comes up", played.libraries["run/1"])]
     learned = sum(len({*rewards}) > 1 for rewards in row["rewards"].values())
-    assert len(lessons) == len({*lessons}) == min(learned, TrainingFreeGRPO().max_step_edits) > 10
+    assert len(lessons) == len({*lessons}) == min(learned, TrainingFreeGRPO().lessons.max_step_edits) > 10
     accepted = [ruling.edit for ruling in played.rulings["run/1"] if ruling.accepted]
     assert {(f"marked-train-{number}",) for number in lessons} == {edit.problems for edit in accepted}
     for edit in accepted:

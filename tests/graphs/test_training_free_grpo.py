@@ -44,8 +44,12 @@ from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
+from learngraph.nodes.extract.groups import RewardSettings
+from learngraph.nodes.extract.rollouts import RolloutSettings
 from learngraph.nodes.retrieve.lessons import SameLessonsShown
 from learngraph.nodes.update import library as learning
+from learngraph.nodes.update.accept_test import AcceptSettings
+from learngraph.nodes.update.consolidate import LessonSettings
 from learngraph.nodes.update.library import Schedule, deduplicate
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
@@ -222,8 +226,8 @@ class Bench:
         self.chat = chat or Chat()
         chosen = settings or TrainingFreeGRPO(group_size=4, epochs=2)
         # Five held-out problems, played once, show no more than that a library is not worse by half.
-        rollouts = 1 if chosen.trial_rollouts == TrainingFreeGRPO().trial_rollouts else chosen.trial_rollouts
-        self.settings = replace(chosen, trial_rollouts=rollouts, regression_share=0.0, margin=0.5)
+        rollouts = 1 if chosen.trial == AcceptSettings() else chosen.trial.rollouts
+        self.settings = replace(chosen, trial=AcceptSettings(rollouts=rollouts, regression_share=0.0, margin=0.5))
         self.world: Any = more.pop("world", None) or Riddles()
         self.versions, self.cache, self.log = LibraryVersions(), more.pop("cache", None) or Cache(), Rows()
         self.name = more.pop("name", "scripted")
@@ -352,7 +356,7 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
     asked = {"task": task, "run": "r", "episode": 0, "library": "r/0"}
     for top, shown in ((0, lessons[::-1]), (1, [lessons[0]])):
         told.clear()
-        graph = lesson_graph(parts, TrainingFreeGRPO(lessons_per_prompt=top), versions)
+        graph = lesson_graph(parts, TrainingFreeGRPO(rollouts=RolloutSettings(lessons_per_prompt=top)), versions)
         assert graph.invoke(asked)["score"] == 10
         assert len(told) == 9
         assert first in lessons[0]
@@ -370,7 +374,7 @@ def test_rollouts_are_known_by_the_lessons_that_they_are_shown() -> None:
     versions.put("r/1", Library(two).with_votes([("L0", 1)]), parent="r/0")
     parts = MethodInputs.with_chat_model(world, Journal(), chat)
     for top, alike, shown in ((1, False, [("L1",), ("L0",)]), (0, True, [("L0", "L1")] * 2)):
-        settings = TrainingFreeGRPO(lessons_per_prompt=top)
+        settings = TrainingFreeGRPO(rollouts=RolloutSettings(lessons_per_prompt=top))
         graph = lesson_graph(parts, settings, versions)
         roll = player_of(parts, settings, versions, Cache(), graph)
         asked = {"task": world.task(0, "dev"), "run": "r/trial", "episode": 0}
@@ -389,10 +393,10 @@ def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
     toy = KeywordKeep()
     task = toy.task(3)
     versions, log = LibraryVersions(), Rows()
-    settings = TrainingFreeGRPO(group_size=8, epochs=2).rule()
+    settings = TrainingFreeGRPO(group_size=8, epochs=2, author="rule")
     graph = build_run(
         MethodInputs(toy),
-        replace(settings, accept="always", keep_best=False),
+        replace(settings, accept="always"),
         problems=[toy.variant(task, n) for n in range(3)],
         versions=versions,
         log=log,
@@ -446,7 +450,7 @@ def test_d4_a_rollout_that_takes_too_long_ends_and_the_rest_goes_on() -> None:
 
     start = time.monotonic()
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=4, epochs=1, timeout=0.3, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=4, epochs=1, accept="always", rollouts=RolloutSettings(timeout=0.3)),
         rollout=RunnableLambda(play),
         close=lambda run, task, number: closed.append((run, task, number)),
         problems=[Riddles().task(0), Riddles().task(1)],
@@ -477,7 +481,7 @@ async def test_d4_awaited_the_rollout_is_cancelled() -> None:
         return {"score": float(asked["episode"] == 3), "transcript": "> try\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=4, epochs=1, timeout=0.2, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=4, epochs=1, accept="always", rollouts=RolloutSettings(timeout=0.2)),
         rollout=RunnableLambda(play),
         problems=[Riddles().task(0)],
         held_out=[],
@@ -503,7 +507,7 @@ async def test_d4_only_so_many_rollouts_are_played_at_once_and_their_time_begins
         return {"score": float(asked["episode"] % 2), "transcript": "> a\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=8, epochs=1, timeout=0.8, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=8, epochs=1, accept="always", rollouts=RolloutSettings(timeout=0.8)),
         rollout=RunnableLambda(play),
         slots=ConcurrencyLimit(2),  # 16 turns of 0.1 s
         held_out=[],
@@ -526,7 +530,7 @@ def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on(
     assert schedule.tasks("r", 4) == schedule.tasks("r", 4)
     assert any(schedule.tasks("another run", n) != schedule.tasks("r", n) for n in range(9))
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=2, epochs=2, batch_size=3, patience=0, min_groups=0),
+        settings=TrainingFreeGRPO(group_size=2, epochs=2, batch_size=3, patience=0),
         problems=problems,
         held_out=[],
     )
@@ -540,7 +544,7 @@ def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on(
 def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() -> None:
     world, cache, versions = Riddles(), Cache(), LibraryVersions()
     hot, cool, critic = (Chat(temperature=t) for t in (0.7, 0.3, 0.0))
-    settings = TrainingFreeGRPO(group_size=4, epochs=1, trial_rollouts=1)
+    settings = TrainingFreeGRPO(group_size=4, epochs=1, trial=AcceptSettings(rollouts=1))
     journal = Journal()
     parts, others = (
         MethodInputs.with_chat_model(world, journal, CachedChatModel(chat, f"at {chat.temperature}", cache))
@@ -561,7 +565,7 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     assert cool.kinds()["act"] == 2 * 5
     assert "act" not in critic.kinds()
     toy = KeywordKeep()
-    drawn = [lesson_graph(MethodInputs(toy), settings, versions, t) for t in (settings.temperature, settings.trial_temperature)]
+    drawn = [lesson_graph(MethodInputs(toy), settings, versions, t) for t in (settings.temperature, settings.trial.temperature)]
     names = [player_of(MethodInputs(toy), settings, versions, cache, graph).name for graph in drawn]
     assert names[0] != names[1]
 
@@ -569,13 +573,13 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
 def test_d7_every_accept_test_is_of_its_own_steps_library_and_plays_the_current_one_afresh() -> None:
     """A library is not judged by the rollouts by which it won: of several candidates the luckiest would look the best."""
     chat = Chat()
-    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0, min_groups=0))
+    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0))
     bench.run()
     before = chat.kinds()["act"]
     assert before == 3 * 4 * 4 + 2 * 5  # the accept test of step 0 alone: later steps have no candidate
     # Now one that always finds something new to teach, so that each step has a candidate of its own.
     chat = Novel()
-    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0, min_groups=0, accept="always"))
+    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0))
     bench.run()
     tried = [row["candidate"] for row in bench.rows if row["trial"]]
     assert tried == ["r/1", "r/2", "r/3"]
@@ -585,7 +589,7 @@ def test_d7_every_accept_test_is_of_its_own_steps_library_and_plays_the_current_
 
 def test_a_rejected_candidate_is_shown_to_the_next_proposals_and_the_current_library_pools_its_rollouts() -> None:
     chat = Novel(luck=0.6)
-    settings = TrainingFreeGRPO(group_size=4, epochs=3, patience=0, min_groups=0, accept="better")
+    settings = TrainingFreeGRPO(group_size=4, epochs=3, patience=0, accept="better")
     bench = Bench(chat, settings)
     bench.run()
     assert [row["accepted"] for row in bench.rows] == [False] * 3, "of no use"
@@ -617,7 +621,7 @@ class Novel(Chat):
 
 def test_d9_without_a_mixed_group_nobody_is_asked_and_nothing_is_invented() -> None:
     for luck in (0.0, 1.0):
-        bench = Bench(Chat(luck=luck), TrainingFreeGRPO(group_size=4, epochs=2, min_groups=0, patience=0))
+        bench = Bench(Chat(luck=luck), TrainingFreeGRPO(group_size=4, epochs=2, patience=0))
         out = bench.run()
         assert set(bench.chat.kinds()) == {"act"}
         assert bench.product(out).lessons == ()
@@ -633,7 +637,7 @@ class Misled(Chat):
 
 
 def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -> None:
-    gated = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0))
+    gated = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0))
     out = gated.run()
     first = gated.rows[0]
     assert (first["accepted"], first["library"], first["candidate"]) == (False, "r/0", "r/1")
@@ -641,29 +645,24 @@ def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -
     assert first["why"].startswith("worse: ")
     assert gated.product(out).lessons == ()
     assert gated.rows[1]["train"] > 0
-    always = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0).always())
+    always = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, accept="always"))
     out = always.run()
     assert [lesson.text for lesson in always.product(out).lessons] == [LESSON]
     assert always.rows[1]["train"] == 0.0
-    # Tested all the same, the best version is the product, whichever holds last.
-    kept = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0, accept="always"))
-    out = kept.run()
-    assert (out["best"], out["library"]) == ("r/0", "r/2-kept")  # r/1 with what the last step counted
-    assert kept.versions.head == "r/0"
 
 
 def test_d13_a_library_that_gains_nothing_ends_the_run() -> None:
-    bench = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=9, patience=2, min_groups=0))
+    bench = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=9, patience=2))
     out = bench.run()
     assert out["stopped"] == "no gain in 2 steps"
     assert out["step"] == 2
     assert all(row["trial"]["gain"] == 0 for row in bench.rows)
-    strict = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=2, min_groups=0, accept="better"))
+    strict = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=2, accept="better"))
     assert strict.product(strict.run()).lessons == ()
 
 
 def test_d14_groups_in_which_all_failed_are_compared_with_the_answer_if_asked_for() -> None:
-    settings = TrainingFreeGRPO(group_size=4, epochs=1, compare_failed_groups=True)
+    settings = TrainingFreeGRPO(group_size=4, epochs=1, rewards=RewardSettings(compare_failed_groups=True))
     bench = Bench(Chat(luck=0.0), settings)
     out = bench.run()
     assert bench.rows[0]["kinds"] == {"hard": 4}
@@ -681,7 +680,7 @@ def test_d14_what_an_attempt_costs_may_count() -> None:
 
     for turns, kind in ((0.0, "alike"), (0.1, "mixed")):
         bench = Bench(
-            settings=TrainingFreeGRPO(group_size=3, epochs=1, action_cost=turns, accept="always", keep_best=False),
+            settings=TrainingFreeGRPO(group_size=3, epochs=1, accept="always", rewards=RewardSettings(action_cost=turns)),
             rollout=RunnableLambda(play),
             problems=[Riddles().task(0)],
             held_out=[],
@@ -700,7 +699,9 @@ def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> 
         return {"score": 1.0, "step": steps, "transcript": "> a\n" * steps, "answer": "a", "usage": Usage(1, 900, 100)}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=3, epochs=1, trial_rollouts=2, action_cost=0.1, token_cost=0.2),
+        settings=TrainingFreeGRPO(
+            group_size=3, epochs=1, trial=AcceptSettings(rollouts=2), rewards=RewardSettings(action_cost=0.1, token_cost=0.2)
+        ),
         rollout=RunnableLambda(play),
     )
     bench.versions = versions
@@ -717,7 +718,8 @@ def test_5_6_graded_rewards_that_are_all_the_same_are_no_reason_to_compare() -> 
     assert bench.rows[0]["kinds"] == {"alike": 4}
     near = Riddles(grade=lambda right: 1.0 if right else 0.999)
     kinds = [
-        Bench(world=near, settings=TrainingFreeGRPO(group_size=4, epochs=1, min_reward_std=spread)) for spread in (0.0, 0.01)
+        Bench(world=near, settings=TrainingFreeGRPO(group_size=4, epochs=1, rewards=RewardSettings(min_reward_std=spread)))
+        for spread in (0.0, 0.01)
     ]
     for bench in kinds:
         bench.run()
@@ -731,7 +733,7 @@ def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end()
         return {"score": float(asked["episode"] % 2), "transcript": f"> begin\n{middle}> the end\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=2, epochs=1, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=2, epochs=1, accept="always"),
         rollout=RunnableLambda(play),
         problems=[Riddles().task(0)],
         held_out=[],
@@ -1024,18 +1026,18 @@ def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
 
 
 def test_one_rollout_a_problem_is_enough_where_nothing_is_compared() -> None:
-    bench = Bench(settings=TrainingFreeGRPO(epochs=1).one_attempt())
+    bench = Bench(settings=TrainingFreeGRPO(epochs=1, group_size=1))
     out = bench.run()
     assert set(bench.rows[0]["groups"].values()) == {"single"}
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     with pytest.raises(UserError, match="truth=majority needs 2 or more"):
-        replace(TrainingFreeGRPO().no_truth(), group_size=1)
+        replace(TrainingFreeGRPO(truth="majority"), group_size=1)
     with pytest.raises(UserError, match="author=rule needs 2 or more"):
         TrainingFreeGRPO(group_size=1, author="rule")
 
 
 def test_without_labels_every_group_is_compared_and_no_verdict_is_told() -> None:
-    bench = Bench(settings=TrainingFreeGRPO(group_size=3, epochs=1).implicit())
+    bench = Bench(settings=TrainingFreeGRPO(group_size=3, epochs=1, truth="implicit"))
     out = bench.run()
     assert bench.rows[0]["groups"] == {f"train-{n}": "unlabelled" for n in range(4)}, "those that agree, too"
     assert all(rewards == [None] * 3 for rewards in bench.rows[0]["rewards"].values())
@@ -1044,11 +1046,13 @@ def test_without_labels_every_group_is_compared_and_no_verdict_is_told() -> None
     assert asked
     assert not [told for told in asked if "VERDICT" in told]
     with pytest.raises(UserError, match="truth=implicit has none"):
-        replace(TrainingFreeGRPO().implicit(), author="rule")
+        replace(TrainingFreeGRPO(truth="implicit"), author="rule")
 
 
 def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
-    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), min_agreement=0.6))
+    bench = Bench(
+        Chat(luck=0.7), TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", rewards=RewardSettings(min_agreement=0.6))
+    )
     bench.run()
     row = bench.rows[0]
     for task, rewards in row["rewards"].items():
@@ -1079,7 +1083,7 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
             return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
 
     versions.put("r/0", Library())
-    settings = TrainingFreeGRPO(truth=truth, accept="always", keep_best=False)
+    settings = TrainingFreeGRPO(truth=truth, accept="always")
     parts = MethodInputs.with_chat_model(toy, Journal(), Acts())
     for temperature in (None, 0.3):  # learning, and test
         graph = lesson_graph(parts, settings, versions, temperature)
@@ -1093,14 +1097,16 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
 
 
 def test_a_majority_that_is_too_small_is_none() -> None:
-    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), min_agreement=1.0))
+    bench = Bench(
+        Chat(luck=0.3), TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", rewards=RewardSettings(min_agreement=1.0))
+    )
     bench.run()
     assert set(bench.rows[0]["kinds"]) <= {"disagreed", "alike"}
     assert "contrast" not in bench.chat.kinds()
 
 
 def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
-    settings = TrainingFreeGRPO(group_size=5, epochs=1).no_truth()
+    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority")
     assert settings.truth == "majority"
     whole, unsure = Bench(Chat(luck=0.7), settings), Bench(Chat(luck=0.7), settings, world=Unsure())
     assert whole.run()["best"] == unsure.run()["best"]
@@ -1109,7 +1115,7 @@ def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
 
 
 def test_the_model_itself_may_say_which_attempts_are_right() -> None:
-    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group_size=4, epochs=1, truth="self", accept="always", keep_best=False))
+    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group_size=4, epochs=1, truth="self", accept="always"))
     out = bench.run()
     assert bench.rows[0]["rewards"] == bench.rows[0]["truths"]  # the scripted examiner is right
     assert bench.chat.kinds()["discriminate"] >= 3
@@ -1160,7 +1166,7 @@ class Hiccup(Chat):
 )
 def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(budget: int) -> None:
     """A failure at every position, then a stop; the run that starts over does not come to another library of the same name."""
-    settings = TrainingFreeGRPO(group_size=3, epochs=2, patience=0, min_groups=0)
+    settings = TrainingFreeGRPO(group_size=3, epochs=2, patience=0)
     one_by_one: Any = {"max_concurrency": 1}
 
     def run(bench: Bench) -> tuple[Any, ...]:
@@ -1261,7 +1267,7 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
     bench = Bench()
     parts = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
     meter = SpendingLimit(bench.cache, max_tokens=3000)
-    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always", keep_best=False)
+    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always")
     graph = build_run(parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play))
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
@@ -1299,7 +1305,7 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
 
     graph = build_run(
         MethodInputs.with_scoring_model(toy, Journal(), Scores()),
-        TrainingFreeGRPO(group_size=2, epochs=1).rule(),
+        TrainingFreeGRPO(group_size=2, epochs=1, author="rule"),
         problems=[toy.task(n) for n in range(3)],
         cache=cache,
         meter=SpendingLimit(cache, max_tokens=1000),
@@ -1310,7 +1316,7 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
 def test_the_arms() -> None:
     texts = {}
     for arm in ("learned", "empty", "self-generated", "random", "shuffled"):
-        bench = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1, arm=arm, max_lessons=2))  # type: ignore[arg-type]
+        bench = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1, arm=arm, lessons=LessonSettings(max_lessons=2)))  # type: ignore[arg-type]
         out = bench.run()
         texts[arm] = [lesson.text for lesson in bench.product(out).lessons]
         if arm == "empty":
@@ -1457,7 +1463,7 @@ def test_the_drawings_are_the_flows_in_the_source() -> None:
 
 def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
     toy = KeywordKeep()
-    graph = build_run(MethodInputs(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
+    graph = build_run(MethodInputs(toy), TrainingFreeGRPO(author="rule"), problems=[toy.task(0)])
     plain = flow.to_mermaid(graph.builder.nodes["group"].runnable.graph)  # type: ignore[union-attr]
     assert set(flow.parse_flow(plain)) == set(flow.parse_flow(training_free_grpo.GROUP_FLOW_WITHOUT_SUMMARIES))
 
@@ -1468,13 +1474,11 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
         ({"group_size": 0}, "group_size is at least 1, got 0"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
         ({"truth": "none"}, "truth is one of given, majority, self"),
-        ({"truth": "majority"}, "truth=majority is learning without labels, and the accept test needs them"),
-        ({"truth": "self", "accept": "always"}, "with it go accept=always and keep_best=False"),
         ({"arm": "best"}, "arm is one of learned, empty"),
-        ({"min_agreement": 0.0}, "min_agreement is a share"),
-        ({"timeout": 0}, "timeout is a positive number"),
+        ({"rewards": RewardSettings(min_agreement=0.0)}, "min_agreement is a share"),
+        ({"rollouts": RolloutSettings(timeout=0)}, "timeout is a positive number"),
         ({"epochs": 0}, "epochs is at least 1"),
-        ({"duplicate_similarity": 0.0}, "duplicate_similarity is above 0"),
+        ({"lessons": LessonSettings(duplicate_similarity=0.0)}, "duplicate_similarity is above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -1485,7 +1489,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
 def test_presets_change_what_they_name() -> None:
     paper = TrainingFreeGRPO.paper()
     assert (paper.epochs, paper.batch_size, paper.group_size, paper.problems, paper.held_out) == (3, 0, 5, 100, 0)
-    assert (paper.accept, paper.keep_best, paper.patience, paper.min_groups, paper.max_words) == ("always", False, 0, 0, 32)
+    assert (paper.accept, paper.patience, paper.lessons.max_words) == ("always", 0, 32)
     for name in TrainingFreeGRPO.ablations:
         assert getattr(TrainingFreeGRPO(), name)() != TrainingFreeGRPO()
 
@@ -1498,7 +1502,7 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
             return json.dumps({"lessons": [self.teaches], "helpful": [], "harmful": ["L0"]})
 
     (tmp_path / "start.yaml").write_text("- When asked, think.\n")
-    settings = TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0, library=str(tmp_path / "start.yaml"))
+    settings = TrainingFreeGRPO(group_size=4, epochs=2, patience=0, library=str(tmp_path / "start.yaml"))
     bench = Bench(Votes(), settings)
     out = bench.run()
     assert [(row["accepted"], row["before"], row["library"]) for row in bench.rows] == [
@@ -1517,7 +1521,9 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
 def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
     (tmp_path / "start.yaml").write_text("".join(f"- When it is {n}, go on.\n" for n in range(9)) + f"- {'word ' * 60}\n")
     bench = Bench(
-        settings=TrainingFreeGRPO(group_size=2, epochs=1, library=str(tmp_path / "start.yaml"), max_lessons=5, max_words=8)
+        settings=TrainingFreeGRPO(
+            group_size=2, epochs=1, library=str(tmp_path / "start.yaml"), lessons=LessonSettings(max_lessons=5, max_words=8)
+        )
     )
     bench.run()
     assert len(bench.versions.at("r/0").lessons) == 5
@@ -1525,7 +1531,7 @@ def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
 
 
 def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_version() -> None:
-    settings = TrainingFreeGRPO(group_size=4, epochs=2, arm="random", accept="always", patience=0, min_groups=0)
+    settings = TrainingFreeGRPO(group_size=4, epochs=2, arm="random", patience=0)
     whole = Bench(Hiccup(at=3), settings)
     out = whole.graph().invoke({"run": "r"}, {"max_concurrency": 1})
     cache = Cache()

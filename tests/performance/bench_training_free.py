@@ -44,6 +44,7 @@ from learngraph.memory.storage.cache import Cache, cache_key
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
+from learngraph.nodes.update.consolidate import LessonSettings
 from learngraph.tools.models.models import open_model
 
 MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "consolidate": 0.5}
@@ -214,11 +215,11 @@ class Plan:
             return CachedChatModel(model(stage), stage, self.cache, stage, self.meter, self.slots)
 
         parts = MethodInputs.with_chat_model(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
-        chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "keep_best": False, "epochs": 1}
-        limits: dict[str, Any] = {"duplicate_similarity": 2.0, "max_lessons": 10_000, "max_library_tokens": 10**6}
+        chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "epochs": 1}
+        chosen["lessons"] = LessonSettings(duplicate_similarity=2.0, max_lessons=10_000, max_library_tokens=10**6)
         built = build(
             parts,
-            TrainingFreeGRPO(**{"problems": self.problems, "group_size": self.group, **chosen, **limits, **self.settings}),
+            TrainingFreeGRPO(**{"problems": self.problems, "group_size": self.group, **chosen, **self.settings}),
             problems=[world.task(n) for n in range(self.problems)],
             held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],
             resources=RunResources(versions, self.cache, log),

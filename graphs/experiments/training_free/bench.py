@@ -153,7 +153,7 @@ class SeedWorker(SeedModels):
             if self.setup.arms[0].learns:  # a control has as many lessons
                 if not (count := len(self._first_arm_libraries()[0].lessons)):
                     return versions.put(start, Library(), why="no lessons, as none were learned"), Usage()
-                settings = replace(settings, max_lessons=count)
+                settings = replace(settings, lessons=replace(settings.lessons, max_lessons=count))
             return await self._learn_library(arm, settings, place, versions, journal, log)
         if arm.library_source not in DERIVED_ARMS:
             return versions.put(start, Library(), why="no lessons"), Usage()
@@ -164,7 +164,7 @@ class SeedWorker(SeedModels):
             control = shuffle_lessons(learned, seed)
         else:
             parts = self.parts(journal, "rollout", arm.settings.temperature)
-            limits = library_limits(parts, arm.settings)
+            limits = library_limits(parts, arm.settings.lessons)
             played = await self._initial_rollouts(arm, versions, journal)
             control = random_lessons(played, len(learned.lessons), limits, seed, tokens=parts.count_tokens)
         return versions.put(
@@ -211,7 +211,7 @@ class SeedWorker(SeedModels):
                 resources=self.resources(versions, log),
                 rollouts=RolloutGraphs(
                     learning=self.rollout_graph(arm, versions, journal, "rollout", settings.temperature),
-                    trial=self.rollout_graph(arm, versions, journal, "trial", settings.trial_temperature),
+                    trial=self.rollout_graph(arm, versions, journal, "trial", settings.trial.temperature),
                     name=self.fingerprint(arm),
                 ),
                 critic=CriticModel(self.critic(), self.critic_at_stage),
@@ -250,7 +250,7 @@ class SeedWorker(SeedModels):
         """The rollouts of the unseen problems under a library, by problem and number; all arms have the same random draws."""
         temperature = self.options.test_temperature
         if temperature is None:
-            temperature = getattr(arm.settings, "trial_temperature", self.setup.arms[0].settings.trial_temperature)
+            temperature = getattr(arm.settings, "trial", self.setup.arms[0].settings.trial).temperature
         roll = self.rollout_node(arm, versions, journal, "test", temperature)
         work = [(task, number) for task in self.split.test for number in range(self.options.test_rollouts)]
         return await self._play_rollouts(roll, f"{self.run}/test", library, work, log)

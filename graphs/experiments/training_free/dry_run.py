@@ -200,8 +200,8 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
             add("summarise", compared * s.group_size if writes and not plain else 0)
             add("contrast", compared if writes else 0)
             add("propose", compared if writes and not plain else 0)
-            add("consolidate", steps if writes and not plain and s.consolidate == "model" else 0)
-            add("trial", 2 * steps * s.held_out * s.trial_rollouts * turns if s.accept != "always" and s.held_out else 0)
+            add("consolidate", steps if writes and not plain and s.lessons.consolidate == "model" else 0)
+            add("trial", 2 * steps * s.held_out * s.trial.rollouts * turns if s.acceptance != "always" and s.held_out else 0)
             add("test", (steps - 1) * options.test_problems * options.test_rollouts * turns if options.curve else 0)
         add("invent", 1 if arm.library_source == "self-generated" else 0)
         add("test", options.test_problems * options.test_rollouts * turns)
@@ -224,9 +224,15 @@ def _acceptance(setup: TrainingFreeSetup) -> list[tuple[Arm, dict[str, float]]]:
     """The arms with an accept test, and the probability that it accepts a candidate, by the candidate's true gain."""
     from ....nodes.update.accept_test import acceptance_rates
 
-    tested = [arm for arm in setup.arms if arm.learns and arm.settings.accept != "always" and arm.settings.held_out]
+    tested = [arm for arm in setup.arms if arm.learns and arm.settings.acceptance != "always" and arm.settings.held_out]
     return [
-        (arm, {str(gain): rate for gain, rate in acceptance_rates(arm.settings, arm.settings.held_out).items()})
+        (
+            arm,
+            {
+                str(gain): rate
+                for gain, rate in acceptance_rates(arm.settings.acceptance, arm.settings.trial, arm.settings.held_out).items()
+            },
+        )
         for arm in tested
     ]
 
@@ -281,7 +287,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
         print_line(
             f"{arm.name}: the accept test takes a library that is 10 points worse with probability {rates['-0.1']:.0%}, one that is "
             f"as good with {rates['0.0']:.0%}, one that is 10 points better with {rates['0.1']:.0%} (simulated for "
-            f"{arm.settings.held_out} held-out problems, {arm.settings.trial_rollouts} rollouts each, half of which succeed)"
+            f"{arm.settings.held_out} held-out problems, {arm.settings.trial.rollouts} rollouts each, half of which succeed)"
         )
     for stage in stages:
         if stage.name not in known:

@@ -102,7 +102,7 @@ class SeedModels:
             return find_method(arm.method).build(parts, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
         if tools is not None:
             agent = ToolAgent(
-                self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.lessons_per_prompt
+                self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.rollouts.lessons_per_prompt
             )
             return tool_agent.build(parts, agent, tools=tools, lessons=versions)
         return lesson_react.build(parts, lesson_react.agent_settings(arm.settings, temperature), lessons=versions)

@@ -66,7 +66,7 @@ class TrainingFreeOptions(SharedOptions):
     critic_temperature: float = 0.0
     """The critic's temperature. The acting model has --temperature."""
     test_temperature: float | None = None
-    """Temperature of the test; that of the accept test (--trial-temperature) if not given. The paper tests at 0.3."""
+    """Temperature of the test; that of the accept test (--trial.temperature) if not given. The paper tests at 0.3."""
     test_problems: int = 20
     """Unseen problems of each seed, on which all arms are compared."""
     test_rollouts: int = 5
@@ -99,7 +99,7 @@ class TrainingFreeOptions(SharedOptions):
         super().__post_init__()
         if self.model_temperature is not None:
             raise CommandError(
-                "here each stage has a temperature of its own: --temperature, --trial-temperature, --test-temperature, "
+                "here each stage has a temperature of its own: --temperature, --trial.temperature, --test-temperature, "
                 "--critic-temperature; there is no --model-temperature"
             )
         least: Mapping[str, float] = {

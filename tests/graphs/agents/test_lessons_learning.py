@@ -23,6 +23,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson
 from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.nodes.update.accept_test import AcceptSettings
 from learngraph.tools.environments import help_desk as desk
 from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
@@ -205,7 +206,7 @@ def reward(task: AgentTask, messages: Any) -> float:
 
 @pytest.mark.slow
 def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path: Path) -> None:
-    settings = TrainingFreeGRPO(epochs=1, group_size=6, trial_rollouts=2)
+    settings = TrainingFreeGRPO(epochs=1, group_size=6, trial=AcceptSettings(rollouts=2))
     critic = HeedfulClerk()
     versions = learn_lessons(make_agent, tasks(12), reward, critic, settings=settings, folder=tmp_path)
     library = versions.at(versions.head)
@@ -226,7 +227,11 @@ def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path:
 def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         versions = learn_lessons(
-            make_agent, tasks(4), reward, HeedfulClerk(garbles=True), settings=TrainingFreeGRPO(epochs=1, trial_rollouts=1)
+            make_agent,
+            tasks(4),
+            reward,
+            HeedfulClerk(garbles=True),
+            settings=TrainingFreeGRPO(epochs=1, trial=AcceptSettings(rollouts=1)),
         )
     assert versions.at(versions.head).lessons == ()
     assert any("comparisons were lost" in said for said in caplog.messages)

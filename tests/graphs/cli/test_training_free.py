@@ -221,9 +221,9 @@ def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.Cap
     assert re.search(rf"{METHOD}.* {ARMS[0]}: [+]", capsys.readouterr().out)
     assert list(json.loads((here / "out" / "settings.json").read_text())["arms"]) == [METHOD, ARMS[0]]
     assert run(f"{SMALL} --seeds 1") == 0, "and the first command still shows its own"
-    assert run(f"{SMALL} --seeds 1 --max-lessons 3", compare=[ARMS[0]]) == 2
+    assert run(f"{SMALL} --seeds 1 --lessons.max-lessons 3", compare=[ARMS[0]]) == 2
     error = capsys.readouterr().err
-    assert f"arms.{METHOD}.max_lessons is 40 there, 3 was asked for" in error
+    assert f"arms.{METHOD}.lessons.max_lessons is 40 there, 3 was asked for" in error
     assert len(error) < 600
 
 
@@ -363,7 +363,7 @@ def sums(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     # A verifier's processes take a second to start; what they do is tested elsewhere.
     return (
         "--env math?file=sums.jsonl --model openai:adds --problems 4 --held-out 2 --epochs 1 --group-size 4 --test-problems 4 --test-rollouts 2 --seeds 2 "
-        "--price-in 1 --price-out 10 --margin 1"  # two held-out problems show nothing more exact
+        "--price-in 1 --price-out 10 --trial.margin 1"  # two held-out problems show nothing more exact
     )
 
 
@@ -409,7 +409,7 @@ def test_each_stage_has_a_model_of_its_own_temperature(
         return stage, reply
 
     monkeypatch.setattr(Adds, "_said", note)
-    flags = "--temperature 0.9 --trial-temperature 0.4 --test-temperature 0.2 --critic-temperature 0.1"
+    flags = "--temperature 0.9 --trial.temperature 0.4 --test-temperature 0.2 --critic-temperature 0.1"
     assert run(f"{sums} {flags} --seeds 1") == 0
     assert {temperature for stage, temperature in heard if stage == "rollout"} == {0.9, 0.4, 0.2}
     assert {temperature for stage, temperature in heard if stage != "rollout"} == {0.1}
@@ -601,46 +601,30 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
         "held_out": "--held-out 1",
         "epochs": "--epochs 1",
         "batch_size": "--batch-size 2",
+        "patience": "--patience 0",
         "group_size": "--group-size 2",
         "temperature": "--temperature 0.5",
-        "trial_temperature": "--trial-temperature 0.1",
         "truth": "--truth majority",
-        "min_agreement": "--min-agreement 0.5",
-        "min_reward_std": "--min-reward-std 0.1",
-        "compare_failed_groups": "--compare-failed-groups",
-        "token_cost": "--token-cost 0.1",
-        "action_cost": "--action-cost 0.01",
-        "max_insights": "--max-insights 3",
         "author": "--author rule",
-        "consolidate": "--consolidate code",
         "accept": "--accept always",
-        "trial_rollouts": "--trial-rollouts 2",
-        "margin": "--margin 0.2",
-        "regression_share": "--regression-share 0.5",
-        "max_step_edits": "--max-step-edits 5",
-        "keep_best": "--no-keep-best",
-        "patience": "--patience 0",
-        "min_groups": "--min-groups 0",
-        "max_words": "--max-words 20",
-        "max_lessons": "--max-lessons 9",
-        "max_library_tokens": "--max-library-tokens 900",
-        "duplicate_similarity": "--duplicate-similarity 0.7",
-        "lessons_per_prompt": "--lessons-per-prompt 2",
-        "objective": "--objective walk",
         "library": "--library lessons.yaml",
         "arm": "--arm learned",
-        "timeout": "--timeout 60",
+        "rollouts": "--rollouts.lessons-per-prompt 2 --rollouts.timeout 60",
+        "rewards": "--rewards.min-agreement 0.5 --rewards.compare-failed-groups --rewards.action-cost 0.01",
+        "lessons": "--lessons.consolidate code --lessons.max-words 20 --lessons.objective walk",
+        "trial": "--trial.rollouts 2 --trial.temperature 0.1 --trial.margin 0.2",
     }
     (here / "lessons.yaml").write_text("- door black mist\n")
     assert given.keys() == {one.name for one in fields(TrainingFreeGRPO)}
     assert run(" ".join([*given.values(), "--test-problems 1 --test-rollouts 1 --seeds 1"])) == 0
     settings = json.loads((here / "out" / "settings.json").read_text())["arms"][METHOD]
-    usual = TrainingFreeGRPO()
-    assert [name for name, value in settings.items() if value == getattr(usual, name)] == ["arm"]
-    back = "--timeout None --no-compare-failed-groups --truth given --keep-best --horizon None --window None --critic None --test-env None --max-tokens None"
+    usual = asdict(TrainingFreeGRPO())
+    assert [name for name, value in settings.items() if value == usual[name]] == ["arm"]
+    assert (settings["lessons"]["max_words"], settings["trial"]["rollouts"], settings["rewards"]["action_cost"]) == (20, 2, 0.01)
+    back = "--rollouts.timeout None --rewards.no-compare-failed-groups --truth given --horizon None --window None --critic None"
     assert run(f"{' '.join(given.values())} {back} --test-problems 1 --test-rollouts 1 --seeds 1", "back") == 0
     again = json.loads((here / "back" / "settings.json").read_text())["arms"][METHOD]
-    assert (again["timeout"], again["compare_failed_groups"], again["keep_best"]) == (None, False, True)
+    assert (again["rollouts"]["timeout"], again["rewards"]["compare_failed_groups"], again["truth"]) == (None, False, "given")
 
 
 def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -652,22 +636,11 @@ def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--problems 2 --epochs 1 --group-size 3 --held-out 1 --max-words 20 --lessons-per-prompt 2 --patience 5 --author rule --test-problems 1 --test-rollouts 1 --seeds 1"
+    flags = "--problems 2 --epochs 1 --group-size 3 --held-out 1 --rollouts.lessons-per-prompt 2 --patience 5 --author rule --test-problems 1 --test-rollouts 1 --seeds 1"
     assert run(flags, compare=[f"{METHOD}:paper"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
-    own = (
-        "held_out",
-        "accept",
-        "keep_best",
-        "patience",
-        "min_groups",
-        "max_lessons",
-        "max_library_tokens",
-        "duplicate_similarity",
-    )
     paper = asdict(TrainingFreeGRPO.paper())
-    expected = arms[METHOD] | {name: paper[name] for name in own}
-    assert paper["max_step_edits"] == expected.pop("max_step_edits", 0) - 16 == 0  # a record names it where it is not 0
+    expected = arms[METHOD] | {name: paper[name] for name in ("held_out", "accept", "patience", "lessons")}
     assert arms[f"{METHOD}:paper"] == expected
 
 
@@ -948,7 +921,7 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
     rates = plan["acceptance"][METHOD]
     assert plan["acceptance"].keys() == {METHOD}
     settings = TrainingFreeGRPO(problems=10, held_out=4, epochs=2, group_size=3)
-    assert rates == {str(gain): rate for gain, rate in acceptance_rates(settings, 4).items()}
+    assert rates == {str(gain): rate for gain, rate in acceptance_rates("not-worse", settings.trial, 4).items()}
     assert run(f"{flags} --dry-run --held-out 40 --token-budget 1000") == 0
     printed = capsys.readouterr().out
     assert "no model was asked" in printed
@@ -982,7 +955,7 @@ def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> Non
         "--token-budget",
         "--price-in",
         "--held-out",
-        "--keep-best, --no-keep-best",
+        "--rewards.compare-failed-groups",
     ):
         assert flag in shown
     assert "no two seeds share one" in shown
