@@ -620,7 +620,11 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
     settings = json.loads((here / "out" / "settings.json").read_text())["arms"][METHOD]
     usual = asdict(TrainingFreeGRPO())
     assert [name for name, value in settings.items() if value == usual[name]] == ["arm"]
-    assert (settings["lessons"]["max_words"], settings["trial"]["rollouts"], settings["rewards"]["action_cost"]) == (20, 2, 0.01)
+    assert (settings["lessons"]["max_words"], settings["trial"]["rollouts"], settings["rewards"]["action_cost"]) == (
+        20,
+        2,
+        0.01,
+    )
     back = "--rollouts.timeout None --rewards.no-compare-failed-groups --truth given --horizon None --window None --critic None"
     assert run(f"{' '.join(given.values())} {back} --test-problems 1 --test-rollouts 1 --seeds 1", "back") == 0
     again = json.loads((here / "back" / "settings.json").read_text())["arms"][METHOD]
