@@ -282,7 +282,6 @@ def build(
     settings: AdaMEM | None = None,
     *,
     memory: Trajectories | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
@@ -295,7 +294,7 @@ def build(
     mode = MODES[settings.mode]
     nodes = _frame(parts, settings, memory, mode) | deciding_nodes(parts, settings, memory, mode)
     builder = StateGraph(AdaMEMState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    wired = wire(builder, mode.flow, nodes, mode.routers, chain=chain)
+    wired = wire(builder, mode.flow, nodes, mode.routers)
     return compile_graph(wired, **{"name": f"adamem-{settings.mode}", **compile})
 
 

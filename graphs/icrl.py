@@ -142,15 +142,12 @@ class ICRL:
         return replace(self, selection="last", last_n=3)
 
 
-def build(
-    parts: MethodInputs, settings: ICRL | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
         parts: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
-        chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
     """
@@ -190,7 +187,7 @@ def build(
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "icrl", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "icrl", **compile})
 
 
 def _brief(parts: MethodInputs, settings: ICRL) -> str:

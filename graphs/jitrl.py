@@ -275,7 +275,6 @@ def build(
     settings: JitRL | None = None,
     *,
     experiences: Experiences | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
@@ -284,7 +283,6 @@ def build(
         parts: environment, policy, journal, judge, and the shelf that keeps what is remembered.
         settings: hyper-parameters.
         experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, parts)` if not given.
-        chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
 
@@ -319,7 +317,7 @@ def build(
         **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment, parts.journal),
     }
     builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, flow, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
+    return compile_graph(wire(builder, flow, nodes, {"act": route_episode_end}), **{"name": "jitrl", **compile})
 
 
 def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:

@@ -81,7 +81,7 @@ class Method:
     settings: type
     """The hyper-parameters: a dataclass as `MethodSettings` describes."""
     build: Callable[..., Graph]
-    """(MethodInputs, settings, chain=False, **compile) -> the graph of one episode, or of learning; see `has_training_phase`.
+    """(MethodInputs, settings, **compile) -> the graph of one episode, or of learning; see `has_training_phase`.
 
     `compile` holds the options of `StateGraph.compile`, and `flow` and `nodes`: another drawing of the graph, and further nodes for it."""
     model_use: Literal["none", "logits", "actions", "text", "chat"] = "actions"

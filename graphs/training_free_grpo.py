@@ -260,7 +260,6 @@ def build(
     resources: RunResources | None = None,
     rollouts: RolloutGraphs | None = None,
     critic: CriticModel | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> Graph:
     """The graph of a learning run, from `{"run": name}` to `LearningRunResult`.
@@ -275,7 +274,6 @@ def build(
         resources: the library's versions, the cache, the log, and limits; in memory and without limits if not given.
         rollouts: graphs that play, in place of graphs/baselines/lesson_react.py.
         critic: the chat model that compares and edits; the one that plays if not given.
-        chain: as in `graphs.icrl.build`.
         compile: as for `StateGraph.compile`: a checkpointer, for example.
 
     Raises:
@@ -300,7 +298,7 @@ def build(
         critic=make_critic(parts, settings, resources, critic, tasks),
         model=critic.by_stage(parts, resources, required=settings.author == "model"),
     )
-    return _run_graph(run, AcceptTest(settings, resources, trial_player, run.critic.leak_reason, tasks, tests), chain, compile)
+    return _run_graph(run, AcceptTest(settings, resources, trial_player, run.critic.leak_reason, tasks, tests), compile)
 
 
 @dataclass(frozen=True)
@@ -318,7 +316,7 @@ class _Run:
     model: StageModel
 
 
-def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, Any]) -> Graph:
+def _run_graph(run: _Run, test: AcceptTest, compile: Mapping[str, Any]) -> Graph:
     """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens
@@ -330,7 +328,7 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     nodes: dict[str, Node] = {
         "begin": steps.Start(versions, settings.library, settings.arm, limits, count, player=player),
         "batch": batch,
-        "group": steps.CachedGroup(group_graph(settings, run.player, run.critic, run.model, chain), run.player, fingerprint),
+        "group": steps.CachedGroup(group_graph(settings, run.player, run.critic, run.model), run.player, fingerprint),
         "consolidate": steps.Consolidate(
             consolidate(run.model("consolidate"), run.critic, settings.lessons.consolidate), schedule
         ),
@@ -358,7 +356,7 @@ def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, A
     }
     fan_outs = {"batch": batch.fan_out_groups, "hold_out": test.fan_out}
     builder = StateGraph(steps.LearningRunState, input_schema=steps.LearningRunInput, output_schema=steps.LearningRunResult)
-    wired = wire(builder, FLOW, nodes, routers, fan_outs, chain=chain)
+    wired = wire(builder, FLOW, nodes, routers, fan_outs)
     return compile_graph(wired, **{"name": "training-free-grpo", **compile})
 
 
@@ -371,9 +369,7 @@ def _group_settings(settings: TrainingFreeGRPO) -> dict[str, Any]:
     }
 
 
-def group_graph(
-    settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Critic, model: StageModel, chain: bool = False
-) -> Graph:
+def group_graph(settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Critic, model: StageModel) -> Graph:
     """The graph of a group, from `GroupInput` to `GroupOutput`."""
     world: Any = player.environment
     reward = groups.AssignRewards(
@@ -404,5 +400,5 @@ def group_graph(
         fan_outs["read"] = groups.fan_out_summaries
     builder = StateGraph(groups.GroupState, input_schema=GroupInput, output_schema=groups.GroupOutput)
     flow = GROUP_FLOW_WITHOUT_SUMMARIES if critic.line_only else GROUP_FLOW
-    wired = wire(builder, flow, nodes, {"reward": groups.route_comparison}, fan_outs, chain=chain)
+    wired = wire(builder, flow, nodes, {"reward": groups.route_comparison}, fan_outs)
     return compile_graph(wired, name="training-free-grpo-group", checkpointer=False)

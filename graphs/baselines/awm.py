@@ -106,7 +106,7 @@ class WorkflowMemory:
 
 
 def build(
-    parts: MethodInputs, settings: WorkflowMemory | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: WorkflowMemory | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or WorkflowMemory()
@@ -153,4 +153,4 @@ def build(
     }
     routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(parts))}
     builder = StateGraph(WorkflowState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "awm", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "awm", **compile})

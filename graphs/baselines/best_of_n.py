@@ -41,9 +41,7 @@ class BestOfN:
     """The temperature of the softmax over scored actions. With 0 all attempts are the same."""
 
 
-def build(
-    parts: MethodInputs, settings: BestOfN | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
@@ -55,6 +53,4 @@ def build(
         "push": Push(Buffer(parts.shelf), parts.environment, parts.journal),
     }
     builder = StateGraph(BestOfNState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "best-of-n", **compile}
-    )
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "best-of-n", **compile})

@@ -43,7 +43,6 @@ def build(
     settings: ChainOfThought | None = None,
     *,
     long: bool = False,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
@@ -62,4 +61,4 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": name, **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": name, **compile})

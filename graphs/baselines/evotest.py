@@ -91,9 +91,7 @@ class EvoTest:
             raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
 
 
-def build(
-    parts: MethodInputs, settings: EvoTest | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: EvoTest | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 
     Raises:
@@ -139,4 +137,4 @@ def build(
     full = RouteEvolution(parts.success_threshold(settings.success_threshold))
     routers: dict[str, Router] = {"act": route_episode_end, "judge": full}
     builder = StateGraph(EvoTestState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "evotest", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "evotest", **compile})

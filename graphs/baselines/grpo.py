@@ -48,11 +48,11 @@ class GroupRelativeTraining(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: GroupRelativeTraining | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: GroupRelativeTraining | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, of which each group has one version; arguments as in `graphs.icrl.build`."""
     settings = settings or GroupRelativeTraining()
     nodes = trained_nodes(
         parts, "grpo", settings, lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size)
     )
-    return wire_trained(nodes, settings.group_size, chain=chain, **{"name": "grpo", **compile})
+    return wire_trained(nodes, settings.group_size, **{"name": "grpo", **compile})

@@ -48,7 +48,6 @@ def build(
     settings: LessonReAct | None = None,
     *,
     lessons: LibraryVersions,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, from `LessonReActInput` to `EpisodeResult`.
@@ -57,7 +56,7 @@ def build(
         parts: the environment, the model, the journal.
         settings: the hyper-parameters.
         lessons: where the library that the input names is looked up.
-        chain: as in `graphs.icrl.build`, as are further arguments.
+        compile: as in `graphs.icrl.build`.
     """
     settings = settings or LessonReAct()
     view = LibraryPrompt(
@@ -76,7 +75,7 @@ def build(
         "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
     }
     builder = StateGraph(LessonReActState, input_schema=LessonReActInput, output_schema=EpisodeResult)
-    wired = wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain)
+    wired = wire(builder, FLOW, nodes, {"act": route_episode_end})
     return compile_graph(wired, **{"name": "lesson-react", **compile})
 
 

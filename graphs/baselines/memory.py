@@ -56,9 +56,7 @@ class Transcripts:
     """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
-def build(
-    parts: MethodInputs, settings: Transcripts | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Transcripts()
     buffer = Buffer(parts.shelf)
@@ -88,4 +86,4 @@ def build(
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(TranscriptsState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "memory", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "memory", **compile})

@@ -136,7 +136,6 @@ def build(
     settings: PromptUpdate | None = None,
     *,
     experiences: Experiences | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
@@ -175,4 +174,4 @@ def build(
     }
     routers = {"list": route_known_actions, "act": route_episode_end}
     builder = StateGraph(PromptUpdateState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, flow, nodes, routers, chain=chain), **{"name": "prompt-update", **compile})
+    return compile_graph(wire(builder, flow, nodes, routers), **{"name": "prompt-update", **compile})

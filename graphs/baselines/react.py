@@ -41,9 +41,7 @@ class ReAct:
     """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
-def build(
-    parts: MethodInputs, settings: ReAct | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
     view = EpisodePrompt(max_steps=settings.history_steps, **parts.prompt_arguments())
@@ -54,4 +52,4 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ReActState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "react", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "react", **compile})

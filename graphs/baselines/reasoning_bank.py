@@ -157,9 +157,7 @@ def open_lessons(shelf: TrajectoryStore | None) -> Lessons:
     return Lessons(RecordStore(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
 
 
-def build(
-    parts: MethodInputs, settings: ReasoningBank | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: ReasoningBank | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReasoningBank()
     model = parts.require_chat_model("reasoning-bank")
@@ -200,7 +198,7 @@ def build(
         "verdict": RouteExtraction(settings.group_size, settings.online),
     }
     builder = StateGraph(ReasoningBankState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "reasoning-bank", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "reasoning-bank", **compile})
 
 
 def _extractor(parts: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:

@@ -77,9 +77,7 @@ class Reflexion:
         return cls(selection="budget")
 
 
-def build(
-    parts: MethodInputs, settings: Reflexion | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
     buffer = Buffer(parts.shelf)
@@ -118,6 +116,6 @@ def build(
     }
     builder = StateGraph(ReflexionState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}, chain=chain),
+        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}),
         **{"name": "reflexion", **compile},
     )

@@ -81,9 +81,7 @@ class SelfRefine:
         return cls(rewards="dense")
 
 
-def build(
-    parts: MethodInputs, settings: SelfRefine | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
     buffer = Buffer(parts.shelf)
@@ -122,6 +120,6 @@ def build(
     }
     builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}, chain=chain),
+        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}),
         **{"name": "self-refine", **compile},
     )

@@ -104,12 +104,12 @@ class RejectionSampling(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: RejectionSampling | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: RejectionSampling | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or RejectionSampling()
     nodes = trained_nodes(parts, "sft", settings, lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best))
-    return wire_trained(nodes, settings.every, chain=chain, **{"name": "sft", **compile})
+    return wire_trained(nodes, settings.every, **{"name": "sft", **compile})
 
 
 def trained_nodes(
@@ -143,8 +143,8 @@ def trained_nodes(
     }
 
 
-def wire_trained(nodes: dict[str, Node], every: int, *, chain: bool, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def wire_trained(nodes: dict[str, Node], every: int, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of `FLOW` with a training after every n-th episode."""
     routers = {"act": route_episode_end, "keep": make_training_router(every)}
     builder = StateGraph(TrainedState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **compile)
+    return compile_graph(wire(builder, FLOW, nodes, routers), **compile)

@@ -34,9 +34,7 @@ class Static:
     """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
 
-def build(
-    parts: MethodInputs, settings: Static | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Static()
     nodes: dict[str, Node] = {
@@ -46,11 +44,9 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "static", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "static", **compile})
 
 
-def build_random(
-    parts: MethodInputs, settings: Static | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build_random(parts: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The same graph with a uniform policy: every admissible action is equally likely."""
-    return build(replace(parts, make_policy=uniform_policy), settings, chain=chain, **{"name": "random", **compile})
+    return build(replace(parts, make_policy=uniform_policy), settings, **{"name": "random", **compile})

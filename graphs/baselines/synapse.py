@@ -104,9 +104,7 @@ class Synapse:
         )
 
 
-def build(
-    parts: MethodInputs, settings: Synapse | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: Synapse | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Synapse()
     memory = settings.memory(parts)
@@ -125,4 +123,4 @@ def build(
         "remember": Push(memory if settings.online else ReadOnlyMemory(), parts.environment, parts.journal),
     }
     builder = StateGraph(SynapseState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "synapse", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "synapse", **compile})

@@ -50,7 +50,6 @@ def build(
     settings: Tabular | None = None,
     *,
     table: QTable | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`.
@@ -68,4 +67,4 @@ def build(
         "keep": UpdateQTable(table, parts.environment, parts.journal),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "tabular", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "tabular", **compile})

@@ -97,7 +97,6 @@ def build(
     *,
     tools: ToolFactory | None = None,
     lessons: LibraryVersions | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, from `ToolAgentInput` to `ToolAgentOutput`.
@@ -107,7 +106,6 @@ def build(
         settings: hyper-parameters.
         tools: makes the tools of a rollout (`tools.agent_tools.interpreter.Toolbox`); None: there are none.
         lessons: the versions among which the library of the input is looked up.
-        chain: as in `graphs.icrl.build`.
         compile: likewise.
 
     Raises:
@@ -144,6 +142,6 @@ def build(
     }
     builder = StateGraph(ToolAgentState, input_schema=ToolAgentInput, output_schema=ToolAgentOutput)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"think": route_tool_calls, "act": route_remaining_answer}, chain=chain),
+        wire(builder, FLOW, nodes, {"think": route_tool_calls, "act": route_remaining_answer}),
         **{"name": "tool-agent", **compile},
     )

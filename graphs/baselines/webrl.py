@@ -77,7 +77,7 @@ class SelfEvolvingCurriculum(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: SelfEvolvingCurriculum | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: SelfEvolvingCurriculum | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`. The world has `task(seed, split)`."""
     settings = settings or SelfEvolvingCurriculum()
@@ -92,4 +92,4 @@ def build(
     }
     routers = {"plan": route_phase, "act": route_episode_end, "keep": route_practice}
     builder = StateGraph(PractisedState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "webrl", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "webrl", **compile})

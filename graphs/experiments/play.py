@@ -150,7 +150,7 @@ def run_graph(
     """
     from ..methods import find_method
     from ..wiring import run
-    from ..wiring.loop import ParallelAttempts, PlainLoop
+    from ..wiring.supersteps import UncheckpointedGraph, merge_steps
 
     options, method = setup.options, find_method(job.method)
     judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
@@ -158,12 +158,14 @@ def run_graph(
     if options.policy_history_steps is None and not setup.shows_recent_steps:
         inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
     inputs = replace(inputs, shelf=files.shelf, run=job.run, make_trainer=make_trainer, training_log=files.training)
-    episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
+    episode: Any = method.build(inputs, setup.methods[job.method])
     if job.attempts_at_once > 1:
-        episode = ParallelAttempts(PlainLoop(episode), job.attempts_at_once)
+        episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
     elif model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
         # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
-        episode = PlainLoop(episode)
+        episode = UncheckpointedGraph(episode)
+    else:
+        episode = merge_steps(episode)
     # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
     judge = inputs.judge if asks_model(options.judge) else None
     return run.build(episode, files.log, commit=method.commit, judge=judge, checkpointer=files.saver)

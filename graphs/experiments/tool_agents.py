@@ -53,6 +53,7 @@ from ...tools.environments.tau2_bench import TauBench
 from .. import jitrl
 from ..cli.flags import parse_flags
 from ..wiring.parts import MethodInputs
+from ..wiring.supersteps import merge_steps
 from .evaluation import Outcome, difference
 from .jitrl_values import read_seed_range
 from .tool_lessons import LessonsPolicy, Step, WordsPolicy, line_lessons, shuffle_calls, state_tokens
@@ -173,7 +174,7 @@ def play(
     journal = Journal()
     judge = NoJudge() if judge is None else RuleJudge(judge, journal)
     inputs = MethodInputs(world, journal, make_policy=lambda view: policy, judge=judge)
-    graph = jitrl.build(inputs, settings, experiences=memory, chain=True)
+    graph = merge_steps(jitrl.build(inputs, settings, experiences=memory))
     config: Any = {"recursion_limit": 10_000}
     return [graph.invoke({"task": t, "run": run, "episode": n}, config)["score"] for n, t in enumerate(tasks)]
 

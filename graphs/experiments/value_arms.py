@@ -20,8 +20,8 @@ from ...nodes.act.policies import PromptView
 from .. import jitrl
 from ..baselines import static, tabular
 from ..jitrl import JitRL
-from ..wiring.loop import PlainLoop
 from ..wiring.parts import MethodInputs
+from ..wiring.supersteps import UncheckpointedGraph
 from .recorded_worlds import RecordedWorld
 from .reward_variants import HindsightOracle, RewardVariant, VariantWorld, hindsight_rewards, make_policy
 
@@ -155,7 +155,7 @@ def _make_memory(control: Control, settings: JitRL, run: str) -> Experiences | N
 
 def build_arm(
     arm: StudyArm, variant: RewardVariant, world: RecordedWorld, journal: Journal, model: Callable[[PromptView], Any], run: str
-) -> tuple[PlainLoop, VariantWorld]:
+) -> tuple[UncheckpointedGraph, VariantWorld]:
     """The arm's graph as a plain loop, and the changed world that it plays.
 
     Args:
@@ -181,11 +181,10 @@ def build_arm(
         case "tabular":
             values = (settings.gamma, settings.learning_rate, settings.initial_value)
             graph = tabular.build(parts, settings, table=_HindsightTable(None, *values) if variant.judged else None)
-    loop = PlainLoop(graph)
+    loop = UncheckpointedGraph(graph)
     # The record of every decision is not read here, and would take a sixth of the time.
-    loop.links["act"] = tuple(
-        link._replace(node=replace(cast(Any, link.node), journal_channels=())) for link in loop.links["act"]
-    )
+    act = loop.links["act"]
+    loop.links["act"] = act._replace(node=replace(cast(Any, act.node), journal_channels=()))
     return loop, changed
 
 
@@ -211,6 +210,6 @@ def play_arm(
     loop, changed = build_arm(arm, variant, world, journal, model, task.id)
     scores = []
     for episode in range(episodes):
-        result = loop.play({"task": task, "run": task.id, "episode": episode}, None)
+        result = loop.invoke({"task": task, "run": task.id, "episode": episode})
         scores.append(changed.score(task, [step.action for step in journal.history(result["head"])]))
     return scores

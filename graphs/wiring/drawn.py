@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 
 from .arrows import Branching, FanOutBranch, Wiring, returns_literal, returns_sends
-from .chain import Chain
 from .mermaid import Edge, FlowError, shown_label, write_flow
 
 __all__ = ["builder_edges", "drawn_edges", "read_wiring", "to_mermaid"]
@@ -66,18 +64,12 @@ def _path_function(path: Any) -> Any:
     return getattr(path, "func", None) or getattr(path, "afunc", None) or path
 
 
-def read_wiring(builder: Builder) -> tuple[Wiring, bool]:
-    """The nodes and branches of a builder, with chains taken apart; and whether there are chains."""
-    nodes: dict[str, Any] = {}
-    last, routers, fan_outs = {}, dict[str, list[Branching]](), dict[str, Any]()
-    for name, spec in builder.nodes.items():
-        if isinstance(spec.runnable, Chain):
-            nodes |= {link.name: link.node for link in spec.runnable.links}
-            last[name] = spec.runnable.links[-1].name
-        elif not spec.is_error_handler:
-            nodes[name] = spec
+def read_wiring(builder: Builder) -> Wiring:
+    """The nodes and branches of a builder."""
+    nodes = {name: spec for name, spec in builder.nodes.items() if not spec.is_error_handler}
+    routers, fan_outs = dict[str, list[Branching]](), dict[str, Any]()
     for node, branches in builder.branches.items():
-        source = "START" if node == START else last.get(node, node)
+        source = "START" if node == START else node
         for branch in branches.values():
             path = _path_function(branch.path)
             if isinstance(path, FanOutBranch) or returns_sends(path):
@@ -91,5 +83,5 @@ def read_wiring(builder: Builder) -> tuple[Wiring, bool]:
                 raise FlowError(f"the router of '{source}' has outcomes that look the same in a drawing: {list(leads)}")
             may_stop = not returns_literal(path)
             routers.setdefault(source, []).append(Branching(branch.path, outcomes, bool(branch.ends), may_stop))
-    ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if isinstance(spec, StateNodeSpec) and spec.ends}
-    return Wiring(nodes, builder_edges(builder), routers, fan_outs, ends), bool(last)
+    ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if spec.ends}
+    return Wiring(dict(nodes), builder_edges(builder), routers, fan_outs, ends)

@@ -32,7 +32,6 @@ from .arrows import (
     command_targets,
     find_mistakes,
 )
-from .chain import merge_chains
 from .data_flow import find_missing
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
 from .inputs import InputError, input_mistake
@@ -69,7 +68,6 @@ def wire(
     fan_outs: Mapping[str, FanOut] | None = None,
     *,
     destinations: Mapping[str, Sequence[str]] | None = None,
-    chain: bool = False,
 ) -> Builder:
     """Add the drawing's nodes and edges to `builder`, and return it.
 
@@ -81,15 +79,12 @@ def wire(
         fan_outs: for each node with dotted arrows, a function from state to the inputs of the nodes to start, or to Sends.
         destinations: for each node that returns Commands, where they lead; not needed if its return type says so
             (`Command[Literal[...]]`).
-        chain: run nodes that follow each other without a choice as one super-step (graphs/wiring/chain.py). Same results, one
-            checkpoint per chain; the drawing of the compiled graph then shows the chains. Async functions, graphs and nodes
-            that take more than the state run on their own.
 
     Raises:
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
     """
-    return _assemble(builder, _read_drawing(flow, nodes, routers, fan_outs, destinations), chain)
+    return _assemble(builder, _checked(_read_drawing(flow, nodes, routers, fan_outs, destinations), builder))
 
 
 def _read_drawing(
@@ -128,7 +123,7 @@ def check(
     try:
         if isinstance(nodes, CompiledStateGraph):
             builder = nodes.builder
-            wiring, _ = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
+            wiring = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
         else:
             wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
@@ -147,14 +142,17 @@ def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]
     return {name: targets for name, targets in places.items() if targets}
 
 
-def _assemble(builder: Builder, wiring: Wiring, chain: bool) -> Builder:
-    """Add a wiring to `builder` if there is no mistake in it."""
+def _checked(wiring: Wiring, builder: Builder) -> Wiring:
+    """The wiring, if there is no mistake in it."""
     if mistakes := find_mistakes(wiring) or find_missing(wiring, builder):
         error = FlowError("\n".join(f"line {line}: {said}" if line else said for line, said in mistakes))
         error.line = mistakes[0].line
         raise error
-    if chain:
-        wiring = merge_chains(wiring, builder)
+    return wiring
+
+
+def _assemble(builder: Builder, wiring: Wiring) -> Builder:
+    """Add a wiring to `builder`."""
     by_source: dict[str, list[Edge]] = {}
     for edge in wiring.edges:
         by_source.setdefault(edge.source, []).append(edge)
@@ -257,7 +255,9 @@ def compile_graph(
         FlowError: the drawing does not fit the nodes.
     """
     if flow is not None or nodes:
-        builder = _redraw(builder, write_flow(builder_edges(builder)) if flow is None else flow, nodes or {})
+        drawing = write_flow(builder_edges(builder)) if flow is None else flow
+        wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder)
+        builder = _assemble(builder, _checked(wiring, builder))
     compiled = builder.compile(**options)
     parts = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
     return UnboundedGraph(**parts).with_config(recursion_limit=1_000_000)
@@ -275,7 +275,7 @@ def rewire(
 ) -> Graph:
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
-    Nodes that are not drawn any more are left out, with their routers. Chained nodes (`chain=True`) are drawn one by one.
+    Nodes that are not drawn any more are left out, with their routers.
     LangGraph's own drawings do not show joins: in one of those, two arrows of a join of `graph` stay one.
 
     Args:
@@ -289,7 +289,13 @@ def rewire(
     Raises:
         FlowError: the drawing does not fit the nodes.
     """
-    builder = _redraw(graph.builder, flow, replaced, routers or {}, fan_outs or {})
+    wiring = _redrawn_wiring(graph.builder, flow, replaced, routers or {}, fan_outs or {})
+    return recompile(graph, _checked(wiring, _bare(graph.builder)))
+
+
+def recompile(graph: Graph, wiring: Wiring) -> Graph:
+    """The graph of another wiring, with the schemas, policies and checkpointer of `graph`."""
+    builder = _assemble(_bare(graph.builder), wiring)
     names = ("checkpointer", "cache", "store", "debug", "name")
     options = {name: getattr(graph, name) for name in names}
     for when in ("interrupt_before", "interrupt_after"):
@@ -299,20 +305,13 @@ def rewire(
     return compiled.with_config(graph.config) if graph.config else compiled
 
 
-def _redraw(
-    builder: Builder,
-    flow: str,
-    replaced: Mapping[str, Node | StateNodeSpec[Any]],
-    routers: Mapping[str, Router] | None = None,
-    fan_outs: Mapping[str, FanOut] | None = None,
-) -> Builder:
-    """A copy of `builder` that is wired by another drawing."""
-    wiring, chained = _redrawn_wiring(builder, flow, replaced, routers or {}, fan_outs or {})
+def _bare(builder: Builder) -> Builder:
+    """A copy of `builder` without nodes and arrows."""
     fresh = copy(builder)
     fresh.nodes = {name: spec for name, spec in builder.nodes.items() if spec.is_error_handler}
     fresh.edges, fresh.waiting_edges, fresh.branches, fresh.compiled = set(), set(), defaultdict(dict), False
     fresh.schemas, fresh.channels, fresh.managed = dict(builder.schemas), dict(builder.channels), dict(builder.managed)
-    return _assemble(fresh, wiring, chained)
+    return fresh
 
 
 def _redrawn_wiring(
@@ -321,9 +320,9 @@ def _redrawn_wiring(
     replaced: Mapping[str, Node | StateNodeSpec[Any]],
     routers: Mapping[str, Router],
     fan_outs: Mapping[str, FanOut],
-) -> tuple[Wiring, bool]:
-    """The wiring of another drawing on the nodes of `builder`, and whether they were chained."""
-    known, chained = read_wiring(builder)
+) -> Wiring:
+    """The wiring of another drawing on the nodes of `builder`."""
+    known = read_wiring(builder)
     chart = read_flow(flow)
     edges = list(chart.edges)
     if "__start__" in flow:
@@ -332,7 +331,7 @@ def _redrawn_wiring(
     dotted = {edge.source for edge in edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
-    wiring = Wiring(
+    return Wiring(
         nodes,
         edges,
         {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers),
@@ -341,7 +340,6 @@ def _redrawn_wiring(
         known.nodes.keys() - nodes.keys(),
         {name: drawn.line for name, drawn in chart.nodes.items()},
     )
-    return wiring, chained
 
 
 def _arrows_meant(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:

@@ -34,8 +34,8 @@ from ...nodes.update.consolidate import LessonSettings
 from ...nodes.update.library import RouteCandidate
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
-from .loop import PlainLoop
 from .parts import MethodInputs
+from .supersteps import UncheckpointedGraph
 
 __all__ = [
     "AcceptTest",
@@ -166,7 +166,7 @@ def rollout_player(
     plays = graph
     if isinstance(graph, CompiledStateGraph):
         try:
-            plays = PlainLoop(graph)
+            plays = UncheckpointedGraph(graph)
         except FlowError:  # it needs LangGraph's engine
             plays = graph
     rewards: Literal["dense", "none"] = "dense" if settings.truth == "given" else "none"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import add
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
@@ -78,7 +79,7 @@ class TallyEpisode:
 
     @property
     def is_blocking(self) -> bool:
-        """True if it writes to a disk; see `is_blocking` in graphs/wiring/chain.py."""
+        """True if it writes to a disk; see `is_blocking` in graphs/wiring/supersteps.py."""
         return self.log.path is not None
 
     def __call__(self, state: RunState) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class CommitAttempt:
 
     @property
     def is_blocking(self) -> bool:
-        """True if it may ask a judge; see `is_blocking` in graphs/wiring/chain.py."""
+        """True if it may ask a judge; see `is_blocking` in graphs/wiring/supersteps.py."""
         return self.judge is not None
 
     def __call__(self, state: RunState) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def build(
     """The graph of a run over the graph of an episode.
 
     Args:
-        episode: a graph from `EpisodeInput` to `EpisodeResult`, such as `graphs.jitrl.build` makes, or a `PlainLoop` of one.
+        episode: a graph from `EpisodeInput` to `EpisodeResult`, such as `graphs.jitrl.build` makes, or an `UncheckpointedGraph` of one.
         log: the log of finished episodes, one row each.
         commit: the rule for the run's answer; see `CommitAttempt`.
         judge: judges again the attempts that tie.
@@ -209,3 +210,27 @@ def build(
     log = log if log is not None else Rows()
     nodes: dict[str, Any] = {"episode": episode, "tally": TallyEpisode(log), "commit": CommitAttempt(commit, log, judge)}
     return compile_graph(wire(builder, FLOW, nodes, {"tally": route_next_episode}), **{"name": "run", **compile})
+
+
+class ParallelAttempts(Runnable[Any, Any]):
+    """The episode of a run whose episodes are independent, played so many at a time, in threads. Each is the same as if alone.
+
+    The first call plays its episode and the next ones of the run; the calls for those get what was played. An episode that fails
+    raises its error when it is its turn, so that those before it count.
+
+    Args:
+        episode: plays one episode, from `AttemptInput`.
+        at_once: number of episodes that are played at the same time.
+    """
+
+    def __init__(self, episode: Runnable[Any, Any], at_once: int) -> None:
+        self.episode, self.at_once = episode, at_once
+        self._played: dict[int, Future[Any]] = {}
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        first = input["episode"]
+        if first not in self._played:
+            together = range(first, max(first + 1, min(first + self.at_once, input["episodes"])))
+            with ThreadPoolExecutor(len(together)) as pool:
+                self._played = {n: pool.submit(self.episode.invoke, {**input, "episode": n}) for n in together}
+        return self._played.pop(first).result()

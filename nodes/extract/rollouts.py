@@ -144,7 +144,7 @@ class RolloutPlayer(Runnable[Any, Any]):
     role: ClassVar[str] = "graph"
 
     episode_graph: Runnable[Any, Any] = field(repr=False)
-    """An episode graph, or a `PlainLoop` of one. Read from its output: `score`, `step`, `usage`, and, if they are there, `earned`,
+    """An episode graph, or an `UncheckpointedGraph` of one. Read from its output: `score`, `step`, `usage`, and, if they are there, `earned`,
     `unjudged`, `head`, `transcript`, `tool_calls`, `answer`."""
     environment: Environment = field(repr=False)
     journal: Journal = field(repr=False)

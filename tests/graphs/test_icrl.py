@@ -18,6 +18,7 @@ from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_r
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
@@ -71,7 +72,7 @@ class BestPrefix:
 
 
 def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = "r") -> list[float]:
-    graph = icrl.build(MethodInputs(TOY, Journal(), BestPrefix), settings, chain=True)
+    graph = merge_steps(icrl.build(MethodInputs(TOY, Journal(), BestPrefix), settings))
     plan = run.RunInput(task=task, run=name, episode=0, episodes=count)
     played: list[float] = run.build(graph).invoke(plan)["scores"]
     return played

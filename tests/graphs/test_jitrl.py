@@ -19,6 +19,7 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition, Usage
 from learngraph.memory.returns.experiences import Experiences
@@ -61,8 +62,8 @@ class Forgetful(Experiences):
 @pytest.mark.slow
 def test_it_learns_and_only_through_its_memory() -> None:
     """Toy world, uniform prior, 5 seeds: from .2 of the optimum to over .8; without the memory it stays where it was."""
-    learned = [scores(episode(chain=True), seed) for seed in range(5)]
-    forgot = [scores(episode(Forgetful(gamma=0.5), chain=True), seed) for seed in range(5)]
+    learned = [scores(merge_steps(episode()), seed) for seed in range(5)]
+    forgot = [scores(merge_steps(episode(Forgetful(gamma=0.5))), seed) for seed in range(5)]
     assert mean([mean(s[-5:]) for s in learned]) > 8
     assert mean([mean(s[-5:]) for s in forgot]) < 4
     assert mean([s[0] for s in learned]) < 4.5
@@ -74,7 +75,7 @@ def test_the_shipped_negative_controls_fail_when_they_are_played() -> None:
     plain, ends = jitrl.JitRL(), dict[str, float]()
     controls = {"cut": plain.memory_cut(), "zero": plain.zero_rewards(), "shuffled": plain.shuffled_returns()}
     for name, settings in {"none": plain, **controls}.items():
-        ends[name] = mean([mean(scores(episode(settings=settings, chain=True), seed)[-5:]) for seed in range(4)])
+        ends[name] = mean([mean(scores(merge_steps(episode(settings=settings)), seed)[-5:]) for seed in range(4)])
     assert ends["none"] > 8
     assert max(ends["cut"], ends["zero"]) < 4
     assert ends["shuffled"] < ends["none"] - 1.5
@@ -89,7 +90,7 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     def final(memory: type[Experiences]) -> float:
         ends = []
         for seed in range(3):
-            graph = jitrl.build(MethodInputs(world), experiences=memory(gamma=0.8), chain=True)
+            graph = merge_steps(jitrl.build(MethodInputs(world), experiences=memory(gamma=0.8)))
             plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 14}
             ends += run.build(graph).invoke(plan)["scores"][-4:]
         return mean(ends)
@@ -103,9 +104,9 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
 
 @pytest.mark.slow
 def test_static_does_not_learn_and_a_table_does() -> None:
-    still = [scores(static.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
+    still = [scores(merge_steps(static.build(MethodInputs(TOY))), seed) for seed in range(4)]
     assert abs(mean([mean(s[-5:]) for s in still]) - mean([mean(s[:5]) for s in still])) < 1.5
-    table = [scores(tabular.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
+    table = [scores(merge_steps(tabular.build(MethodInputs(TOY))), seed) for seed in range(4)]
     assert mean([mean(s[-5:]) for s in table]) > 6
 
 
@@ -117,7 +118,7 @@ def test_the_published_presets_run(settings: jitrl.JitRL) -> None:
 @pytest.mark.slow
 def test_same_run_same_numbers_whether_chained_async_or_not() -> None:
     plain = scores(episode())
-    assert scores(episode(chain=True)) == plain
+    assert scores(merge_steps(episode())) == plain
     plan = {"task": TOY.task(0), "run": "r0", "episode": 0, "episodes": 20}
     assert asyncio.run(run.build(episode()).ainvoke(plan))["scores"] == plain
     other = {**plan, "run": "another"}
@@ -156,7 +157,7 @@ def test_every_estimator_compares_states_as_the_world_says(settings: jitrl.JitRL
     query = join_sections({"room": "cave", "rest": "no lamp at all"})
     (found,) = memory.neighbours(query, 10, settings.min_similarity, task=TOY.task(0).id, domain=world.name)
     assert found.count == 1
-    result = jitrl.build(parts, settings, chain=True).invoke({"task": world.task(0), "run": "r0", "episode": 0})
+    result = merge_steps(jitrl.build(parts, settings)).invoke({"task": world.task(0), "run": "r0", "episode": 0})
     assert result["step"] > 0
 
 
@@ -215,10 +216,10 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
 
     store = InMemoryStore()
     shelf = RecordStore(store, ("toy",), Trajectory)
-    first = scores(episode(Experiences(shelf, gamma=0.5), chain=True), episodes=15)
+    first = scores(merge_steps(episode(Experiences(shelf, gamma=0.5))), episodes=15)
     again = Experiences(RecordStore(store, ("toy",), Trajectory), gamma=0.5)
     plan = {"task": TOY.task(0), "run": "later", "episode": 0, "episodes": 5}
-    assert mean(run.build(episode(again, chain=True)).invoke(plan)["scores"]) > mean(first[:2]) + 3
+    assert mean(run.build(merge_steps(episode(again))).invoke(plan)["scores"]) > mean(first[:2]) + 3
 
 
 def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
@@ -237,7 +238,7 @@ def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
 
 def test_cross_task_memory_is_a_switch() -> None:
     memory = Experiences(gamma=0.5)
-    scores(episode(memory, chain=True), seed=0, episodes=10)
+    scores(merge_steps(episode(memory)), seed=0, episodes=10)
     task = TOY.variant(TOY.task(0), 1)
     plan = {"task": task, "run": "other", "episode": 0, "episodes": 1}
     for cross_task in (False, True):
@@ -269,7 +270,7 @@ def test_what_lost_an_episode_is_not_done_again_though_it_cost_nothing() -> None
     def early_ends(penalty: float) -> int:
         ends = 0
         for seed in range(6):
-            graph = jitrl.build(MethodInputs(Pit()), jitrl.JitRL(repeat_penalty=penalty), chain=True)
+            graph = merge_steps(jitrl.build(MethodInputs(Pit()), jitrl.JitRL(repeat_penalty=penalty)))
             log = Rows()
             plan = {"task": Pit().task(seed), "run": f"r{seed}", "episode": 0, "episodes": 20}
             run.build(graph, log).invoke(plan)
@@ -344,7 +345,7 @@ def test_as_a_subgraph_of_a_parent_with_its_own_state_and_context() -> None:
         return {"report": f"{runtime.context['language']}: {state['score']:g}"}
 
     builder = StateGraph(Parent, context_schema=Context)
-    builder.add_node("play", episode(chain=True))
+    builder.add_node("play", merge_steps(episode()))
     builder.add_node("report", report)
     builder.add_edge("__start__", "play")
     builder.add_edge("play", "report")
@@ -355,17 +356,17 @@ def test_as_a_subgraph_of_a_parent_with_its_own_state_and_context() -> None:
 
 
 def test_as_a_tool() -> None:
-    tool = episode(chain=True).as_tool(
+    tool = merge_steps(episode()).as_tool(
         name="play", description="Play one episode", arg_types={"task": Task, "run": str, "episode": int}
     )
     assert tool.invoke(attempt())["step"] > 0
 
 
 def test_batched_and_streamed() -> None:
-    graph = episode(chain=True)
+    graph = merge_steps(episode())
     outs = graph.batch([attempt(n) for n in range(6)], config={"max_concurrency": 3})
     assert [o["episode"] for o in outs] == list(range(6))
-    one_by_one = [episode(chain=True).invoke(attempt(n)) for n in (0,)]
+    one_by_one = [merge_steps(episode()).invoke(attempt(n)) for n in (0,)]
     assert outs[0]["head"] == one_by_one[0]["head"]
     seen = [name for update in episode().stream(attempt(), stream_mode="updates") for name in update]
     assert seen[:8] == ["begin", "recall", "propose", "augment", "advise", "modulate", "choose", "act"]
@@ -375,7 +376,7 @@ def test_batched_and_streamed() -> None:
 def test_checkpoints_do_not_grow_with_the_episode() -> None:
     """Plain data only, and nothing that accumulates: 300 steps into an episode a checkpoint is as large as after 30."""
     world = KeywordKeep(horizon=300)
-    graph = static.build(MethodInputs(world, make_policy=lambda view: Look()), chain=True, checkpointer=InMemorySaver())
+    graph = merge_steps(static.build(MethodInputs(world, make_policy=lambda view: Look()), checkpointer=InMemorySaver()))
     graph.invoke({"task": world.task(0), "run": "r", "episode": 0}, config(), durability="async")
     states = [s.values for s in graph.get_state_history(config()) if s.next]
     size = {s["step"]: len(JsonPlusSerializer().dumps_typed(s)[1]) for s in states if "action" in s}
@@ -393,7 +394,7 @@ class Look:
 
 def test_neighbours_are_what_the_memory_holds() -> None:
     memory = Experiences(gamma=0.5)
-    scores(episode(memory, chain=True), episodes=5)
+    scores(merge_steps(episode(memory)), episodes=5)
     graph = episode(memory, checkpointer=InMemorySaver())
     graph.invoke({**attempt(), "run": "x"}, config(), interrupt_after=["recall"])
     values = graph.get_state(config()).values

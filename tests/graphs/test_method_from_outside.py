@@ -23,6 +23,7 @@ from learngraph.graphs import methods
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import parse_flow
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Task, Trajectory, Transition
@@ -89,7 +90,7 @@ class Imitator:
 
 def play(parts: MethodInputs, name: str, task: Task, episodes: int = 12) -> list[float]:
     plan = {"task": task, "run": name, "episode": 0, "episodes": episodes}
-    scores: list[float] = run.build(rest_method.build(parts, chain=True)).invoke(plan)["scores"]
+    scores: list[float] = run.build(merge_steps(rest_method.build(parts))).invoke(plan)["scores"]
     return scores
 
 

@@ -19,12 +19,11 @@ OPTIONAL = set(MethodSettings.__annotations__)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_built_from_inputs_and_settings(name: str) -> None:
-    """`build(parts, settings=None, *, ..., chain=False, **compile)`."""
+    """`build(parts, settings=None, *, ..., **compile)`."""
     parts, settings, *others = signature(METHODS[name].build).parameters.values()
     assert (parts.name, settings.name, settings.default) == ("parts", "settings", None)
     assert others[-1].kind == Parameter.VAR_KEYWORD
     assert all(one.kind == Parameter.KEYWORD_ONLY and one.default is not Parameter.empty for one in others[:-1])
-    assert next(one.default for one in others if one.name == "chain") is False
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.fingerprint import model_fingerprint
 from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
@@ -312,7 +313,7 @@ async def test_awaited_it_comes_to_the_same() -> None:
 def test_chained_it_comes_to_the_same() -> None:
     plain, chained = Bench(), Bench()
     out = plain.run()
-    graph = chained.graph(chain=True)
+    graph = merge_steps(chained.graph())
     assert graph.invoke({"run": "r"}) == out
     assert "accept+close" not in graph.nodes  # two arrows lead to it
     assert "group" in graph.nodes

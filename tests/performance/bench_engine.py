@@ -27,6 +27,7 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
@@ -73,7 +74,7 @@ class Kept:
 def practised() -> Kept:
     """20 episodes of the task."""
     world, shelf = KeywordKeep(), Kept()
-    episode = jitrl.build(MethodInputs(world, shelf=shelf), chain=True)
+    episode = merge_steps(jitrl.build(MethodInputs(world, shelf=shelf)))
     run.build(episode).invoke({"task": world.task(0), "run": "before", "episode": 0, "episodes": 20})
     return shelf
 
@@ -106,13 +107,14 @@ def stored(path: Path) -> tuple[int, int, int]:
     return int(found[0]), int(found[1]), int(found[2])
 
 
-def play(method: str, steps: int, path: Path | None, chain: bool) -> float:
+def play(method: str, steps: int, path: Path | None, merged: bool) -> float:
     """CPU seconds of an episode of so many steps, checkpointed at `path` if given."""
     if path is None:
-        graph = build(method, steps, chain=chain)
+        graph = merge_steps(build(method, steps)) if merged else build(method, steps)
         return cpu(lambda: graph.invoke(attempt(), config()))
     with open_checkpoints(path) as saver:
-        graph = build(method, steps, chain=chain, checkpointer=saver)
+        graph = build(method, steps, checkpointer=saver)
+        graph = merge_steps(graph) if merged else graph
         return cpu(lambda: graph.invoke(attempt(), config(), durability="async"))
 
 
@@ -183,35 +185,35 @@ def floor(steps: int) -> float:
 def size_of_channels(method: str) -> Mapping[str, int]:
     """Bytes of each channel in the last checkpoint of an episode's loop, largest first."""
     with open_checkpoints(":memory:") as saver:
-        graph = build(method, 40, chain=True, checkpointer=saver)
+        graph = merge_steps(build(method, 40, checkpointer=saver))
         graph.invoke(attempt(), config())
         values = next(s for s in graph.get_state_history(config()) if s.next and s.values["step"] == 30).values
     sizes = {name: len(serializer().dumps_typed(value)[1]) for name, value in values.items()}
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-HOW = {True: "chained", False: "a super-step per node"}
+HOW = {True: "merged", False: "a super-step per node"}
 
 
 def checkpoint_bytes(folder: Path, long: int) -> None:
     """Targets 7 and 8."""
     for method in LOOPS:
-        for chain in (True, False):
+        for merged in (True, False):
             sizes, parts = {}, (0, 0, 0)
             for steps in (60, long):
-                path = folder / f"{method}-{chain}-{steps}.sqlite"
-                play(method, steps, path, chain)
+                path = folder / f"{method}-{merged}-{steps}.sqlite"
+                play(method, steps, path, merged)
                 parts = stored(path)
                 sizes[steps] = sum(parts) / steps
-            name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}, {HOW[chain]}"
+            name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}, {HOW[merged]}"
             report(name, sizes[long] / sizes[60], number=7, at_most=1.02, limit=1)
             note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in parts)
-            name = f"checkpoint bytes per step: {method}, {HOW[chain]}"
-            report(name, sizes[long] / 1e3, "kB", number=8, at_most=2.5 if chain else None, note=note)
+            name = f"checkpoint bytes per step: {method}, {HOW[merged]}"
+            report(name, sizes[long] / 1e3, "kB", number=8, at_most=2.5 if merged else None, note=note)
         path = folder / f"{method}-run.sqlite"
         with open_checkpoints(path) as saver:
             plan = {**attempt(), "episodes": 4}
-            run.build(build(method, 50, chain=True), checkpointer=saver).invoke(plan, config(), durability="async")
+            run.build(merge_steps(build(method, 50)), checkpointer=saver).invoke(plan, config(), durability="async")
         report(
             f"checkpoint bytes per step of a run of 4 episodes x 50 steps: {method}, chained",
             sum(stored(path)) / 2e5,
@@ -232,20 +234,18 @@ def own_time(folder: Path, rounds: int, steps: int = 300) -> None:
             costs["loop"].append(loop(method, steps))
             costs["hand"].append(by_hand(method, steps, None))
             costs["durablehand"].append(by_hand(method, steps, folder / f"{method}-{n}-hand.sqlite"))
-            for chain in HOW:
-                costs[f"{chain}"].append(play(method, steps, None, chain))
-                costs[f"durable{chain}"].append(play(method, steps, folder / f"{method}-{n}-{chain}.sqlite", chain))
+            for merged in HOW:
+                costs[f"{merged}"].append(play(method, steps, None, merged))
+                costs[f"durable{merged}"].append(play(method, steps, folder / f"{method}-{n}-{merged}.sqlite", merged))
         ms = {name: [took / steps * 1e3 for took in found] for name, found in costs.items()}
         if method == "static":
             report("CPU per super-step of a graph that only counts", ms["floor"], "ms")
         report(f"CPU per step of a plain loop over the same nodes: {method}", ms["loop"], "ms")
-        for chain in HOW:
+        for merged in HOW:
             for name, target in (("", 0.25), ("durable", 0.7)):
-                extra = [took - least for took, least in zip(ms[f"{name}{chain}"], ms["loop"], strict=True)]
-                what = (
-                    f"LangGraph's own CPU per step, {'with durable' if name else 'without'} checkpoints: {method}, {HOW[chain]}"
-                )
-                if not chain:
+                extra = [took - least for took, least in zip(ms[f"{name}{merged}"], ms["loop"], strict=True)]
+                what = f"LangGraph's own CPU per step, {'with durable' if name else 'without'} checkpoints: {method}, {HOW[merged]}"
+                if not merged:
                     report(what, extra, "ms", number=9)
                     continue
                 limit = median(took - least for took, least in zip(ms[f"{name}hand"], ms["loop"], strict=True))
@@ -259,7 +259,7 @@ def resume(folder: Path, rounds: int, short: int, long: int) -> None:
         for steps in cost:
             with open_checkpoints(folder / f"{method}-resume-{steps}.sqlite") as saver:
                 journal = Journal(folder / f"{method}-{steps}.jsonl")
-                graph = build(method, steps + 10, journal, chain=True, checkpointer=saver)
+                graph = merge_steps(build(method, steps + 10, journal, checkpointer=saver))
                 for n, _ in enumerate(graph.stream(attempt(), config(), stream_mode="updates", durability="sync")):
                     if n == steps:
                         break
@@ -267,7 +267,7 @@ def resume(folder: Path, rounds: int, short: int, long: int) -> None:
         for _ in range(8 * rounds):
             for steps, found in cost.items():
                 with open_checkpoints(folder / f"{method}-resume-{steps}.sqlite") as saver:
-                    graph = build(method, steps + 10, chain=True, checkpointer=saver)
+                    graph = merge_steps(build(method, steps + 10, checkpointer=saver))
                     found.append(cpu(lambda graph=graph: graph.get_state(config())))  # type: ignore[misc]
         few, many = (medians(cost[steps], rounds) for steps in (short, long))
         name = f"time to resume after {long:,} steps, over that after {short}: {method}"

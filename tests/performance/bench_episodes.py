@@ -35,6 +35,7 @@ from learngraph.graphs import adamem, jitrl
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
@@ -165,8 +166,8 @@ def build_episode(method: str, world: Walk, count: int) -> Any:
     for number in range(count // STEPS):
         memory.add(world.walked(number))
     if method == "jitrl":
-        return jitrl.build(parts, jitrl.JitRL(cross_task=True), experiences=memory, chain=True)
-    return adamem.build(parts, adamem.AdaMEM(cross_task=True), memory=memory, chain=True)
+        return merge_steps(jitrl.build(parts, jitrl.JitRL(cross_task=True), experiences=memory))
+    return merge_steps(adamem.build(parts, adamem.AdaMEM(cross_task=True), memory=memory))
 
 
 def play(graph: Any, world: Walk, number: int) -> None:
@@ -236,7 +237,7 @@ def long_run(name: str, episodes: int) -> list[float]:
         parts = MethodInputs.with_chat_model(world, Journal(), CannedWriter(), window=Canned().window)
     else:
         parts = MethodInputs.with_scoring_model(world, Journal(), Canned())  # type: ignore[arg-type]
-    graph = run.build(method.build(parts, settings(), chain=True), log)
+    graph = run.build(merge_steps(method.build(parts, settings())), log)
     plan: Any = {"task": world.task(0), "run": "bench", "episode": 0, "episodes": episodes}
     log.times = [time.process_time()]
     graph.invoke(plan, ANY)

@@ -31,8 +31,8 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import UncheckpointedGraph
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import LocalPolicy, PromptView, answer_policy
@@ -75,7 +75,7 @@ def prompts(settings: icrl.ICRL, rounds: int, window: int = 10**6) -> list[str]:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type, union-attr]
 
     parts = MethodInputs(world, Journal(), make_policy=policy, window=window)
-    PlainLoop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+    UncheckpointedGraph(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
     return model.prompts
 
 
@@ -125,7 +125,7 @@ def at_length(count: int, rounds: int, latency: float, tries: int) -> None:
     world = open_environment("game24?order=difficulty")
     fractions, calls, grown = list[float](), list[float](), list[float]()
     with stub(latency, REPLIES) as url:
-        runs = PlainLoop(graph(world, url))
+        runs = UncheckpointedGraph(graph(world, url))
         gc.collect()
         gc.freeze()
 
@@ -197,7 +197,7 @@ def pocket(rounds: int) -> None:
         parts = MethodInputs(world, Journal(), make_policy=policy, count_tokens=count, window=model.window)
         what = f"the same as `pocket` counts it at every step of {rounds} rounds of the toy world, attempts: {name}"
         try:
-            PlainLoop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+            UncheckpointedGraph(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
         except UserError as error:
             report(what, [], note=str(error))
             continue

@@ -32,8 +32,8 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
@@ -77,16 +77,16 @@ class Guess:
         return (" ".join(reply.split()),)
 
 
-def graph(environment: Any, url: str, journal: Journal | None = None, once: bool = False, **compile: Any) -> Any:
-    """The graph of an ICRL run with a model behind `url`; `once`: with one checkpoint a round."""
+def graph(environment: Any, url: str, journal: Journal | None = None, transform: Any = None, **compile: Any) -> Any:
+    """The graph of an ICRL run with a model behind `url`; `transform`: of the graph of a round."""
     model = api(url)
 
     def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, environment.read)
 
     parts = MethodInputs(environment, journal or Journal(), make_policy=policy, model=model)
-    episode: Any = icrl.build(parts, chain=True)
-    return run.build(PlainLoop(episode) if once else episode, **compile)
+    episode = icrl.build(parts)
+    return run.build(transform(episode) if transform else episode, **compile)
 
 
 @cache
@@ -148,9 +148,9 @@ def chat_model(url: str, count: int, rounds: int, chars: int = 3000) -> tuple[fl
 
 
 def loop(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
-    """Runs as plain loops (graphs.wiring.loop.PlainLoop)."""
+    """Runs as plain loops (graphs.wiring.supersteps.UncheckpointedGraph)."""
 
-    runs = PlainLoop(graph(environment, url))
+    runs = UncheckpointedGraph(graph(environment, url))
 
     async def play(warm: int) -> None:
         await runs.abatch(plans(environment, count, warm or rounds, "warm" if warm else "run"))
@@ -161,7 +161,7 @@ def loop(environment: Any, url: str, count: int, rounds: int) -> tuple[float, fl
 def langgraph(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
     """The same runs in LangGraph's engine, without checkpoints."""
 
-    runs = graph(environment, url)
+    runs = graph(environment, url, transform=merge_steps)
 
     async def play(warm: int) -> None:
         await runs.abatch(plans(environment, count, warm or rounds, "warm" if warm else "run"))
@@ -175,11 +175,13 @@ def durable(environment: Any, url: str, count: int, rounds: int, once: bool = Tr
     `once`: a checkpoint a round, as it does for tasks with one written answer; else one at every step.
     """
 
+    transform = UncheckpointedGraph if once else merge_steps
+
     def one(folder: Path, plan: Any) -> None:
         journal = Journal(folder / plan["run"] / "steps.jsonl")
         with open_checkpoints(folder / plan["run"] / "checkpoints.sqlite") as saver:
             config: Any = {"configurable": {"thread_id": plan["run"]}}
-            graph(environment, url, journal=journal, once=once, checkpointer=saver).invoke(plan, config, durability="async")
+            graph(environment, url, journal, transform, checkpointer=saver).invoke(plan, config, durability="async")
         journal.close()
 
     def play(rounds: int) -> None:
@@ -197,7 +199,7 @@ def _half(environment: str, url: str, count: int, rounds: int, start: Any, out: 
     world = open_environment(environment)
 
     async def play() -> None:
-        runs = PlainLoop(graph(world, url))
+        runs = UncheckpointedGraph(graph(world, url))
         await runs.abatch(plans(world, count, 1, "warm"))
         start.wait()
         gc.collect()

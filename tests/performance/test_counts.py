@@ -12,6 +12,7 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -45,14 +46,15 @@ def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "chain", "expected"), [("static", True, 1), ("jitrl", True, 1), ("static", False, 3), ("jitrl", False, 7)]
+    ("method", "merged", "expected"), [("static", True, 1), ("jitrl", True, 1), ("static", False, 3), ("jitrl", False, 7)]
 )
-def test_super_steps_per_env_step(method: str, chain: bool, expected: int) -> None:
-    """Chained, one; else one per node."""
-    taken = [
-        len(list(build(method, world, Stay(), chain=chain).stream(attempt(world), stream_mode="updates")))
-        for world in (KeywordKeep(10), KeywordKeep(30))
-    ]
+def test_super_steps_per_env_step(method: str, merged: bool, expected: int) -> None:
+    """One for merged nodes, else one per node."""
+    taken = []
+    for world in (KeywordKeep(10), KeywordKeep(30)):
+        graph = build(method, world, Stay())
+        graph = merge_steps(graph) if merged else graph
+        taken.append(len(list(graph.stream(attempt(world), stream_mode="updates"))))
     assert (taken[1] - taken[0]) / 20 == expected
 
 
@@ -63,7 +65,7 @@ def test_checkpoints_take_the_same_bytes_however_long_an_episode_is(method: str,
     for steps in (60, 300):
         world, path = KeywordKeep(steps), tmp_path / f"{steps}.sqlite"
         with open_checkpoints(path) as saver:
-            build(method, world, Stay(), chain=True, checkpointer=saver).invoke(attempt(world), CONFIG)
+            merge_steps(build(method, world, Stay(), checkpointer=saver)).invoke(attempt(world), CONFIG)
         with sqlite3.connect(path) as database:
             checkpoints = database.execute("select sum(length(checkpoint) + length(metadata)) from checkpoints").fetchone()[0]
             writes = database.execute("select sum(length(value)) from writes").fetchone()[0]
@@ -85,8 +87,8 @@ class Counting:
 @pytest.mark.parametrize("method", ["static", "jitrl"])
 def test_the_model_is_asked_once_per_env_step(method: str) -> None:
     model, world = Counting(), KeywordKeep()
-    out = build(
-        method, world, LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")), chain=True
+    out = merge_steps(
+        build(method, world, LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")))
     ).invoke(attempt(world))
     assert model.asked == out["step"]
 
@@ -99,7 +101,7 @@ def test_one_forward_pass_per_env_step() -> None:
     model: Any = open_model("pocket", threads=1)
     world = KeywordKeep()
     policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
-    out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
+    out = merge_steps(build("jitrl", world, policy)).invoke(attempt(world))
     assert model.usage.forward_passes == out["step"]
 
 
@@ -114,7 +116,7 @@ def test_memory_calls_no_encoder() -> None:
     world = KeywordKeep()
     with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
         memory = Experiences(RecordStore(store, ("trajectories",), Trajectory), gamma=0.8)
-        episode = jitrl.build(MethodInputs(world), experiences=memory, chain=True)
+        episode = merge_steps(jitrl.build(MethodInputs(world), experiences=memory))
         run.build(episode).invoke({**attempt(world), "episodes": 3})
         assert len(memory) > 20
     assert not encoded

@@ -13,8 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from learngraph.graphs import icrl
 from learngraph.graphs.experiments.pool import play_in_threads
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
@@ -64,14 +64,19 @@ class Said:
         return AIMessage(f"word {'x' * (len(self.prompts[-1]) % 31)}")
 
 
-def graph(model: Said, settings: icrl.ICRL, world: Guess | None = None, **parts: Any) -> Any:
-    world = world or Guess()
+def answers(model: Said, world: Guess) -> Any:
+    """Prompt view -> the policy that has `model` write an answer to it."""
 
     def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type]
 
-    made = MethodInputs(world, Journal(), make_policy=policy, **parts)  # type: ignore[arg-type]
-    return run.build(icrl.build(made, settings, chain=True))
+    return policy
+
+
+def graph(model: Said, settings: icrl.ICRL, world: Guess | None = None, **parts: Any) -> Any:
+    world = world or Guess()
+    made = MethodInputs(world, Journal(), make_policy=answers(model, world), **parts)  # type: ignore[arg-type]
+    return run.build(icrl.build(made, settings))
 
 
 def plan(rounds: int, n: int = 0) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def plan(rounds: int, n: int = 0) -> dict[str, Any]:
 
 def prompts(settings: icrl.ICRL, rounds: int = 60, **parts: Any) -> list[str]:
     model = Said()
-    PlainLoop(graph(model, settings, **parts)).invoke(plan(rounds))
+    UncheckpointedGraph(graph(model, settings, **parts)).invoke(plan(rounds))
     return model.prompts
 
 
@@ -137,22 +142,22 @@ def test_a_plain_loop_does_what_langgraph_does(keep: Any) -> None:
     models = Said(), Said()
     settings = icrl.ICRL(selection=keep, max_memory_tokens=200)
     slow = graph(models[0], settings).invoke(plan(12))
-    fast = PlainLoop(graph(models[1], settings)).invoke(plan(12))
+    fast = UncheckpointedGraph(graph(models[1], settings)).invoke(plan(12))
     assert fast == slow
     assert models[0].prompts == models[1].prompts
 
 
 async def test_rollouts_at_once_are_those_one_by_one() -> None:
-    together = await PlainLoop(graph(Said(), icrl.ICRL())).abatch([plan(6, n) for n in range(8)])
+    together = await UncheckpointedGraph(graph(Said(), icrl.ICRL())).abatch([plan(6, n) for n in range(8)])
     alone = [await graph(Said(), icrl.ICRL()).ainvoke(plan(6, n)) for n in range(8)]
     assert together == alone
 
 
 async def test_a_world_that_waits_is_asked_in_a_thread() -> None:
     for instant in (True, False):
-        for play in (lambda made: made, PlainLoop):
+        for play in (merge_steps, UncheckpointedGraph):
             world = Guess(instant)
-            await play(graph(Said(), icrl.ICRL(), world)).ainvoke(plan(3))
+            await play(icrl.build(MethodInputs(world, make_policy=answers(Said(), world)), icrl.ICRL())).ainvoke(plan(3))
             assert (threading.get_ident() in world.threads) is instant
 
 

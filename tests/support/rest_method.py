@@ -82,9 +82,7 @@ class FilterAttempts:
         return {"shown": [Shown(attempt.id) for attempt in good[-self.max_attempts :]], "mode": ""}
 
 
-def build(
-    parts: MethodInputs, settings: ReST | None = None, *, chain: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(parts: MethodInputs, settings: ReST | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt."""
     settings = settings or ReST()
     buffer = Buffer(parts.shelf)
@@ -98,7 +96,7 @@ def build(
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(ReSTState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "rest", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "rest", **compile})
 
 
 METHOD = Method(summary="shows the model its own attempts above the median", settings=ReST, build=build)

@@ -7,6 +7,7 @@ from typing import Any
 import learngraph
 from learngraph.graphs import jitrl
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Transition
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
@@ -29,7 +30,7 @@ def play_run(folder: Path, episodes: int = 2) -> Path:
     with open_checkpoints(here / "checkpoints.sqlite") as saver:
         journal, log = Journal(here / "steps.jsonl"), Rows(here / "episodes.jsonl")
         graph = run.build(
-            jitrl.build(learngraph.MethodInputs(environment=world, journal=journal), chain=True), log, checkpointer=saver
+            merge_steps(jitrl.build(learngraph.MethodInputs(environment=world, journal=journal))), log, checkpointer=saver
         )
         start = {"task": world.task(0), "run": "jitrl-s0", "episode": 0, "episodes": episodes}
         graph.invoke(start, {"configurable": {"thread_id": "jitrl-s0"}})

@@ -18,6 +18,7 @@ from learngraph.graphs.baselines import awm
 from learngraph.graphs.baselines.awm import WorkflowMemory
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
@@ -204,7 +205,7 @@ def test_pocket_writes_lessons_and_reads_them() -> None:
     def final(build: Any, settings: Any) -> float:
         ends = []
         for seed in range(3):
-            graph = build(MethodInputs.with_scoring_model(world, Journal(), pocket), settings, chain=True)  # type: ignore[arg-type]
+            graph = merge_steps(build(MethodInputs.with_scoring_model(world, Journal(), pocket), settings))  # type: ignore[arg-type]
             plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 8}
             ends += run.build(graph).invoke(plan)["scores"][-3:]
         return sum(ends) / len(ends)

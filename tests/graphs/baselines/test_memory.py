@@ -14,6 +14,7 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import memory
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
@@ -53,14 +54,14 @@ class Player:
 
 
 def play(player: Player, episodes: int, **parts: Any) -> dict[str, Any]:
-    graph = memory.build(MethodInputs(TOY, Journal(), player, count_tokens=count, **parts), chain=True)
+    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), player, count_tokens=count, **parts)))
     out: dict[str, Any] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
 
 def test_all_attempts_are_shown_whole_and_in_their_order() -> None:
     player, journal = Player(), Journal()
-    graph = memory.build(MethodInputs(TOY, journal, player), chain=True)
+    graph = merge_steps(memory.build(MethodInputs(TOY, journal, player)))
     run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": 4})
     assert [player.numbers(e) for e in range(4)] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
     last = player.shown[3, 0]
@@ -106,7 +107,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers() -> None:
     journal, player, config = Journal(), Player(dies_at=(2, 3)), {"configurable": {"thread_id": "1"}}
     plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 4}
     for _ in range(2):  # the second time in a new process: the memory is read from its store
-        graph = memory.build(MethodInputs(TOY, journal, player, shelf=store, count_tokens=count), chain=True)
+        graph = merge_steps(memory.build(MethodInputs(TOY, journal, player, shelf=store, count_tokens=count)))
         try:
             out = run.build(graph, checkpointer=saver).invoke(plan, config)
         except RuntimeError:
@@ -118,7 +119,7 @@ def test_it_remembers_the_run_that_it_is_in_and_no_other() -> None:
     player, store = Player(), RecordStore(InMemoryStore(), ("t",), Trajectory)
     play(player, 2, shelf=store)
     other = Player()
-    graph = memory.build(MethodInputs(TOY, Journal(), other, shelf=store), chain=True)
+    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), other, shelf=store)))
     run.build(graph).invoke({"task": TASK, "run": "another", "episode": 0, "episodes": 1})
     assert other.numbers(0) == [1]
 

@@ -17,6 +17,7 @@ from learngraph.graphs.baselines import prompt_update
 from learngraph.graphs.baselines.prompt_update import PromptUpdate
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Estimate, Observation, Task, Trajectory
 from learngraph.memory.returns.experiences import Experiences
@@ -57,7 +58,7 @@ class Reader:
 
 
 def play(policy: Any, episodes: int, settings: PromptUpdate | None = None, **more: Any) -> list[float]:
-    graph = prompt_update.build(MethodInputs(TOY, Journal(), policy, history_steps=0), settings, chain=True, **more)
+    graph = merge_steps(prompt_update.build(MethodInputs(TOY, Journal(), policy, history_steps=0), settings, **more))
     scores: list[float] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})["scores"]
     return scores
 
@@ -85,7 +86,7 @@ def test_a_reader_of_the_numbers_learns_and_only_through_them() -> None:
 def test_the_advantages_are_those_of_jitrl(settings: jitrl.JitRL) -> None:
     """The same memory, the same state: the same neighbours and the same estimates, by every estimator and state key."""
     memory = settings.memory()
-    played = jitrl.build(MethodInputs(TOY), settings, experiences=memory, chain=True)
+    played = merge_steps(jitrl.build(MethodInputs(TOY), settings, experiences=memory))
     run.build(played).invoke({"task": TASK, "run": "first", "episode": 0, "episodes": 6})
     config: Any = {"configurable": {"thread_id": "1"}}
     found = []
@@ -103,7 +104,7 @@ def test_the_advantages_are_those_of_jitrl(settings: jitrl.JitRL) -> None:
 def test_the_logits_stay_those_of_the_policy() -> None:
     policy = Reader(weight=0.0)
     journal = Journal(details=("candidates",))
-    graph = prompt_update.build(MethodInputs(TOY, journal, policy), chain=True)
+    graph = merge_steps(prompt_update.build(MethodInputs(TOY, journal, policy)))
     out = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": 4})
     for row in journal.rows(out["head"]):
         assert len({candidate["logit"] for candidate in row["candidates"]}) == 1
@@ -189,6 +190,6 @@ def test_settings_are_those_of_jitrl_and_checked_as_there() -> None:
 def test_few_tokens_leave_the_smallest_numbers_out() -> None:
     policy = Reader()
     parts = MethodInputs(TOY, Journal(), policy, window=60, reserved_tokens=0, count_tokens=lambda text: len(text.split()))
-    graph = prompt_update.build(parts, chain=True)
+    graph = merge_steps(prompt_update.build(parts))
     run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": 12})
     assert max(len((shown["steps"] + shown["observation"]).split()) for shown in policy.shown) <= 60

@@ -23,6 +23,7 @@ from learngraph.graphs.baselines import react, reasoning_bank
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lessons
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition
@@ -95,7 +96,7 @@ def play(
     chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **parts: Any
 ) -> dict[str, Any]:
     made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"history_steps": None, **parts})
-    graph = reasoning_bank.build(made, chosen, chain=True)
+    graph = merge_steps(reasoning_bank.build(made, chosen))
     out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run=name, episode=0, episodes=episodes))
     return out
 
@@ -263,7 +264,7 @@ def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
     """Three trajectories at 15 tokens a call; the four steps of an attempt take 60, whether or not a bank was read before."""
     log, chat = Rows(), Chat()
     made = MethodInputs.with_chat_model(TOY, Journal(), chat, history_steps=None)
-    episode = reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False), chain=True)
+    episode = merge_steps(reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False)))
     plan = run.RunInput(task=TASK, run="r", episode=0, episodes=3, tokens=61)
     out = run.build(episode, log).invoke(plan)
     assert out["spent"] == 2 * 60  # the second attempt begins below 61
@@ -354,7 +355,7 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
 
     def process(chat: Chat, begin: Any) -> None:
         made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, shelf=shelf(store))
-        run.build(reasoning_bank.build(made, chain=True), checkpointer=saver).invoke(begin, config)
+        run.build(merge_steps(reasoning_bank.build(made)), checkpointer=saver).invoke(begin, config)
 
     with pytest.raises(RuntimeError, match="killed"):
         process(first, run.RunInput(task=TASK, run="r", episode=0, episodes=3))

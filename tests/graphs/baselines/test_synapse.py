@@ -18,6 +18,7 @@ from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
@@ -79,7 +80,7 @@ class Player:
 
 
 def play(player: Player, episodes: int, chosen: Synapse | None = None, task: Task = TASK, **parts: Any) -> dict[str, Any]:
-    graph = synapse.build(MethodInputs(TOY, Journal(), player, **parts), chosen, chain=True)
+    graph = merge_steps(synapse.build(MethodInputs(TOY, Journal(), player, **parts), chosen))
     out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=episodes))
     return out
 
@@ -92,7 +93,7 @@ def bank(path: Path, *trajectories: Trajectory) -> str:
 def test_an_empty_memory_is_react() -> None:
     first, plain = Player(), Player()
     out = play(first, 1)
-    graph = react.build(MethodInputs(TOY, Journal(), plain), chain=True)
+    graph = merge_steps(react.build(MethodInputs(TOY, Journal(), plain)))
     expected = run.build(graph, commit="last").invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     assert first.shown == plain.shown
     assert out["scores"] == expected["scores"]
@@ -160,7 +161,7 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: tuple[int, int]) -
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(player: Player, begin: Any) -> Any:
-        episode = synapse.build(MethodInputs(TOY, journal, player, shelf=drawer), chain=True)
+        episode = merge_steps(synapse.build(MethodInputs(TOY, journal, player, shelf=drawer)))
         return run.build(episode, checkpointer=saver).invoke(begin, config)
 
     first, second = Player(right_from=0, dies_at=dies_at), Player(right_from=0)

@@ -27,8 +27,8 @@ from pydantic import PrivateAttr
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Observation, Task, Usage
@@ -640,11 +640,11 @@ def test_the_drawing_is_the_one_in_the_picture_and_the_wiring() -> None:
     assert set(flow.parse_flow(tool_agent.FLOW)) == set(flow.parse_flow(PICTURE.read_text()))
 
 
-def test_chained_it_plays_the_same() -> None:
+def test_merged_it_plays_the_same() -> None:
     script = turns(python("x = 6 * 7\nx"), AIMessage("42"))
-    plain, chained = agent(script)[0], agent(script, chain=True)[0]
-    assert play(plain) == play(chained)
-    assert play(PlainLoop(plain)) == play(plain)
+    plain, merged = agent(script)[0], merge_steps(agent(script)[0])
+    assert play(plain) == play(merged)
+    assert play(UncheckpointedGraph(plain)) == play(plain)
 
 
 def over_http(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from learngraph.graphs.arms import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring.flow import Finding, FlowError, InputError, check, compile_graph, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act
 from learngraph.tools.environments.catalogue import open_environment
@@ -166,12 +167,10 @@ class EpisodeOnly(TypedDict):
 
 def test_every_method_takes_a_drawing() -> None:
     edited = DRAWN.replace(" --> augment", "")
-    for chain in (False, True):
-        graph = blueprint("jitrl", flow=edited, chain=chain)
-        again = rewire(blueprint("jitrl", chain=chain), edited)
-        assert to_mermaid(graph) == to_mermaid(again)
-        assert "augment" not in to_mermaid(graph)
-        assert ("+" in to_mermaid(graph)) == chain
+    graph = blueprint("jitrl", flow=edited)
+    assert to_mermaid(graph) == to_mermaid(rewire(blueprint("jitrl"), edited))
+    assert "augment" not in to_mermaid(graph)
+    assert "recall+propose+advise" in to_mermaid(merge_steps(graph))
     for name in ("icrl", "adamem", "training-free-grpo"):
         drawn = to_mermaid(blueprint(name))
         other = drawn.replace("flowchart LR\n", "flowchart TD\n  %% mine\n")

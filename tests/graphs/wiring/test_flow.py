@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import StateGraph
-from langgraph.types import Command, Overwrite, Send
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Overwrite, RetryPolicy, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.chain import ChainError, is_blocking
 from learngraph.graphs.wiring.flow import Edge, FlowError, parse_flow, to_mermaid, wire
-from learngraph.graphs.wiring.loop import PlainLoop
+from learngraph.graphs.wiring.supersteps import MergeError, UncheckpointedGraph, is_blocking, merge_steps
 
 
 class Counting(TypedDict):
@@ -43,8 +42,8 @@ flowchart LR
 NODES = {name: step(name) for name in "abc"}
 
 
-def build(chain: bool = False, **compile: Any) -> Any:
-    return wire(StateGraph(Counting), FLOW, NODES, {"c": decide}, chain=chain).compile(**compile)
+def build(**compile: Any) -> Any:
+    return wire(StateGraph(Counting), FLOW, NODES, {"c": decide}).compile(**compile)
 
 
 def test_parse() -> None:
@@ -62,11 +61,11 @@ def test_the_graph_runs_as_drawn() -> None:
     assert build().invoke({"n": 0, "seen": []}) == {"n": 6, "seen": ["a0", "b1", "c2", "a3", "b4", "c5"]}
 
 
-def test_chained_nodes_do_the_same_in_fewer_super_steps() -> None:
-    plain, chained = build(checkpointer=InMemorySaver()), build(chain=True, checkpointer=InMemorySaver())
+def test_merged_nodes_do_the_same_in_fewer_super_steps() -> None:
+    plain, chained = build(checkpointer=InMemorySaver()), merge_steps(build(checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
     assert plain.invoke({"n": 0, "seen": []}, config) == chained.invoke({"n": 0, "seen": []}, config)
-    assert asyncio.run(build(chain=True).ainvoke({"n": 0, "seen": []})) == build().invoke({"n": 0, "seen": []})
+    assert asyncio.run(merge_steps(build()).ainvoke({"n": 0, "seen": []})) == build().invoke({"n": 0, "seen": []})
     assert len(list(plain.get_state_history(config))) == 2 + 6
     assert len(list(chained.get_state_history(config))) == 2 + 2
     assert "a+b+c" in chained.nodes
@@ -126,11 +125,11 @@ def yields(state: Counting) -> Any:
     yield {"n": 5}
 
 
-def same_chained(flow: str, nodes: dict[str, Any], **more: Any) -> Any:
-    """The results of a graph, chained or not, called or awaited."""
+def same_merged(flow: str, nodes: dict[str, Any], **more: Any) -> Any:
+    """The results of a graph, merged or not, called or awaited."""
     results = []
-    for chain in (False, True):
-        graph = wire(StateGraph(Counting), flow, nodes, chain=chain, **more).compile()
+    plain = wire(StateGraph(Counting), flow, nodes, **more).compile()
+    for graph in (plain, merge_steps(plain)):
         results.append(asyncio.run(graph.ainvoke({"n": 0, "seen": []}, {"configurable": {"thread_id": "t"}})))
         if not any(node is later or isinstance(node, Later) for node in nodes.values()):
             results.append(graph.invoke({"n": 0, "seen": []}, {"configurable": {"thread_id": "t"}}))
@@ -145,12 +144,12 @@ LINE = "flowchart LR\n START --> a --> b --> c --> END"
     "odd",
     [nothing, later, Later(), narrow, configured, spoil, afresh, jump, yields, RunnableLambda(lambda s: {"seen": [s["n"]]})],
 )
-def test_whatever_langgraph_takes_gives_the_same_in_a_chain(odd: Any) -> None:
+def test_whatever_langgraph_takes_gives_the_same_when_merged(odd: Any) -> None:
     for nodes in ({**NODES, "a": odd}, {**NODES, "b": odd}, {**NODES, "c": odd}):
-        same_chained(LINE, nodes)
+        same_merged(LINE, nodes)
 
 
-def test_what_follows_a_fan_out_runs_once_in_a_chain_too() -> None:
+def test_what_follows_a_fan_out_runs_once_when_merged_too() -> None:
     nodes = {
         "a": lambda state: {"seen": ["a"]},
         "b": lambda state: {"seen": [f"b{state['n']}"]},
@@ -158,14 +157,14 @@ def test_what_follows_a_fan_out_runs_once_in_a_chain_too() -> None:
         "d": lambda state: {"seen": ["d"]},
     }
     flow = "flowchart LR\n START --> a\n a -.-> b --> c --> d --> END"
-    out = same_chained(flow, nodes, fan_outs={"a": lambda state: [{"n": n, "seen": []} for n in range(3)]})
+    out = same_merged(flow, nodes, fan_outs={"a": lambda state: [{"n": n, "seen": []} for n in range(3)]})
     assert out["seen"] == ["a", "b0", "b1", "b2", "c after 4", "d"]
 
 
 def test_channels_that_only_some_nodes_know() -> None:
-    assert same_chained(LINE, {"a": tell, "b": hear, "c": step("c")})["seen"] == ["x", "secret", "c0"]
+    assert same_merged(LINE, {"a": tell, "b": hear, "c": step("c")})["seen"] == ["x", "secret", "c0"]
     flow = "flowchart LR\n START --> a --> b --> c --> d --> END"
-    assert same_chained(flow, {"a": tell, "b": later, "c": hear, "d": step("d")})["seen"][1] == "x"
+    assert same_merged(flow, {"a": tell, "b": later, "c": hear, "d": step("d")})["seen"][1] == "x"
 
 
 def test_a_reducer_need_not_be_associative() -> None:
@@ -174,10 +173,10 @@ def test_a_reducer_need_not_be_associative() -> None:
 
     nodes: dict[str, Any] = {name: (lambda state, d=d: {"n": d}) for d, name in enumerate("abc", 1)}
     nodes = {name: RunnableLambda(node) for name, node in nodes.items()}
-    for chain in (False, True):
-        graph = wire(StateGraph(Newest), LINE, nodes, chain=chain).compile()
+    plain = wire(StateGraph(Newest), LINE, nodes).compile()
+    for graph in (plain, merge_steps(plain)):
         assert graph.invoke({"n": 4})["n"] == 4123
-        assert ("a+b+c" in graph.nodes) == chain
+    assert "a+b+c" in merge_steps(plain).nodes
 
 
 def test_a_router_on_start() -> None:
@@ -185,16 +184,16 @@ def test_a_router_on_start() -> None:
         return "low" if state["n"] < 1 else "high"
 
     flow = "flowchart LR\n START -->|low| a --> b --> END\n START -->|high| c --> END"
-    assert same_chained(flow, NODES, routers={"START": which})["seen"] == ["a0", "b1"]
+    assert same_merged(flow, NODES, routers={"START": which})["seen"] == ["a0", "b1"]
 
 
-def test_a_command_nobody_announced_cannot_be_chained() -> None:
+def test_a_command_nobody_announced_cannot_be_merged() -> None:
     def jumps(state: Counting) -> Any:
         return Command(goto="c")
 
     for returned, words in ((jumps, "returned a Command"), (lambda state: 3, "returned a int")):
-        graph = wire(StateGraph(Counting), LINE, {**NODES, "b": returned}, chain=True).compile()
-        with pytest.raises(ChainError, match=f"node 'b' is part of a chain and {words}.*Without chain=True"):
+        graph = merge_steps(wire(StateGraph(Counting), LINE, {**NODES, "b": returned}).compile())
+        with pytest.raises(MergeError, match=f"node 'b' is merged with others and {words}.*Without merge_steps"):
             graph.invoke({"n": 0, "seen": []})
 
 
@@ -354,21 +353,32 @@ def test_what_does_not_fit_is_said_in_words(flow: str, nodes: Any, routers: Any,
         wire(StateGraph(Counting), flow, nodes, routers)
 
 
-# A plain loop
+def test_nodes_with_a_pause_or_a_policy_are_not_merged() -> None:
+    config: Any = {"configurable": {"thread_id": "1"}}
+    paused = merge_steps(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
+    assert paused.invoke({"n": 0, "seen": []}, config)["seen"] == ["a0"]
+    assert paused.invoke(None, config)["seen"] == ["a0", "b1", "c2", "a3"]
+    builder = StateGraph(Counting)
+    builder.add_node("a", step("a"), retry_policy=RetryPolicy())
+    builder.add_node("b", step("b"))
+    builder.add_edge(START, "a").add_edge("a", "b")
+    assert list(merge_steps(builder.compile()).nodes) == ["__start__", "a", "b"]
 
 
-@pytest.mark.parametrize("chain", [False, True])
-def test_a_plain_loop_gives_the_same(chain: bool) -> None:
-    graph = build(chain)
-    assert PlainLoop(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
-    assert asyncio.run(PlainLoop(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
+# Graphs without checkpoints
 
 
-def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
-    inner = build(chain=True)
+def test_an_uncheckpointed_graph_gives_the_same() -> None:
+    graph = build()
+    assert UncheckpointedGraph(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
+    assert asyncio.run(UncheckpointedGraph(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
+
+
+def test_an_uncheckpointed_graph_plays_graphs_within_graphs_and_runnables() -> None:
+    inner = build()
     nodes = {"a": inner, "b": RunnableLambda(step("b")), "c": step("c")}
     outer = wire(StateGraph(Counting), "flowchart LR\n START --> a --> b --> c --> END", nodes).compile()
-    assert PlainLoop(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
+    assert UncheckpointedGraph(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
 
 
 @pytest.mark.parametrize(
@@ -378,20 +388,25 @@ def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
         ("flowchart LR\n START --> a -.-> b --> c --> END", {"fan_outs": {"a": lambda state: [state]}}, "fan-out"),
     ],
 )
-def test_what_a_plain_loop_cannot_play(flow: str, more: Any, says: str) -> None:
+def test_what_an_uncheckpointed_graph_cannot_play(flow: str, more: Any, says: str) -> None:
     with pytest.raises(FlowError, match=says):
-        PlainLoop(wire(StateGraph(Counting), flow, NODES, **more).compile())
+        UncheckpointedGraph(wire(StateGraph(Counting), flow, NODES, **more).compile())
 
 
-def test_a_plain_loop_does_not_pause() -> None:
+def test_an_uncheckpointed_graph_is_made_of_the_graph_before_it_is_merged() -> None:
+    with pytest.raises(FlowError, match="made by merge_steps"):
+        UncheckpointedGraph(merge_steps(build()))
+
+
+def test_an_uncheckpointed_graph_does_not_pause() -> None:
     with pytest.raises(FlowError, match="pauses"):
-        PlainLoop(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
+        UncheckpointedGraph(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
 
 
-def test_a_plain_loop_says_which_node_returned_something_else() -> None:
+def test_an_uncheckpointed_graph_says_which_node_returned_something_else() -> None:
     nodes = {**NODES, "b": lambda state: [1]}
     with pytest.raises(FlowError, match="'b' returned a list"):
-        PlainLoop(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
+        UncheckpointedGraph(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
 
 
 def test_which_nodes_wait() -> None:

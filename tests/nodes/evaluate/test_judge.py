@@ -24,6 +24,7 @@ from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import asks_model, judge_node
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Transition, Usage
 from learngraph.memory.storage.journal import Journal
@@ -505,7 +506,7 @@ class Episodes(Rows):
 
 def played(judge: Any, journal: Journal, episodes: int = 2, build: Any = best_of_n.build, **more: Any) -> tuple[Any, Episodes]:
     game, log = Game24({"puzzle": "4 4 6 8"}), Episodes()
-    graph = run.build(build(MethodInputs(game, journal, judge=judge), chain=True, **more), log)
+    graph = run.build(merge_steps(build(MethodInputs(game, journal, judge=judge), **more)), log)
     plan = {"task": game.task(0), "run": "r", "episode": 0, "episodes": episodes}
     return graph.invoke(plan), log
 

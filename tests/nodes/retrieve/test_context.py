@@ -14,6 +14,7 @@ from pydantic import Field
 from learngraph.graphs import jitrl
 from learngraph.graphs.wiring import run, state_keys
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Transition
 from learngraph.memory.search.encoders import SectionEncoder
@@ -56,7 +57,7 @@ def test_it_reads_places_from_keys_that_hold_a_history() -> None:
 
 def played(settings: jitrl.JitRL, episodes: int = 12, **more: Any) -> tuple[list[float], Journal]:
     journal = Journal()
-    graph = jitrl.build(MethodInputs(TOY, journal), settings, chain=True, **more)
+    graph = merge_steps(jitrl.build(MethodInputs(TOY, journal), settings, **more))
     plan = {"task": TOY.task(0), "run": "r", "episode": 0, "episodes": episodes}
     return run.build(graph).invoke(plan)["scores"], journal
 
