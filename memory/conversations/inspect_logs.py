@@ -5,7 +5,7 @@
 A conversation is a sample, with its messages and tool calls. Its reward is the score `reward`, and words of feedback are the score's
 explanation. A conversation without a reward has no score: that is not a score of 0.
 
-Needs the extra `[inspect]`.
+Needs `pip install inspect-ai`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def inspect_log(trajectories: Sequence[Trajectory], model_name: str = "") -> Eva
         from inspect_ai import log  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise UserError(
-            "logs of Inspect need inspect-ai, which is missing: pip install 'inspect-ai' (the extra [inspect])"
+            "logs of Inspect need inspect-ai, which is missing: pip install inspect-ai"
         ) from error
     if not trajectories:
         raise UserError("asked for a log of Inspect, and there is no conversation to write")

@@ -84,7 +84,7 @@ def test_the_shipped_negative_controls_fail_when_they_are_played() -> None:
 @pytest.mark.slow
 def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     """TextWorldExpress's coin collector, uniform prior, 3 maps: the coin is found again, or not if nothing is remembered."""
-    pytest.importorskip("textworld_express", reason="needs the extra [twx]")
+    pytest.importorskip("textworld_express", reason="needs the extra [worlds]")
     world = TextWorldExpress("coin")
 
     def final(memory: type[Experiences]) -> float:

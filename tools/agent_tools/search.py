@@ -4,7 +4,7 @@
     search_tool()                          # the passages of `hotpot?source=own`
     web_search_tool()                      # Tavily with TAVILY_API_KEY, else SerpAPI with SERPAPI_API_KEY
 
-The local search (`environments/support/ranking.py`) is deterministic on every machine and needs the extra `[search]`. The web
+The local search (`environments/support/ranking.py`) is deterministic on every machine and needs `bm25s` (the extra `[worlds]`). The web
 search sends the model's queries to the service whose key is set; its results change from day to day.
 """
 

@@ -1,6 +1,6 @@
 """ALFWorld: household tasks as a text game (Shridhar et al., 2021, arXiv:2010.03768), over the official games.
 
-Needs the extra `[alfworld]`: `pip install "textworld[pddl]" alfworld` (TextWorld, Fast Downward as a library, and ALFWorld's
+Needs `pip install "textworld[pddl]" alfworld` (TextWorld, Fast Downward as a library, and ALFWorld's
 names for things; compiles for one to five minutes), and the games: `alfworld-download` fetches the official ones.
 
 **Games.** One game is one file, `<split>/<type>-<what>-<where>/<trial>/game.tw-pddl`: a planning problem, a grammar for the

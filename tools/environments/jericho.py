@@ -1,6 +1,6 @@
 """Jericho: parser games by human authors, with the admissible actions worked out (Hausknecht et al., 2020, arXiv:1909.05398).
 
-Needs the extra `[jericho]` and a compiler: `sudo apt install gcc make && pip install --no-deps jericho numpy` (with its
+Needs a compiler: `sudo apt install gcc make && pip install --no-deps jericho numpy` (with its
 dependencies it also brings spaCy, which is not used here). The package is GPL-2.0-or-later and is imported only when a game
 is opened. Game files are not part of it: point the setting `games` or $JERICHO_GAMES at a folder with `detective.z5` and the like.
 """

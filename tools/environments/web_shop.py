@@ -14,7 +14,7 @@ qualities, parts, options and prices (`data/shop.json`). Nothing measured on it 
   something to do, a line below it says how (`HELP`): not in the task's text, by which tasks are compared, nor in the state.
 - The case of a clicked text does not matter. An unreadable action, or one off the page, is refused, pays 0 and costs its step.
 - Any search can be typed. Where there is a search bar, searches made of the goal's words are listed.
-- Search is BM25 over title, category, description, features and attributes (`ranking.py`; needs the extra `[search]`:
+- Search is BM25 over title, category, description, features and attributes (`ranking.py`; needs
   `pip install bm25s`); of equally good products the earlier in the catalogue comes first.
 - `click[buy now]` ends the episode and pays `reward`, in [0, 1]; without a purchase the score is 0. 1 is success.
 

@@ -1,7 +1,7 @@
 """Replies that must have a form: JSON, JSON by a schema, or a tool call. The package llguidance computes which tokens may
 follow.
 
-It is optional (`pip install 'learngraph[structured]'`). Without it, or with a tokenizer that it does not support,
+It is optional (`pip install llguidance`). Without it, or with a tokenizer that it does not support,
 `open_grammar_factory` returns None, and the engine supports neither `response_format` nor a `tool_choice` that forces a call.
 """
 

@@ -684,7 +684,7 @@ class LocalChatModel(BaseChatModel):
         """The model with tools that it may call.
 
         How it calls them depends on the checkpoint. Where its chat template writes tools as Hermes and Qwen models do, replies
-        are generated, and a grammar holds calls to the tools' schemas (`pip install 'learngraph[structured]'`). For any other
+        are generated, and a grammar holds calls to the tools' schemas (`pip install llguidance`). For any other
         template, calls that can be listed (`list_calls`: enums, true or false, bounded whole numbers) are scored, and one is drawn
         at the call's `temperature` and `seed`; if the model need not call a tool, one more option stands for a reply in words. The
         message's `response_metadata` then has `call_logprobs`: the options as texts, with log-probabilities in nats that are
@@ -728,7 +728,7 @@ class LocalChatModel(BaseChatModel):
             raise UserError(
                 f"{self.model}: {error}, and this model can only choose among calls that can be listed: give the argument an enum "
                 "(Literal) or fewer values, or use a model whose chat template writes tools, such as local:Qwen/Qwen3-0.6B, with "
-                "pip install 'learngraph[structured]'"
+                "pip install llguidance"
             ) from error
         words = [{"name": ANSWER, "arguments": {}}] if choice == "auto" else []
         return ToolOffer(functions, choice, single, listed=(*listed, *words))

@@ -179,7 +179,7 @@ def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise UserError("LoRA needs a package that is not installed: pip install 'learngraph[lora]'") from error
+        raise UserError("LoRA needs a package that is not installed: pip install 'learngraph[train]'") from error
 
     names = [name.strip() for name in settings.targets.split(",") if name.strip()]
     config = peft.LoraConfig(

@@ -1,4 +1,4 @@
-"""CLaaS's learner on a Tinker service: hosted, or a server of one's own that speaks its API (extra `[tinker]`).
+"""CLaaS's learner on a Tinker service: hosted, or a server of one's own that speaks its API (`pip install tinker`).
 
     learner = TinkerLearner("Qwen/Qwen3-8B", folder, write, LoRA(rank=16), Objective(kind="reinforce"))
 
@@ -136,7 +136,7 @@ class TinkerLearner:
         try:
             import tinker
         except ImportError as error:
-            raise UserError("a Tinker learner needs the package tinker: pip install 'learngraph[tinker]'") from error
+            raise UserError("a Tinker learner needs the package tinker: pip install tinker") from error
         self._tinker: Any = tinker
         self.base = f"tinker:{model}"
         """Name of the base model. The service does not show its weights."""

@@ -377,7 +377,7 @@ def _require_trl() -> None:
     missing = [name for name in ("trl", "peft") if sys.modules.get(name, 0) is None or not find_spec(name)]
     if missing:
         raise UserError(
-            f"training weights needs packages that are not installed ({', '.join(missing)}): pip install 'learngraph[trl]'"
+            f"training weights needs packages that are not installed ({', '.join(missing)}): pip install 'learngraph[train]'"
         )
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.dev,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("langgraph_api") is None, reason="needs the extra [dev]: langgraph-cli[inmem]"),
+    pytest.mark.skipif(find_spec("langgraph_api") is None, reason="needs langgraph-cli[inmem]"),
 ]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
-pytest.importorskip("peft", reason="NOT TESTED: needs the extra [lora]")
+pytest.importorskip("peft", reason="NOT TESTED: needs the extra [train]")
 
 import openai
 import torch

@@ -108,7 +108,7 @@ def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.Mo
         assert shown._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
     monkeypatch.setattr(picture, "has_graphviz", lambda: False)
     assert shown._repr_mimebundle_()["text/markdown"] == f"```mermaid\n{shown.mermaid()}```"
-    with pytest.raises(UserError, match=r"learngraph\[pictures\]"):
+    with pytest.raises(UserError, match=r"pip install pygraphviz"):
         picture.save(graph("static"), Path("x.svg"))
 
 

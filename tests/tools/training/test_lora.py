@@ -171,7 +171,7 @@ def test_some_layers_only(model: LocalChatModel, tiny: str) -> None:
 
 def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"pip install 'learngraph\[lora\]'"):
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[train\]'"):
         lora.attach_lora(model.network, QUICK)
 
 

@@ -233,7 +233,7 @@ def test_numbers_that_are_not_finite_leave_the_parent(tiny: str, tmp_path: Path)
 
 def test_without_the_extra_it_says_what_to_install(model: LocalChatModel, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(UserError, match=r"pip install 'learngraph\[trl\]'"):
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[train\]'"):
         TrlTrainer(model, tmp_path, SETTINGS)
 
 
