@@ -58,9 +58,7 @@ def inspect_log(trajectories: Sequence[Trajectory], model_name: str = "") -> Eva
     try:
         from inspect_ai import log  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise UserError(
-            "logs of Inspect need inspect-ai, which is missing: pip install inspect-ai"
-        ) from error
+        raise UserError("logs of Inspect need inspect-ai, which is missing: pip install inspect-ai") from error
     if not trajectories:
         raise UserError("asked for a log of Inspect, and there is no conversation to write")
     rewards = [one.value for one in trajectories if one.value is not None]

@@ -54,7 +54,7 @@ from langgraph.store.base import (
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..errors import UserError
+from ..errors import UserError, import_package
 from .snapshot import folder_name
 
 __all__ = ["ChromaStore", "embedder_name"]
@@ -420,7 +420,9 @@ class _Chroma:
     """The collections behind a store: a directory that this process owns (`owned`), or a server shared with others."""
 
     def __init__(self, where: str, embedder: tuple[str, int] | None) -> None:
-        import chromadb
+        chromadb = import_package(
+            "chromadb", "a memory in a folder or on a Chroma server needs chromadb", "pip install chromadb"
+        )
         import httpx
         from chromadb.config import Settings
 
