@@ -56,7 +56,7 @@ class WorldFamily:
     has_browser: bool = False
 
     def has_game(self, game: str, is_named: bool) -> bool:
-        """Whether a spec may name this game; `is_named`: the spec has a colon."""
+        """True if a spec may name this game; `is_named`: the spec has a colon."""
         if not game:
             return not is_named and (not self.games or "" in self.games)
         return game in self.games or any(name.isupper() for name in self.games)
