@@ -63,14 +63,9 @@ COMMANDS: Mapping[str, Command] = {
         "win_rates",
     ),
     "explain": Command(
-        "say why an action was taken, and what it would have been without memory: learngraph explain RUN_FOLDER --step N",
+        "say why an action was taken (learngraph explain RUN_FOLDER --step N), or play a run again without a model (--replay)",
         ".explain",
         "explain",
-    ),
-    "replay": Command(
-        "play a recorded run again without asking a model, and say where it first differs: learngraph replay RUN_FOLDER",
-        ".replay",
-        "replay",
     ),
     "tutorial": Command(
         "your first walk, in Jupyter or in the terminal: draw, run, pause, edit, go back, learn", ".tutorial", "tutorial"

@@ -125,7 +125,7 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
         UserError: the world has no written answers, or a run has lost steps.
     """
     from ...tools.environments.catalogue import open_environment
-    from ..experiments.run_rows import read_run, steps_to
+    from ..experiments.recorded import RecordedRun
 
     world: Any = open_environment(settings["env"], horizon=settings.get("horizon"))
     if not hasattr(world, "read"):
@@ -137,10 +137,10 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
             if not (run / "result.json").is_file():
                 continue
             number = json.loads((run / "result.json").read_text(encoding="utf-8"))["answer"]
-            rows, task = read_run(run), world.task(seed, settings.get("split", "test"))
-            row = next((one for one in rows.episodes if one["episode"] == number), None)
-            path = steps_to(rows.steps, str(row["head"])) if row else None
-            if path is None or row is None:
+            played, task = RecordedRun(run, method, seed), world.task(seed, settings.get("split", "test"))
+            played.refresh()
+            row, path = played.finished().get(number), played.rows(number)
+            if row is None or not path or path[-1]["id"] != row["head"] or "/" not in path[0]["parent"]:
                 raise UserError(f"{run} has lost episode {number}, which holds the answer; remove the folder and play it again")
             actions = tuple(str(one["action"]) for one in path if one["action"])
             found[method][seed] = Answer(task.instruction, actions, row["score"] if actions else None)

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .jsonl import read_rows
-from .run_rows import steps_to
+from .jsonl import read_rows, steps_to
 
 __all__ = ["LookUps", "RunSteps", "read_steps"]
 

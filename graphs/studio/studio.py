@@ -9,7 +9,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from .drawing import Drawing
-from .recorded_run import RecordedRun, RunFolder
+from .run_view import FolderView, RunView
 from .walk_session import WalkSession
 
 __all__ = ["Studio"]
@@ -25,7 +25,7 @@ class Studio:
     title: str
     drawing: Drawing | None = None
     walk: WalkSession | None = None
-    folders: Sequence[RunFolder] = field(default_factory=list)
+    folders: Sequence[FolderView] = field(default_factory=list)
     opens: str = ""
     """The part that is shown first; the first one there is if not given."""
 
@@ -72,7 +72,7 @@ class Studio:
             raise UserError("no drawing is open; give a method or MODULE:GRAPH to `learngraph studio`")
         return self.drawing
 
-    def _view(self, view: str) -> WalkSession | RecordedRun:
+    def _view(self, view: str) -> WalkSession | RunView:
         kind, _, rest = str(view).partition("/")
         if kind == "walk" and self.walk is not None:
             return self.walk
@@ -93,7 +93,7 @@ class Studio:
 
     def _explain(self, view: str, branch: str, number: int) -> dict[str, Any]:
         run = self._view(view)
-        if not isinstance(run, RecordedRun):
+        if not isinstance(run, RunView):
             raise UserError("only steps of a recorded run are explained here")
         return run.explain(str(branch), _whole(number))
 

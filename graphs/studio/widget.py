@@ -84,13 +84,13 @@ def studio_view(target: Walk | Path | str) -> StudioView:
         UserError: there is no such folder, or it holds no steps.
     """
     from ..wiring.picture import picture
-    from .recorded_run import RunFolder
+    from .run_view import FolderView
     from .studio import Studio
     from .walk_session import WalkSession
 
     if isinstance(target, str | Path):
-        folder = RunFolder(Path(target))
-        names = folder.names()
+        folder = FolderView(Path(target))
+        names = folder.folder.names()
         if not names:
             raise UserError(f"{target} holds no steps yet")
         return StudioView(Studio(str(target), folders=[folder]), f"run/0/{names[0]}", folder.run(names[0]).picture)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .graphs import jitrl as jitrl
     from .graphs import training_free_grpo as training_free_grpo
     from .graphs.cli.background_server import start_server as serve
-    from .graphs.cli.explain import explain_step as explain
+    from .graphs.experiments.explain import explain_step as explain
     from .graphs.studio.widget import studio_view as studio
     from .graphs.wiring.flow import check as check
     from .graphs.wiring.flow import rewire as rewire
@@ -73,7 +73,7 @@ _LOADED_ON_USE = {
     "catalogue": (".nodes.catalogue", "catalogue"),
     "check": (".graphs.wiring.flow", "check"),
     "claas": (".graphs.claas", ""),
-    "explain": (".graphs.cli.explain", "explain_step"),
+    "explain": (".graphs.experiments.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),
     "open_environment": (".tools.environments.catalogue", "open_environment"),

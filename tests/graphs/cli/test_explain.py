@@ -10,10 +10,9 @@ import pytest
 from in_process import play_in_process
 
 import learngraph
-from learngraph.graphs.cli.explain import read_decision
-from learngraph.graphs.cli.explain_recorded import explain_row
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.decisions import explain_decision
+from learngraph.graphs.experiments.explain import explain_row, read_decision
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
@@ -101,7 +100,7 @@ def test_the_published_formulas_are_put_into_their_own_words(played: Path) -> No
         (["r", "--step", "0", "--run-seed", "1"], "r has no seed 1; it has 0, 3"),
         (
             ["r", "--step", "0", "--method", "icrl"],
-            "no runs of icrl to explain; it has jitrl, jitrl:paper, jitrl:reference, static",
+            "r has no method icrl; it has jitrl, jitrl:paper, jitrl:reference, static",
         ),
     ],
 )

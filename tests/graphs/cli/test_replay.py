@@ -1,4 +1,4 @@
-"""`learngraph replay`: recorded runs are played again without a model, up to the first difference."""
+"""`learngraph explain --replay`: recorded runs are played again without a model, up to the first difference."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.cli.replay import Replayed, replay_runs
+from learngraph.graphs.experiments.replay import Replayed, replay_runs
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.recorded_model import RecordedChatModel, UnrecordedCall
 
@@ -41,7 +41,7 @@ def one(folder: Path) -> Replayed:
 @pytest.mark.slow
 def test_a_run_that_was_left_alone_is_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main(["replay", str(folder)]) == 0
+    assert main(["explain", "--replay", str(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
     assert said[0].startswith("jitrl-s0: 2 episodes, ")
@@ -56,7 +56,7 @@ def test_the_first_difference_is_named(folder: Path, capsys: pytest.CaptureFixtu
     row["candidates"][1]["logit"] += 1.0
     change(steps, 2, candidates=row["candidates"])
     change(steps, 4, action="sing")
-    assert main(["replay", str(folder), "--method", "jitrl"]) == 1
+    assert main(["explain", "--replay", str(folder), "--method", "jitrl"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("jitrl-s0: differs at episode 0, step 2, candidates[1].logit: was ")
 
@@ -88,11 +88,11 @@ def test_damaged_and_unfinished_folders_are_told_in_words(folder: Path, capsys: 
     assert "before the model's answers were recorded" in one(folder).problem
     (run / "episodes.jsonl").unlink()
     assert "no episode of it is finished" in one(folder).problem
-    assert main(["replay", str(folder), "--run-seed", "7"]) == 2
+    assert main(["explain", "--replay", str(folder), "--run-seed", "7"]) == 2
     assert "has no seed 7; it has 0" in capsys.readouterr().err
-    assert main(["replay", str(folder), "--method", "icrl"]) == 2
+    assert main(["explain", "--replay", str(folder), "--method", "icrl"]) == 2
     (folder / "settings.json").write_text("{", encoding="utf-8")
-    assert main(["replay", str(folder)]) == 2
+    assert main(["explain", "--replay", str(folder)]) == 2
     assert "settings.json is damaged" in capsys.readouterr().err
     assert main(["replay", str(folder / "nowhere")]) == 2
 

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from studio_runs import play_run, write_long_run, write_settings, write_steps
 
-from learngraph.graphs.studio.recorded_run import RunFolder
+from learngraph.graphs.studio.run_view import FolderView
 from learngraph.graphs.studio.shown_values import MAX_ROWS, MAX_TEXT, decision_bars, show_value
 from learngraph.graphs.studio.studio import Studio
 from learngraph.memory.errors import UserError
@@ -23,8 +23,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_shows_its_episodes_steps_and_the_way_through_the_graph(played: Path) -> None:
-    folder = RunFolder(played)
-    assert folder.names() == ["jitrl-s0"]
+    folder = FolderView(played)
+    assert folder.folder.names() == ["jitrl-s0"]
     run = folder.run("jitrl-s0")
     seen = run.overview()
     rows = [json.loads(line) for line in (played / "jitrl-s0" / "steps.jsonl").read_text().splitlines()]
@@ -52,29 +52,29 @@ def test_a_step_of_any_method_can_be_explained(method: str, tmp_path: Path) -> N
     here = write_settings(tmp_path / "mine", **{method: {}}) / f"{method}-s0"
     here.mkdir()
     write_steps(Journal(here / "steps.jsonl"), 0, 3)
-    run = RunFolder(tmp_path / "mine").run(f"{method}-s0")
+    run = FolderView(tmp_path / "mine").run(f"{method}-s0")
     assert run.moment("0", 1)["can_explain"]
     assert "'go south'" in " ".join(run.explain("0", 1)["sentences"])
     (tmp_path / "mine" / "settings.json").unlink()  # without it, nobody knows whose run it was
-    assert not RunFolder(tmp_path / "mine").run(f"{method}-s0").moment("0", 1)["can_explain"]
+    assert not FolderView(tmp_path / "mine").run(f"{method}-s0").moment("0", 1)["can_explain"]
 
 
 def test_one_run_of_a_folder_may_be_named(played: Path) -> None:
-    assert RunFolder(played / "jitrl-s0").names() == ["jitrl-s0"]
+    assert FolderView(played / "jitrl-s0").folder.names() == ["jitrl-s0"]
 
 
 def test_wrong_names_are_sentences(played: Path, tmp_path: Path) -> None:
-    run = RunFolder(played).run("jitrl-s0")
+    run = FolderView(played).run("jitrl-s0")
     with pytest.raises(UserError, match="has no run 'other'; it has jitrl-s0"):
-        RunFolder(played).run("other")
+        FolderView(played).run("other")
     for branch in ("9", "-1", "x", "²"):
         with pytest.raises(UserError, match="has no episode"):
             run.moments(branch, 0, 10)
     with pytest.raises(UserError, match="episode 0 has no step 999"):
         run.moment("0", 999)
-    with pytest.raises(UserError, match="is no folder"):
-        RunFolder(tmp_path / "nothing")
-    studio = Studio("runs", folders=[RunFolder(played)])
+    with pytest.raises(UserError, match="does not exist"):
+        FolderView(tmp_path / "nothing")
+    studio = Studio("runs", folders=[FolderView(played)])
     for view in ("run/1/jitrl-s0", "run/x/jitrl-s0", "walk", "run/0/../x", ""):
         with pytest.raises(UserError):
             studio.answer("overview", {"view": view})
@@ -90,7 +90,7 @@ def test_a_thousand_steps_open_within_a_second(tmp_path: Path) -> None:
     """From the command's start of the folder to the first screen: overview, the lines in sight, and one moment."""
     folder = write_long_run(tmp_path / "long", 1000)
     began = time.perf_counter()
-    studio = Studio("runs", folders=[RunFolder(folder)])
+    studio = Studio("runs", folders=[FolderView(folder)])
     studio.answer("runs", {})
     seen = studio.answer("overview", {"view": "run/0/jitrl-s0"})
     lines = studio.answer("moments", {"view": "run/0/jitrl-s0", "branch": "0", "start": 900, "count": 100})
@@ -101,7 +101,7 @@ def test_a_thousand_steps_open_within_a_second(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_being_written_is_followed(tmp_path: Path) -> None:
-    folder = RunFolder(write_settings(tmp_path / "growing"))
+    folder = FolderView(write_settings(tmp_path / "growing"))
     assert folder.list_runs()["problems"] == [
         f"{tmp_path / 'growing'} has no steps yet. They appear here when the run has begun."
     ]
@@ -124,7 +124,7 @@ def test_a_run_that_is_being_written_is_followed(tmp_path: Path) -> None:
 
 def test_steps_written_again_after_a_power_cut_take_the_place_of_the_lost_ones(tmp_path: Path) -> None:
     folder = write_long_run(tmp_path / "cut", 4)
-    run = RunFolder(folder).run("jitrl-s0")
+    run = FolderView(folder).run("jitrl-s0")
     assert run.overview()["branches"][0]["count"] == 4
     path = folder / "jitrl-s0" / "steps.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
@@ -157,7 +157,7 @@ def test_a_damaged_folder_is_a_sentence_and_the_rest_is_shown(
         path.write_bytes(content + path.read_bytes())
     else:
         path.write_bytes(content)
-    opened = RunFolder(folder)
+    opened = FolderView(folder)
     listed, run = opened.list_runs(), opened.run("jitrl-s0")
     seen, moment = run.overview(), run.moment("0", 0)
     sentences = [*listed["problems"], *seen["problems"], *moment["problems"]]
@@ -170,7 +170,7 @@ def test_a_damaged_folder_is_a_sentence_and_the_rest_is_shown(
 def test_a_folder_whose_files_cannot_be_read_at_all(tmp_path: Path) -> None:
     here = write_settings(tmp_path / "odd") / "jitrl-s0"
     (here / "steps.jsonl").mkdir(parents=True)
-    seen = RunFolder(tmp_path / "odd").run("jitrl-s0").overview()
+    seen = FolderView(tmp_path / "odd").run("jitrl-s0").overview()
     assert seen["problems"] == ["jitrl-s0/steps.jsonl cannot be read: Is a directory."]
     assert seen["branches"] == []
 

@@ -1,4 +1,4 @@
-"""`learngraph replay RUN_FOLDER`: play recorded runs again without asking a model, and report the first difference of each.
+"""Playing recorded runs again without asking a model, up to the first difference of each.
 
 The model's answers come from the run's `replies.jsonl`; the world, the memory and every node work as they did. So a difference
 tells of changed code, of a changed world, or of a folder that was edited. Nothing is written into the folder.
@@ -11,33 +11,31 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from tyro.conf import Positional
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
 
-from ...memory.errors import CommandError
-from .flags import parse_flags
+from ...memory.claas.weights import TrainingLog
+from ...memory.errors import CommandError, UserError
+from ...memory.records import Trajectory
+from ...memory.storage.checkpoints import serializer
+from ...memory.storage.journal import Journal
+from ...memory.storage.record_store import RecordStore
+from ...memory.storage.rows import Rows
+from ...nodes.recorded_model import RecordedChatModel
+from ..methods import find_method
+from .jsonl import read_rows
+from .options import RunOptions, SweepSetup
+from .play import loads_model, run_graph, shared_environment
+from .recorded import RecordedFolder, RecordedRun
+from .run_folder import make_job, shares_memory
+from .sweep import Job, RunFiles
 
-if TYPE_CHECKING:
-    from ..experiments.options import SweepSetup
-    from ..experiments.sweep import Job
-
-__all__ = ["Divergence", "Replayed", "replay", "replay_runs"]
+__all__ = ["Divergence", "Replayed", "replay_runs"]
 
 NOT_COMPARED = ("id", "parent", "head", "run")
 """Fields of rows that only name other rows."""
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """Options of `learngraph replay`: the folder, and which of its runs are played again."""
-
-    run_folder: Positional[Path]
-    """A folder that `learngraph run` has made."""
-    method: str | None = None
-    """The method, as the run called it; all if not given."""
-    run_seed: int | None = None
-    """The seed of the run; all if not given."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +75,6 @@ class Replayed:
         return f"{self.run}: {same}"
 
 
-def replay(args: Sequence[str]) -> int:
-    """Play runs again. Returns the exit status: 0 if all are the same, 1 if one differs, 2 if one cannot be played."""
-    about = (
-        "Play recorded runs again, with the model's recorded answers, and report the first difference: step, field, was, is."
-    )
-    options = parse_flags(ReplayOptions, args, "learngraph replay", about)
-    worst = 0
-    for one in replay_runs(options.run_folder, options.method, options.run_seed):
-        print(one, flush=True)
-        worst = max(worst, 2 if one.problem else 1 if one.divergence else 0)
-    return worst
-
-
 def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | None = None) -> Iterator[Replayed]:
     """Play the runs of a folder again, one after the other.
 
@@ -101,31 +86,22 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
     Raises:
         UserError: there is no such folder, method or seed; names those that there are.
     """
-    from ..experiments.folder_settings import read_sweep_settings
-    from ..experiments.run_folder import make_job, shares_memory
-
-    folder = Path(run_folder)
-    record = read_sweep_settings(folder)
-    names, seeds = list(record["methods"]), list(record["seeds"])
-    for what, wanted, known in (("method", method, names), ("seed", seed, seeds)):
-        if wanted is not None and wanted not in known:
-            raise CommandError(f"{folder} has no {what} {wanted}; it has {', '.join(map(str, known))}")
-    setup = _setup(folder, record)
-    for name in names if method is None else [method]:
-        shelf = None
-        for number in seeds if seed is None or shares_memory(setup, name) else [seed]:
-            job = make_job(setup, folder, name, number)
-            shelf = shelf if shelf is not None and shares_memory(setup, name) else _empty_shelf()
-            outcome = _replay_job(setup, job, shelf)
+    folder = RecordedFolder(Path(run_folder))
+    for what, wanted in (("method", method), ("seed", seed)):
+        if wanted is not None:
+            folder.check(what, wanted)
+    setup = _setup(folder.path, folder.settings)
+    for name in folder.settings["methods"] if method is None else [method]:
+        is_shared, memory = shares_memory(setup, name), _empty_memory()
+        for number in folder.settings["seeds"] if seed is None or is_shared else [seed]:
+            job = make_job(setup, folder.path, name, number)
+            outcome = _replay_job(setup, job, memory if is_shared else _empty_memory())
             if seed in (None, number):
                 yield outcome
 
 
 def _setup(folder: Path, record: Mapping[str, Any]) -> SweepSetup:
     """The options and settings with which the folder's runs were played."""
-    from ..experiments.options import RunOptions, SweepSetup
-    from ..methods import find_method
-
     known = {one.name for one in fields(RunOptions)}
     given: dict[str, Any] = {name: value for name, value in record.items() if name in known}
     given |= {name: Path(given[name]) for name in ("prompts", "reference") if given.get(name) is not None}
@@ -153,28 +129,24 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _empty_shelf() -> Any:
-    from langgraph.store.memory import InMemoryStore
-
-    from ...memory.records import Trajectory
-    from ...memory.storage.record_store import RecordStore
-
+def _empty_memory() -> Any:
     return RecordStore(InMemoryStore(), ("replay",), Trajectory)
 
 
-def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
+def _replay_job(setup: SweepSetup, job: Job, memory: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
-    from ...memory.errors import UserError
-    from ..experiments.play import loads_model
-    from ..experiments.run_rows import steps_to
-    from ..methods import find_method
-
+    run = RecordedRun(job.folder, job.method, job.seed)
     name = job.folder.name
     try:
-        episodes = sorted(_rows(job.folder / "episodes.jsonl").values(), key=lambda row: int(row["episode"]))
-        steps, replies = _rows(job.folder / "steps.jsonl"), _rows(job.folder / "replies.jsonl")
-    except (UserError, ValueError, KeyError, TypeError) as error:
+        run.refresh()
+        episodes = run.finished()
+        replies = read_rows(job.folder / "replies.jsonl") if (job.folder / "replies.jsonl").is_file() else []
+    except FileNotFoundError:
+        return Replayed(name, problem="no episode of it is finished yet")
+    except (UserError, OSError) as error:
         return Replayed(name, problem=f"its files are damaged: {error}")
+    if damaged := [f"{count} lines of {file}" for file, count in run.damaged.items() if count]:
+        return Replayed(name, problem=f"its files are damaged: {' and '.join(damaged)}")
     if not episodes:
         return Replayed(name, problem="no episode of it is finished yet")
     if find_method(job.method).trains_weights:
@@ -183,11 +155,12 @@ def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
         return Replayed(name, problem="it has no replies.jsonl: it was played before the model's answers were recorded")
     done = count = 0
     try:
-        for was, (row, made) in zip(episodes, _play_again(setup, job, shelf, replies, len(episodes)), strict=False):
-            path = steps_to(steps, str(was["head"]))
-            if path is None:
-                return Replayed(name, done, count, problem=f"its steps.jsonl lacks steps of episode {was['episode']}")
-            found = _first_difference(int(was["episode"]), path, made) or _row_difference(int(was["episode"]), None, was, row)
+        played = _play_again(setup, job, memory, replies, len(episodes))
+        for (number, was), (row, made) in zip(episodes.items(), played, strict=False):
+            path = run.rows(number)
+            if not path or "/" not in str(path[0]["parent"]) or path[-1]["id"] != was["head"]:
+                return Replayed(name, done, count, problem=f"its steps.jsonl lacks steps of episode {number}")
+            found = _first_difference(number, path, made) or _row_difference(number, None, was, row)
             if found is not None:
                 return Replayed(name, done, count, found)
             done, count = done + 1, count + len(made)
@@ -199,25 +172,14 @@ def _replay_job(setup: SweepSetup, job: Job, shelf: Any) -> Replayed:
 
 
 def _play_again(
-    setup: SweepSetup, job: Job, shelf: Any, replies: Mapping[str, Any], episodes: int
+    setup: SweepSetup, job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
 ) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """(row about the episode, rows of its steps) of every episode, as it is played now, in memory."""
-    from langgraph.checkpoint.memory import InMemorySaver
-
-    from ...memory.claas.weights import TrainingLog
-    from ...memory.storage.checkpoints import serializer
-    from ...memory.storage.journal import Journal
-    from ...memory.storage.rows import Rows
-    from ...nodes.recorded_model import RecordedChatModel
-    from ..experiments.play import loads_model, run_graph, shared_environment
-    from ..experiments.sweep import RunFiles
-    from ..methods import find_method
-
     journal, log, record = Journal(details=None), Rows(), Rows()
-    for row in replies.values():
+    for row in replies:
         record.append(row)
-    shelf = shelf if find_method(job.method).has_memory else None
-    files = RunFiles(journal, log, Rows(), record, shelf, InMemorySaver(serde=serializer()), TrainingLog())
+    memory = memory if find_method(job.method).has_memory else None
+    files = RunFiles(journal, log, Rows(), record, memory, InMemorySaver(serde=serializer()), TrainingLog())
     environment = shared_environment(setup.options.env, setup.options.horizon)
     model = RecordedChatModel(record) if loads_model(job.method, setup.options) else None
     graph = run_graph(setup, job, environment, files, model)
@@ -228,18 +190,6 @@ def _play_again(
         if "tally" in update:
             row = log.values()[-1]
             yield row, journal.rows(str(row["head"]))
-
-
-def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The complete rows of a file by id; empty if there is no file."""
-    from ..experiments.jsonl import read_rows
-
-    if not path.is_file():
-        return {}
-    try:
-        return {str(row["id"]): row for row in read_rows(path)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has a line that is no row with an id ({error})") from error
 
 
 def _first_difference(episode: int, was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Divergence | None:
