@@ -103,7 +103,7 @@ def test_a_command_has_the_flags_and_names_of_this_version(page: str, line: str)
     words = shlex.split(line, comments=True)[1:]
     flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     first = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    command = words[: min(first, 1 if words[0] in {"serve", "calibrate", "explain", "list", "import"} else 2)]
+    command = words[: min(first, 1 if words[0] in {"serve", "calibrate", "explain"} else 2)]
     if words[0] in {"run", "draw"} and words[1:] and words[1].partition(":")[0].islower():
         method = words[1].partition(":")[0]
         if "." in method or method == "my_app":  # a method or a graph of the reader's own

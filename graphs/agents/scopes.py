@@ -202,7 +202,7 @@ class ScopedLearner(Generic[Index]):
         return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
 
     def import_trajectories(self, path: Path | str, **scope: str) -> int:
-        """Take in rated conversations of a file, such as one of `learngraph import`; returns their number."""
+        """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number."""
         return self._memory(self._labels(scope, strict=True)).conversations.import_trajectories(path)
 
     def close(self) -> None:

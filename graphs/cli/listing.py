@@ -19,13 +19,20 @@ class ListOptions:
 
 
 def list_all(args: Sequence[str]) -> int:
-    """Print the methods, environments and models. Returns the exit status."""
+    """Print the methods, environments and models, or the nodes. Returns the exit status."""
+    if args[:1] == ["nodes"]:
+        from .nodes import list_nodes
+
+        return list_nodes(args[1:])
     from ...tools.environments.catalogue import FAMILIES
     from ...tools.models.models import MODELS
     from ..methods import METHODS
 
     parse_flags(
-        ListOptions, args, "learngraph list", "List the methods, environments and models, with what each needs installed."
+        ListOptions,
+        args,
+        "learngraph list",
+        "List the methods, environments and models, with what each needs installed; `learngraph list nodes` lists the nodes.",
     )
     sections: Mapping[str, Iterable[tuple[str, str, str]]] = {
         "methods": [(name, method.summary, _method_needs(name)) for name, method in METHODS.items()],

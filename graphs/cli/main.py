@@ -70,9 +70,12 @@ COMMANDS: Mapping[str, Command] = {
     "tutorial": Command(
         "your first walk, in Jupyter or in the terminal: draw, run, pause, edit, go back, learn", ".tutorial", "tutorial"
     ),
-    "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
+    "list": Command(
+        "the methods, environments and models, with what each needs installed; `learngraph list nodes`: the nodes",
+        ".listing",
+        "list_all",
+    ),
     "draw": Command("draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]", ".draw", "draw"),
-    "nodes": Command("the nodes to put agents together from: what each does, reads and writes", ".nodes", "list_nodes"),
     "studio": Command(
         "draw, walk through and look at runs on a page of this machine: learngraph studio jitrl|my_app:graph|runs/NAME",
         "..studio.command",
@@ -87,11 +90,6 @@ COMMANDS: Mapping[str, Command] = {
         "show, compare, edit or roll back a learned library: learngraph library show|diff|export|import|rollback",
         ".library",
         "library",
-    ),
-    "import": Command(
-        "turn conversations of other tools (OpenAI messages, LangSmith, ATIF) into trajectories that agents learn from",
-        ".traces",
-        "import_traces",
     ),
     "adamem": Command(
         "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",

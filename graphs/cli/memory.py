@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tyro.conf import Positional
@@ -15,20 +14,22 @@ from ...memory.errors import CommandError, plural
 from ..experiments.progress import say
 from ..experiments.run_folder import memory_location
 from .flags import parse_flags, run_subcommand
+from .memory_import import find_memories, import_file
 
 __all__ = ["memory", "open_memories"]
 
 USAGE = """\
-usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N
+usage: learngraph memory show PATH | export PATH FILE | import FILE --into PATH | prune PATH --keep-last N
 
-PATH is a memory, or (but for import) a folder or server with several. A run with `--memory DIR` keeps them in
+PATH is a memory, or (but for import) a folder or server with several. FILE for import holds trajectories, or conversations of
+other tools (OpenAI messages, LangSmith, ATIF), which `import FILE --out FILE` turns into trajectories. A run with `--memory DIR` keeps them in
 DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder.
 With `--memory postgresql://host/database` they are in postgresql://host/database/<method>-s<seed>."""
 
 
 def memory(args: Sequence[str]) -> int:
     """Show, export, import or prune memories. Returns the exit status."""
-    commands = {"show": show, "export": export, "import": import_trajectories, "prune": prune}
+    commands = {"show": show, "export": export, "import": import_file, "prune": prune}
     return run_subcommand(commands, args, USAGE)
 
 
@@ -43,10 +44,10 @@ class MemoryShowOptions:
 def show(args: Sequence[str]) -> int:
     """Print a table: for each task and run, how many episodes are remembered, their steps and their mean score."""
     options = parse_flags(MemoryShowOptions, args, "learngraph memory show", "Show what is remembered of each task and run.")
-    with open_memories(options.path) as shelves:
+    with open_memories(options.path) as memories:
         groups: dict[tuple[str, str, str], list[Any]] = {}
-        for shelf in shelves:
-            for trajectory in shelf.all():
+        for one in memories:
+            for trajectory in one.all():
                 groups.setdefault((trajectory.domain, trajectory.task.id, trajectory.run), []).append(trajectory)
     lines = [("domain", "task", "run", "episodes", "steps", "mean score")]
     for key, found in sorted(groups.items()):
@@ -73,42 +74,13 @@ def export(args: Sequence[str]) -> int:
     from ...memory.storage.record_store import as_jsonl, write_jsonl
 
     options = parse_flags(MemoryExportOptions, args, "learngraph memory export", "Write what is remembered, an episode a line.")
-    with open_memories(options.path) as shelves:
-        found = [trajectory for shelf in shelves for trajectory in shelf.all()]
+    with open_memories(options.path) as memories:
+        found = [trajectory for one in memories for trajectory in one.all()]
     if options.file == "-":
         sys.stdout.writelines(as_jsonl(found))
     else:
         write_jsonl(found, options.file)
     say(plural(len(found), "episode"))
-    return 0
-
-
-@dataclass(frozen=True)
-class MemoryImportOptions:
-    """Options of `learngraph memory import`: the memory and the file of episodes."""
-
-    path: Positional[str]
-    """The memory: a directory, `http://host:port/NAME`, or `postgresql://host/database/NAME`."""
-    file: Positional[str]
-    """The file to read, as `learngraph memory export` writes it."""
-
-
-def import_trajectories(args: Sequence[str]) -> int:
-    """Add the episodes of a file to a memory."""
-    from ...memory.records import Trajectory
-    from ...memory.storage.open_store import open_store
-    from ...memory.storage.record_store import RecordStore
-
-    options = parse_flags(MemoryImportOptions, args, "learngraph memory import", "Add the episodes of a file to a memory.")
-    path = options.path
-    place, namespace = memory_location(path)
-    if "://" in path and namespace == ("trajectories",):
-        raise CommandError(f"{path} keeps many memories: say which, such as {path.rstrip('/')}/jitrl-s0")
-    if "://" not in path and (inside := _memories(path)) and str(Path(path)) not in inside:
-        raise CommandError(f"{path} has memories within: say which, such as {inside[0]}")
-    with open_store(place) as store:
-        count = RecordStore(store, namespace, Trajectory).import_jsonl(options.file)
-    say(plural(count, "episode"))
     return 0
 
 
@@ -131,9 +103,9 @@ def prune(args: Sequence[str]) -> int:
     from ...memory.returns.experiences import Experiences
 
     options = parse_flags(MemoryPruneOptions, args, "learngraph memory prune", "Delete all but the last episodes.")
-    with open_memories(options.path) as shelves:
-        for shelf in shelves:
-            say(f"{shelf}: {Experiences(shelf).prune(keep_last=options.keep_last)} episodes deleted")
+    with open_memories(options.path) as memories:
+        for one in memories:
+            say(f"{one}: {Experiences(one).prune(keep_last=options.keep_last)} episodes deleted")
     return 0
 
 
@@ -149,7 +121,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
     from ...memory.storage.record_store import RecordStore
 
     place, prefix = memory_location(where)
-    found = [place] if "://" in where else _memories(where)
+    found = [place] if "://" in where else find_memories(where)
     if not found:
         raise CommandError(f"there is no memory in {where}; give a run folder or one of its memory directories")
     with ExitStack() as stack:
@@ -159,7 +131,3 @@ def open_memories(where: str) -> Iterator[list[Any]]:
             for store in stores
             for namespace in store.list_namespaces(prefix=prefix, limit=100_000)
         ]
-
-
-def _memories(directory: str) -> list[str]:
-    return sorted(str(path.parent) for path in Path(directory).rglob("chroma.sqlite3"))

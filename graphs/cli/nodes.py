@@ -1,4 +1,4 @@
-"""`learngraph nodes`: the nodes that an agent can be put together from, by what they do."""
+"""`learngraph list nodes`: the nodes that an agent can be put together from, by what they do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["list_nodes"]
 
 @dataclass(frozen=True)
 class NodesOptions:
-    """Options of `learngraph nodes`: which nodes are shown."""
+    """Options of `learngraph list nodes`: which nodes are shown."""
 
     which: Positional[str] = ""
     """A verb (act, evaluate, retrieve, synthesize, extract, update, learn), or the name of one node; all nodes if not given."""
@@ -37,7 +37,7 @@ def list_nodes(args: Sequence[str]) -> int:
     options = parse_flags(
         NodesOptions,
         args,
-        "learngraph nodes",
+        "learngraph list nodes",
         "List the nodes that an agent can be put together from: what each does, what it reads and writes, and its settings.",
     )
     entries = catalogue()

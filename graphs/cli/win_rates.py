@@ -139,7 +139,7 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
             number = json.loads((run / "result.json").read_text(encoding="utf-8"))["answer"]
             played, task = RecordedRun(run, method, seed), world.task(seed, settings.get("split", "test"))
             played.refresh()
-            row, path = played.finished().get(number), played.rows(number)
+            row, path = played.read_episodes().get(number), played.rows(number)
             if row is None or not path or path[-1]["id"] != row["head"] or "/" not in path[0]["parent"]:
                 raise UserError(f"{run} has lost episode {number}, which holds the answer; remove the folder and play it again")
             actions = tuple(str(one["action"]) for one in path if one["action"])

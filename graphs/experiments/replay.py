@@ -139,7 +139,7 @@ def _replay_job(setup: SweepSetup, job: Job, memory: Any) -> Replayed:
     name = job.folder.name
     try:
         run.refresh()
-        episodes = run.finished()
+        episodes = run.read_episodes()
         replies = read_rows(job.folder / "replies.jsonl") if (job.folder / "replies.jsonl").is_file() else []
     except FileNotFoundError:
         return Replayed(name, problem="no episode of it is finished yet")

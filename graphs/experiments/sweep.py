@@ -141,7 +141,7 @@ class RunFiles:
     times: Rows
     """Seconds of each finished episode."""
     replies: Rows
-    """What the model answered, to play the run again without it (`learngraph replay`)."""
+    """What the model answered, to play the run again without it (`learngraph explain --replay`)."""
     shelf: RecordStore[Trajectory] | None
     """The trajectories that it remembers; None if the method remembers nothing."""
     saver: Any

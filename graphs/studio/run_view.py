@@ -13,7 +13,7 @@ from threading import RLock
 from typing import Any
 
 from ...memory.errors import UserError
-from ..cli.draw import blueprint
+from ..arms import blueprint
 from ..experiments.explain import explain_step
 from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep
 from ..methods import find_method
@@ -98,7 +98,7 @@ class RunView:
         run = self._run
         with self._lock:
             problems = [*self._problems, *self._refresh()]
-            scores = {number: to_line(row.get("score"), 12) for number, row in run.finished().items()}
+            scores = {number: to_line(row.get("score"), 12) for number, row in run.read_episodes().items()}
             branches = [
                 {
                     "id": str(number),

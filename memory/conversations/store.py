@@ -352,7 +352,7 @@ class ConversationStore:
             yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
 
     def import_trajectories(self, path: str | os.PathLike[str]) -> int:
-        """Add rated trajectories from a JSONL file, such as one of `learngraph import`; returns their number.
+        """Add rated trajectories from a JSONL file, such as one of `learngraph memory import`; returns their number.
 
         Raises:
             UserError: the file cannot be read, or a reward is no finite number; then nothing is added.

@@ -28,7 +28,7 @@ from ..errors import UserError, plural
 from ..records import Task, Trajectory
 from .messages import StateKey, goal_and_last_turn, messages, trajectory
 
-__all__ = ["RecordedConversation", "TraceForm", "as_atif", "read_traces", "to_trajectories"]
+__all__ = ["RecordedConversation", "TraceForm", "as_atif", "holds_trajectories", "read_traces", "to_trajectories"]
 
 TraceForm = Literal["openai", "langsmith", "atif"]
 ATIF_VERSION = "ATIF-v1.4"
@@ -80,6 +80,16 @@ def read_traces(path: Path | str, form: TraceForm | None = None, feedback_key: s
                 f"{place}: asked for a conversation ({form or 'openai, langsmith or atif'}), and could not read it ({type(error).__name__}: {error})"
             ) from error
     return found
+
+
+def holds_trajectories(path: Path) -> bool:
+    """True if a file's first record is a trajectory of ours.
+
+    Raises:
+        UserError: the file cannot be read, or is no JSON.
+    """
+    record = next((record for _, record in _records(path)), None)
+    return isinstance(record, Mapping) and "transitions" in record
 
 
 def to_trajectories(

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "calibrate": (CalibrateOptions,),
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
-    "nodes": (NodesOptions,),
+    "list nodes": (NodesOptions,),
     "memory prune": (MemoryPruneOptions,),
     "library export": (LibraryExportOptions,),
     "adamem build": (BuildOptions,),

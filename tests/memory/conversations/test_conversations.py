@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from learngraph.graphs.cli.main import main
 from learngraph.memory.conversations import messages as conversations
 from learngraph.memory.conversations import traces
-from learngraph.memory.conversations.messages import trajectory
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Trajectory
-from learngraph.memory.storage.record_store import from_json, read_jsonl, to_json, write_jsonl
+from learngraph.memory.storage.record_store import from_json, read_jsonl, to_json
 
 TALK = [
     SystemMessage("Be brief."),
@@ -229,7 +227,7 @@ def test_the_command_imports_and_an_agent_learns_from_it(
     Path("traces.jsonl").write_text(
         "".join(json.dumps({"id": f"c{n}", "messages": rows}) + "\n" for n in range(3)) + json.dumps({"messages": []})
     )
-    assert main(["import", "traces.jsonl", "--out", "out.jsonl", "--reward", "judging:judge"]) == 0
+    assert main(["memory", "import", "traces.jsonl", "--out", "out.jsonl", "--reward", "judging:judge"]) == 0
     assert "3 conversations in out.jsonl, 3 with a reward" in capsys.readouterr().err
     assert [one.score for _, one in read_jsonl(Trajectory, "out.jsonl")] == [1.0, 1.0, 1.0]
     learner = JitRLMiddleware(InMemoryStore(), decide={"resolve": ["how"]})
@@ -247,35 +245,12 @@ def test_the_command_imports_and_an_agent_learns_from_it(
         ]
     )
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index) == 3
-    assert main(["import", "out.jsonl", "--as", "atif", "--out", "atif.jsonl"]) == 0
-    assert main(["import", "atif.jsonl", "--out", "again.jsonl"]) == 0
+    assert main(["memory", "import", "out.jsonl", "--as", "atif", "--out", "atif.jsonl"]) == 0
+    assert main(["memory", "import", "atif.jsonl", "--out", "again.jsonl"]) == 0
     assert [one.score for _, one in read_jsonl(Trajectory, "again.jsonl")] == [1.0, 1.0, 1.0]
-    assert main(["import", "traces.jsonl", "--out", "plain.jsonl"]) == 0
+    assert main(["memory", "import", "traces.jsonl", "--out", "plain.jsonl"]) == 0
     assert "give --reward" in capsys.readouterr().err
-    assert main(["import", "traces.jsonl", "--out", "traces.jsonl"]) == 2
-
-
-def test_a_log_of_inspect_is_read_back_by_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai")
-    write_jsonl([trajectory(TALK, 0.5, run="a"), trajectory(TALK, None, run="b")], tmp_path / "ours.jsonl")
-    target = str(tmp_path / "out" / "conversations.eval")
-    assert main(["import", str(tmp_path / "ours.jsonl"), "--as", "inspect", "--out", target]) == 0
-    assert "2 conversations" in capsys.readouterr().err
-    found = log.read_eval_log(target)
-    first, second = found.samples
-    assert (first.messages[0].role, first.messages[0].text) == ("user", TALK[1].text)
-    made = [(c.function, c.arguments) for m in first.messages if m.role == "assistant" for c in m.tool_calls or ()]
-    assert made == [(c["name"], c["args"]) for m in TALK if isinstance(m, AIMessage) for c in m.tool_calls]
-    assert (first.scores["reward"].value, second.scores) == (0.5, None), "a missing reward is not 0"
-    score = found.results.scores[0]
-    assert (score.metrics["mean"].value, score.scored_samples, score.unscored_samples) == (0.5, 1, 1)
-
-
-@pytest.mark.skipif(find_spec("inspect_ai") is not None, reason="inspect-ai is installed")
-def test_a_log_of_inspect_without_inspect_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl([trajectory(TALK, 0.5)], tmp_path / "ours.jsonl")
-    assert main(["import", str(tmp_path / "ours.jsonl"), "--as", "inspect", "--out", str(tmp_path / "x.eval")]) == 2
-    assert "pip install inspect-ai" in capsys.readouterr().err
+    assert main(["memory", "import", "traces.jsonl", "--out", "traces.jsonl"]) == 2
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "[]", '{"messages": [{"role": "user", "content": "Hello?"}]}'])
@@ -283,6 +258,6 @@ def test_a_file_without_a_conversation_says_that_nothing_was_read(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "traces.jsonl").write_text(text)
-    assert main(["import", str(tmp_path / "traces.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert main(["memory", "import", str(tmp_path / "traces.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert "nothing was read from" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()

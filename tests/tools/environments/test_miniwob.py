@@ -17,8 +17,8 @@ import pytest
 from in_process import play_in_process
 
 import learngraph
-from learngraph.graphs.cli import play
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments import play
 from learngraph.graphs.experiments.explain import read_decision
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task

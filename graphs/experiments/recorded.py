@@ -1,0 +1,219 @@
+"""A run folder as its files tell it, also while another process writes to it. All that looks at played runs reads them here.
+
+folder = RecordedFolder(Path("runs/mine"))
+run = folder.run("jitrl-s0")
+run.read_episodes()      the rows of its finished episodes, by number
+run.rows(3)         the rows of the steps of episode 3, in order
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...memory.errors import CommandError, UserError
+from .folder_settings import read_sweep_settings, run_stem
+
+__all__ = ["RecordedFolder", "RecordedRun", "RecordedStep"]
+
+MAX_ACTION = 200
+"""Most characters of an action that the index of a run holds."""
+
+
+class RecordedFolder:
+    """A folder that `learngraph run` has made, or one of the runs in it.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._only = ""
+        if not path.exists():
+            raise UserError(f"{path} does not exist; give a folder that `learngraph run` has made, such as runs/NAME")
+        if not path.is_dir():
+            raise UserError(f"{path} is no folder; give one that `learngraph run` has made, such as runs/NAME")
+        if (path / "steps.jsonl").exists() and not (path / "settings.json").exists():
+            self._only, self.path = path.name, path.parent
+        self._runs: dict[str, RecordedRun] = {}
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The options of the runs, with `methods` (name -> settings) and `seeds`.
+
+        Raises:
+            UserError: settings.json is missing or damaged.
+        """
+        return read_sweep_settings(self.path)
+
+    def names(self) -> list[str]:
+        """The names of the runs that have steps; a run that has just begun appears later."""
+        found = sorted(one.parent.name for one in self.path.glob("*/steps.jsonl"))
+        return [name for name in found if not self._only or name == self._only]
+
+    def run(self, name: str) -> RecordedRun:
+        """A run of the folder by its name.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        if name not in self._runs:
+            if name not in self.names():
+                raise UserError(f"{self.path} has no run {name!r}; it has {', '.join(self.names()) or 'none with steps yet'}")
+            self._runs[name] = RecordedRun(self.path / name, *self._origin(name))
+        return self._runs[name]
+
+    def find(self, method: str, seed: int | None = None) -> RecordedRun:
+        """The run of a method on a seed, the first seed if not given. It need not have steps yet.
+
+        Raises:
+            UserError: the folder was not made for such runs; names those that it has.
+        """
+        self.check("method", method)
+        seed = self.settings["seeds"][0] if seed is None else seed
+        self.check("seed", seed)
+        return RecordedRun(self.path / f"{run_stem(method)}-s{seed}", method, seed)
+
+    def check(self, what: str, wanted: str | int) -> None:
+        """Raise a UserError where the folder has no such `method` or `seed`."""
+        known = list(self.settings[f"{what}s"])
+        if wanted not in known:
+            raise CommandError(f"{self.path} has no {what} {wanted}; it has {', '.join(map(str, known))}")
+
+    def _origin(self, name: str) -> tuple[str, int | None]:
+        """Method and seed of a run; the seed is None where no settings tell it."""
+        try:
+            settings = self.settings
+        except UserError:
+            settings = {"methods": {}, "seeds": ()}
+        for method in settings["methods"]:
+            for seed in settings["seeds"]:
+                if f"{run_stem(method)}-s{seed}" == name:
+                    return method, seed
+        return name.rpartition("-s")[0], None
+
+
+class RecordedStep(NamedTuple):
+    """A step, and where its row stands in the file."""
+
+    id: str
+    parent: str
+    episode: int
+    action: str
+    """Its beginning, where it is long."""
+    reward: float | None
+    over: bool
+    offset: int
+
+
+class RecordedRun:
+    """One method's run on one seed: an index of its steps, whose rows are read when they are looked at. Not safe for threads.
+
+    The file of the steps may be hundreds of megabytes; `refresh` reads only what is new. A line that cannot be read is counted and
+    left out.
+    """
+
+    def __init__(self, path: Path, method: str, seed: int | None) -> None:
+        self.path, self.method, self.seed = path, method, seed
+        self._forget()
+
+    def _forget(self) -> None:
+        self.damaged = {"steps.jsonl": 0, "episodes.jsonl": 0}
+        """File -> lines that could not be read."""
+        self._steps: dict[str, RecordedStep] = {}
+        self._last: dict[int, str] = {}  # episode -> id of its newest row
+        self._heads: dict[int, str] = {}  # finished episode -> id of its last step
+        self._read = 0
+
+    def refresh(self) -> None:
+        """Read the steps that were written since. A file that has become shorter is read from its beginning.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        path = self.path / "steps.jsonl"
+        if path.stat().st_size < self._read:
+            self._forget()
+        with path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):  # cut short by a crash, or being written
+                    break
+                offset, self._read = self._read, self._read + len(line)
+                try:
+                    self._add(json.loads(line), offset)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self.damaged["steps.jsonl"] += bool(line.strip())
+        self.read_episodes()
+
+    def _add(self, row: Mapping[str, Any], offset: int) -> None:
+        int(row["step"])
+        step = RecordedStep(
+            id=str(row["id"]),
+            parent=str(row["parent"]),
+            episode=int(row.get("episode", 0)),
+            action=str(row["action"])[:MAX_ACTION],
+            reward=row.get("reward"),
+            over=bool(row.get("over")),
+            offset=offset,
+        )
+        self._steps[step.id] = step
+        self._last[step.episode] = step.id
+
+    def read_episodes(self) -> dict[int, dict[str, Any]]:
+        """Number -> row of each finished episode, as episodes.jsonl holds it now."""
+        path, found, damaged = self.path / "episodes.jsonl", dict[int, dict[str, Any]](), 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+            try:
+                row = json.loads(line)
+                found[int(row["episode"])] = row
+                self._heads[int(row["episode"])] = str(row.get("head", ""))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                damaged += line.endswith(b"\n")
+        self.damaged["episodes.jsonl"] = damaged
+        return dict(sorted(found.items()))
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the run has played its last episode."""
+        return (self.path / "result.json").is_file()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def episodes(self) -> list[int]:
+        """The numbers of the episodes with steps, in order."""
+        return sorted(self._last)
+
+    def steps(self, episode: int) -> list[RecordedStep]:
+        """The steps of an episode, in order; empty if there is none of this number.
+
+        An episode that went back in a power cut has written steps twice: those count that lead to its last row.
+        """
+        head = self._heads.get(episode, "")
+        id, found = head if head in self._steps else self._last.get(episode, ""), list[RecordedStep]()
+        while id in self._steps and len(found) <= len(self._steps):
+            found.append(self._steps[id])
+            id = self._steps[id].parent
+        return found[::-1]
+
+    def row(self, step: RecordedStep) -> dict[str, Any]:
+        """The whole row of a step.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file was changed since.
+        """
+        with (self.path / "steps.jsonl").open("rb") as file:
+            file.seek(step.offset)
+            row: dict[str, Any] = json.loads(file.readline())
+        return row
+
+    def rows(self, episode: int, steps: int | None = None) -> list[dict[str, Any]]:
+        """The rows of an episode's steps, in order; the first so many of them if `steps` is given."""
+        return [self.row(step) for step in self.steps(episode)[:steps]]
