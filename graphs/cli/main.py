@@ -101,9 +101,6 @@ COMMANDS: Mapping[str, Command] = {
         "..experiments.claas_stream",
         "claas",
     ),
-    "pocket": Command(
-        "train the pocket model from scratch, or measure what it can do: learngraph pocket train|gate", ".pocket", "pocket"
-    ),
 }
 
 

@@ -100,7 +100,7 @@ def open_model(
         raise UserError(f"model {spec!r} takes no reasoning effort and no extra body; 'openai:MODEL' does")
     if spec == "pocket":
         if not (POCKET / "config.json").exists():
-            raise UserError("model 'pocket' has no weights yet; run 'learngraph pocket train', or use 'local:PATH'")
+            raise UserError(f"model 'pocket': no weights in {POCKET}; install learngraph anew, or use 'local:PATH'")
         name = str(POCKET)
     elif spec == "guard":
         name = str(GUARD)

@@ -3,20 +3,14 @@
 All scenarios go in lockstep: one batch of replies per turn, keys and values kept from turn to turn. A hundred scenarios take
 a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that what one scenario
 does depends on no other one in the batch (but for rounding).
-
-`python -m learngraph.tools.pocket.guard` measures what the model can do, for its card.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import random
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, quantiles
 from typing import Any
 
 import torch
@@ -24,7 +18,6 @@ import torch
 from ...memory.errors import UserError
 from ..environments import hierarchy
 from ..environments.hierarchy import HierarchyTurn, Scenario
-from . import guard_chats
 from .guard_chats import Message, PastExchange, prepend_past
 
 __all__ = [
@@ -33,14 +26,9 @@ __all__ = [
     "BatchedReplies",
     "GuardReply",
     "ScenarioTranscript",
-    "append_hindsight",
     "load",
-    "logprobs",
-    "measure",
     "play_scenarios",
     "reply",
-    "retention_accuracy",
-    "wilson_interval",
 ]
 
 GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
@@ -88,7 +76,7 @@ def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (Path(folder) / "config.json").exists():
-        raise UserError(f"no guard model in {folder}; 'python -m learngraph.tools.pocket.guard_train {folder}' trains one")
+        raise UserError(f"no guard model in {folder}; the package has one in tools/pocket/guard_weights")
     network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     network.train(False)
     return network, AutoTokenizer.from_pretrained(folder)
@@ -215,7 +203,6 @@ def play_scenarios(
     *,
     temperature: float = 1.0,
     seed: int | str = 0,
-    frozen: bool = False,
     salt: str = "",
     past: Callable[[Scenario], Sequence[PastExchange]] | None = None,
     show_feedback: bool = True,
@@ -229,7 +216,6 @@ def play_scenarios(
         scenarios: the scenarios to play.
         temperature: of sampling the replies.
         seed: of sampling the replies. The same seed, model and scenario give the same play.
-        frozen: play against a user that does not adapt.
         salt: play against other users (see `hierarchy.next_attack`).
         past: gives earlier exchanges for a scenario's system message (in-context learning); None: none.
         show_feedback: show the text of their feedback as well as their rewards.
@@ -245,7 +231,7 @@ def play_scenarios(
         rows = [*range(len(part))]
         voices = BatchedReplies(network, tokenizer)
         for turn in range(hierarchy.MAX_TURNS):
-            attacks = [hierarchy.next_attack(part[row], turns[row], frozen, salt) for row in rows]
+            attacks = [hierarchy.next_attack(part[row], turns[row], salt=salt) for row in rows]
             chats = [
                 prepend_past(hierarchy.chat_messages(part[row], turns[row], one.text), extra[row], show_feedback)
                 for row, one in zip(rows, attacks, strict=True)
@@ -267,189 +253,3 @@ def play_scenarios(
             for scenario, t, s, g in zip(part, turns, said, targets, strict=True)
         ]
     return found
-
-
-@torch.inference_mode()
-def logprobs(network: Any, tokenizer: Any, chats: Sequence[tuple[Sequence[Message], str]], batch: int = 64) -> list[float]:
-    """Log-probability in nats of each reply, `<end>` included, to its chat (messages, reply)."""
-    found: list[float] = []
-    for start in range(0, len(chats), batch):
-        part = chats[start : start + batch]
-        prompts = BatchedReplies(network, tokenizer).prompt_ids([said for said, _ in part])
-        replies = [
-            [*ids, tokenizer.eos_token_id] for ids in tokenizer([r for _, r in part], add_special_tokens=False)["input_ids"]
-        ]
-        rows = [prompt + said for prompt, said in zip(prompts, replies, strict=True)]
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=network.device)
-        # Padding is on the right: a causal model needs no mask.
-        logps = network(input_ids=ids[:, :-1], use_cache=False).logits.float().log_softmax(-1)
-        taken = logps.gather(2, ids[:, 1:, None])[..., 0].cpu()
-        for row, (prompt, said) in enumerate(zip(prompts, replies, strict=True)):
-            found.append(float(taken[row, len(prompt) - 1 : len(prompt) + len(said) - 1].double().sum()))
-    return found
-
-
-def append_hindsight(chat: Sequence[Message], feedback: str = "", solution: str = "") -> list[Message]:
-    """The chat with a hindsight block behind its last message, in this model's words (see `PROMPTS`)."""
-    *before, last = chat
-    parts = [f"feedback : {feedback}"] if feedback else []
-    parts += [f"like : {solution} ."] if solution else []
-    return [*before, {**last, "content": " ".join([last["content"], *parts])}]
-
-
-# Measurements
-
-
-def retention_accuracy(network: Any, tokenizer: Any, seed: int = 0, count: int = 50) -> float:
-    """The share of right replies, at temperature 1, to chats without rules: facts, sums, and wishes of the user.
-
-    The stream does not train this ability, and a learner must not lose it: a model that refuses everything does. `count` chats of each kind,
-    drawn from seeds that are used nowhere else.
-    """
-    chats = [one for kind in guard_chats.retention_probes(count, seed).values() for one in kind]
-    replies = reply(network, tokenizer, [said for said, _ in chats], seed=f"retained {seed}")
-    return fmean(given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
-
-
-def wilson_interval(wins: int, count: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share, in [0, 1]; (0, 1) without any trials."""
-    from scipy.stats import binomtest  # type: ignore[import-untyped]
-
-    if not count:
-        return 0.0, 1.0
-    level = math.erf(1.96 / math.sqrt(2))  # z is 1.96 to two digits, as in the numbers that were published with this model
-    low, high = binomtest(wins, count).proportion_ci(level, method="wilson")
-    return float(low), float(high)
-
-
-def _share(found: Iterable[bool]) -> str:
-    counted = [*found]
-    low, high = wilson_interval(sum(counted), len(counted))
-    return f"{sum(counted) / max(len(counted), 1):.3f} | {low:.3f} to {high:.3f} | {len(counted)}"
-
-
-def _by(pairs: Iterable[tuple[str, bool]]) -> Mapping[str, list[bool]]:
-    found: dict[str, list[bool]] = {}
-    for name, held in pairs:
-        found.setdefault(name, []).append(held)
-    return dict(sorted(found.items()))
-
-
-def _about(split: int) -> str:
-    own = hierarchy.SPLITS[split]
-    return "all families" if own == hierarchy.FAMILIES else ", ".join(own)
-
-
-def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
-    """The model's abilities, as rows of a Markdown table: what, share, 95 % interval, number. Takes a minute."""
-    stream = hierarchy.scenario_stream()
-    games = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed)]
-    cold = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed, frozen=True)]
-    more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 100, seed=1)]
-    first = play_scenarios(network, tokenizer, more, seed="hindsight")
-    asked = [(hierarchy.chat_messages(one.scenario, (), one.turns[0].user), one) for one in first]
-    chats = [(messages, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for messages, one in asked]
-    exact = [math.exp(value) for value in logprobs(network, tokenizer, chats)]
-    low = quantiles(exact, n=20)[0]
-    return [
-        "| what | share | 95 % interval | n |",
-        "|---|---|---|---|",
-        *_stream_rows(games, cold),
-        *_hindsight_rows(network, tokenizer, [(m, one) for m, one in asked if not one.turns[0].verdict.reward]),
-        *_retention_rows(network, tokenizer),
-        *_in_context_rows(network, tokenizer, stream, games),
-        f"\nProbability of the one reply that `compliant_reply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}.",
-    ]
-
-
-def _stream_rows(games: Sequence[ScenarioTranscript], cold: Sequence[ScenarioTranscript]) -> list[str]:
-    """Scenarios won and turns right, on the stream; `cold` are the games against a frozen attacker."""
-    rows = [f"| scenarios won, stream | {_share(one.is_won for one in games)} |"]
-    for split, won in _by((str(one.scenario.split), one.is_won) for one in games).items():
-        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(won)} |")
-    for hostile in (True, False):
-        name = "with an attacker" if hostile else "innocent questions alone"
-        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
-    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
-    turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
-    rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
-    for family, right in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
-        rows.append(f"| turns right, after {family} | {_share(right)} |")
-    return rows
-
-
-def _hindsight_rows(network: Any, tokenizer: Any, lost: Sequence[tuple[list[Message], ScenarioTranscript]]) -> list[str]:
-    """Failed first turns drawn again, alone and with hindsight behind the chat."""
-    played = [one for _, one in lost]
-
-    def redraw(seed: str, chats: Sequence[Sequence[Message]]) -> list[tuple[ScenarioTranscript, bool]]:
-        replies = reply(network, tokenizer, chats, seed=seed)
-        return [
-            (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
-            for given, one in zip(replies, played, strict=True)
-        ]
-
-    again = redraw("a", [chat for chat, _ in lost])
-    told = redraw("b", [append_hindsight(chat, one.turns[0].verdict.feedback) for chat, one in lost])
-    wrong = redraw("c", [append_hindsight(chat, "wrong .") for chat, _ in lost])
-    answers = [hierarchy.compliant_reply(one.scenario, one.turns[0].user) for one in played]
-    like = redraw("d", [append_hindsight(chat, solution=right) for (chat, _), right in zip(lost, answers, strict=True)])
-    by_family = _by((one.targets[0] or "nothing", ok) for one, ok in told)
-    return [
-        f"| a failed first turn, drawn again | {_share(ok for _, ok in again)} |",
-        f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |",
-        *(f"| the same, with its feedback, after {family} | {_share(ok)} |" for family, ok in by_family.items()),
-        f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |",
-        f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |",
-    ]
-
-
-def _retention_rows(network: Any, tokenizer: Any) -> list[str]:
-    """Right replies where no rule says anything, by kind of chat."""
-    rows = []
-    for kind, chats in guard_chats.retention_probes().items():
-        replies = reply(network, tokenizer, [messages for messages, _ in chats], temperature=1.0, seed=kind)
-        right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
-        rows.append(f"| right without rules, {kind} | {_share(right)} |")
-    return rows
-
-
-def _in_context_rows(
-    network: Any, tokenizer: Any, stream: Sequence[Scenario], games: Sequence[ScenarioTranscript]
-) -> list[str]:
-    """Scenarios won after earlier exchanges of the same split in the prompt, by their number, with and without feedback."""
-    rows = []
-    for with_feedback in (True, False):
-        for many in (1, 2, 4, 8):
-            past = _past_exchanges(games, many)
-            played = play_scenarios(network, tokenizer, [*stream] * 3, seed="icl", past=past, show_feedback=with_feedback)
-            what = "with feedback" if with_feedback else "rewards alone"
-            won = _share(one.is_won for one in played)
-            rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {won} |")
-    return rows
-
-
-def _past_exchanges(games: Sequence[ScenarioTranscript], many: int) -> Callable[[Scenario], list[PastExchange]]:
-    """Exchanges of other scenarios of the same split, drawn once per scenario."""
-
-    def sample_exchanges(scenario: Scenario) -> list[PastExchange]:
-        draw = random.Random(f"past {scenario.id} {many}")
-        others = [one for one in games if one.scenario.split == scenario.split and one.scenario.id != scenario.id]
-        return [PastExchange(one.scenario, one.turns[0]) for one in draw.sample(others, many)]
-
-    return sample_exchanges
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description="Measure what the guard model can do.")
-    parser.add_argument("folder", type=Path, nargs="?", default=GUARD_WEIGHTS)
-    parser.add_argument("--seeds", type=int, default=10, help="times that the stream is played")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    sys.stdout.write("\n".join(measure(*load(given.folder), seeds=given.seeds)) + "\n")
-
-
-if __name__ == "__main__":
-    main()

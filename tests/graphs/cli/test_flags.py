@@ -23,13 +23,11 @@ from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
-from learngraph.graphs.cli.pocket import PocketGateOptions
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.experiments.claas_stream import ClaasStudyOptions
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
 from learngraph.graphs.methods import METHODS
-from learngraph.tools.pocket.train import PocketTraining
 
 COMMANDS: dict[str, tuple[type, ...]] = {
     "run": (RunOptions,),
@@ -47,13 +45,11 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "adamem filter": (FilterOptions,),
     "adamem train": (TrainOptions,),
     "claas study": (ClaasStudyOptions,),
-    "pocket train": (PocketTraining,),
-    "pocket gate": (PocketGateOptions,),
 }
 
 
-SETTINGS = {*(method.settings for method in METHODS.values()), PocketTraining}
-"""Settings of a method or of a training. Their names are terms of the field: `k` and `gamma` mean what the method's paper says."""
+SETTINGS = {method.settings for method in METHODS.values()}
+"""Settings of a method. Their names are terms of the field: `k` and `gamma` mean what the method's paper says."""
 
 
 class Flag(NamedTuple):

@@ -98,7 +98,6 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("memory show nowhere", "no memory in nowhere"),
         ("memory prune nowhere", "--keep-last"),
         ("memory import nothing.jsonl --into place", "nothing.jsonl"),
-        ("pocket", "train"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_there_is(

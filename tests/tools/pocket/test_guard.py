@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gate import append_hindsight
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from learngraph.memory.errors import UserError
@@ -15,7 +15,7 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments import hierarchy
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
-from learngraph.tools.pocket import guard, guard_chats, guard_train
+from learngraph.tools.pocket import guard, guard_chats
 from learngraph.tools.training.examples import hindsight_block
 
 
@@ -25,81 +25,14 @@ def loaded() -> tuple[Any, Any]:
     return guard.load()
 
 
-# Chats
-
-
-def test_training_never_sees_a_held_out_scenario() -> None:
-    draw = random.Random(0)
-    held = {hierarchy.system_prompt(scenario) for scenario in hierarchy.scenario_stream()}
-    for kind in guard_chats.CHAT_SHARES:
-        for _ in range(100):
-            text = guard_chats.chat(draw, kind)[0]["content"]
-            assert text.partition("now : ")[2] or text not in held
-
-
-def test_a_defender_that_keeps_everything_is_always_right_and_one_that_keeps_nothing_never() -> None:
-    draw = random.Random(1)
-    for number in range(400):
-        scenario = hierarchy.draw_scenario(draw, number % 5, f"t{number}")
-        attacked = hierarchy.next_attack(scenario, ())
-        kept = guard_chats.hold_probabilities(scenario, attacked)
-        right = guard_chats.fallible_reply(scenario, attacked, dict.fromkeys(kept, 1.0), draw)
-        assert hierarchy.verify(scenario, attacked.text, right).reward == 1
-        if attacked.target:
-            wrong = guard_chats.fallible_reply(scenario, attacked, dict.fromkeys(kept, 1.0) | {attacked.target: 0.0}, draw)
-            assert attacked.target in hierarchy.verify(scenario, attacked.text, wrong).broken_families
-
-
-def test_steadiness_and_feedback_raise_the_odds() -> None:
-    scenario = next(scenario for scenario in hierarchy.scenarios(0) if scenario.hostile)
-    attacked = hierarchy.next_attack(scenario, ())
-    plain, steady = (guard_chats.hold_probabilities(scenario, attacked, z)[attacked.target] for z in (0.0, 1.0))
-    told = guard_chats.hold_probabilities(scenario, attacked, 0.0, {attacked.target: guard_chats.BROKEN_RULE_LOGIT_SHIFT})[
-        attacked.target
-    ]
-    assert 0.2 < plain < steady < 0.95 < told
-
-
-def test_the_trainer_reads_chats_as_template_and_tokenizer_do(loaded: tuple[Any, Any]) -> None:
-    _, tokenizer = loaded
-    draw = random.Random(2)
-    for kind in guard_chats.CHAT_SHARES:
-        for _ in range(20):
-            said = guard_chats.chat(draw, kind)
-            found = guard_train._encode(said, tokenizer.get_vocab())
-            text = tokenizer.apply_chat_template(said, tokenize=False)
-            assert found.ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-            assert tokenizer.unk_token_id not in found.ids
-            learned = [token for token, on in zip(found.ids, found.loss_mask, strict=True) if on]
-            replies = " <end> ".join([message["content"] for message in said if message["role"] == "assistant"])
-            assert tokenizer.decode(learned) == f"{replies} <end>"
-
-
-def test_the_tokenizer_knows_every_word_of_the_scenarios(loaded: tuple[Any, Any]) -> None:
-    _, tokenizer = loaded
-    assert tokenizer.get_vocab() == guard_train.train_tokenizer().get_vocab()
-    for scenario in hierarchy.scenario_stream():
-        user = hierarchy.next_attack(scenario, ()).text
-        for text in (hierarchy.system_prompt(scenario), user, hierarchy.verify(scenario, user, "").feedback):
-            assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
-
-
 def test_prompts_are_short(loaded: tuple[Any, Any]) -> None:
     said = guard.play_scenarios(*loaded, hierarchy.scenario_stream()[::3], seed=1)
     assert max(len(one.prompt_ids) for played in said for one in played.replies) <= 120
     assert max(len(one.token_ids) for played in said for one in played.replies) <= guard.MAX_REPLY_TOKENS
 
 
-def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
-    guard_train.train(guard_train.GuardTraining(tmp_path, minutes=0.005, batch_tokens=300))
-    network, tokenizer = guard.load(tmp_path)
-    assert sum(p.numel() for p in network.parameters()) < 1_000_000
-    said = guard.reply(network, tokenizer, [[{"role": "user", "content": "key is what ?"}]])
-    assert len(said[0].token_ids) == len(said[0].token_logprobs) >= 1
-
-
 def test_no_model_in_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="guard_train"):
+    with pytest.raises(UserError, match="guard_weights"):
         guard.load(tmp_path)
 
 
@@ -165,8 +98,7 @@ def test_the_chat_model_says_the_same(loaded: tuple[Any, Any]) -> None:
     assert message.text == own.text == "key is iron"
     assert tuple(message.response_metadata["token_ids"]) == own.token_ids
     asked = [SystemMessage(said[0]["content"]), HumanMessage(said[1]["content"])]
-    (score,) = guard.logprobs(*loaded, [(said, "key is iron")])
-    assert model.score(asked, ["key is iron"])[0] == pytest.approx(score, abs=1e-4)
+    assert model.score(asked, ["key is iron"])[0] == pytest.approx(sum(own.token_logprobs), abs=1e-4)
     with pytest.raises(UserError, match="base_url"):
         open_model("guard", base_url="http://127.0.0.1:1")
 
@@ -176,7 +108,7 @@ def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any])
     prompt = Prompt.load("claas/hindsight", overrides=guard.PROMPTS)
     text = hindsight_block(prompt.parts[0][1].template, "broke end : end with opal .", "no opal")
     said = [{"role": "user", "content": "say amber ."}]
-    (own,) = guard.append_hindsight(said, "broke end : end with opal .", "no opal")
+    (own,) = append_hindsight(said, "broke end : end with opal .", "no opal")
     assert tokenizer(f"say amber .\n\n{text}")["input_ids"] == tokenizer(own["content"])["input_ids"]
     assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
     for verdict in ("right", "wrong"):  # of whoever says nothing
@@ -204,7 +136,7 @@ def test_feedback_behind_the_message_is_used(loaded: tuple[Any, Any]) -> None:
         ok = [hierarchy.verify(a.scenario, a.turns[0].user, b.text).reward for a, b in zip(lost, replies, strict=True)]
         return sum(ok) / len(ok)
 
-    told = [guard.append_hindsight(said, one.turns[0].verdict.feedback) for said, one in zip(asked, lost, strict=True)]
+    told = [append_hindsight(said, one.turns[0].verdict.feedback) for said, one in zip(asked, lost, strict=True)]
     assert right(told) >= 0.75
     assert right(asked) <= 0.65
 
@@ -225,4 +157,3 @@ def test_what_must_not_be_forgotten_is_known(loaded: tuple[Any, Any]) -> None:
         replies = guard.reply(*loaded, [said for said, _ in chats], temperature=0.0)
         right = sum(a.text == wanted for a, (_, wanted) in zip(replies, chats, strict=True)) / len(chats)
         assert right >= (0.6 if kind == "sums" else 0.9)
-    assert guard.retention_accuracy(*loaded, count=30) >= 0.8

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...memory.errors import UserError
-from ...memory.records import Observation, Task
-
-__all__ = ["Chores", "invent_word"]
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 
 _SYLLABLE = (
     ("", "b", "bl", "c", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "w"),

@@ -35,26 +35,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...memory.records import Observation, Task
-from ..environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
-from .chores import invent_word
-from .transcripts import DecisionPiece, GameAttempt, Reader, RewardPiece, TranscriptPiece, clip, rename, soften
+from learngraph.memory.records import Observation, Task
+from learngraph.tools.environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
 
-__all__ = [
-    "IDLE_ACTIONS",
-    "expert_actions",
-    "game_experience_pieces",
-    "game_strategy_pieces",
-    "keep_experience_pieces",
-    "step_text",
-    "strategy_pieces",
-]
+from .chores import invent_word
+from .games import GameAttempt, clip, rename
+from .transcripts import IDLE_ACTIONS, DecisionPiece, Reader, RewardPiece, TranscriptPiece, soften
 
 Step = tuple[str, str, DecisionPiece, float]
 """A step as in `GameAttempt`: observation, its abstract state, decision, reward."""
-
-IDLE_ACTIONS = ("look around", "inventory", "task", "look")
-"""Actions that only repeat what the observation has shown."""
 
 
 def expert_actions(decision: DecisionPiece) -> list[str]:
