@@ -1,4 +1,4 @@
-"""What the guard model is asked beside the scenarios: earlier exchanges in its prompt, and questions where no rule says anything."""
+"""Chats of the guard model beside the scenarios: earlier exchanges in its prompt, and questions where no rule says anything."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from langgraph.graph import START, StateGraph
 from postgres_server import BIN, PostgresServer, temporary_server
+from store_tests import StoreTests
 from typing_extensions import TypedDict
 
 from learngraph.graphs.cli.main import main
@@ -25,7 +26,6 @@ from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpo
 from learngraph.memory.storage.open_store import all_items, open_store
 from learngraph.memory.storage.postgres_store import PostgresMemory
 from learngraph.memory.storage.record_store import RecordStore
-from learngraph.tools.testing.store_suite import StoreTests
 
 pytestmark = [
     pytest.mark.slow,

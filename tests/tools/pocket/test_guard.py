@@ -98,7 +98,8 @@ def test_the_chat_model_says_the_same(loaded: tuple[Any, Any]) -> None:
     assert message.text == own.text == "key is iron"
     assert tuple(message.response_metadata["token_ids"]) == own.token_ids
     asked = [SystemMessage(said[0]["content"]), HumanMessage(said[1]["content"])]
-    assert model.score(asked, ["key is iron"])[0] == pytest.approx(sum(own.token_logprobs), abs=1e-4)
+    (drawn,) = guard.reply(*loaded, [said])
+    assert model.score(asked, [drawn.text])[0] == pytest.approx(sum(drawn.token_logprobs), abs=1e-4)
     with pytest.raises(UserError, match="base_url"):
         open_model("guard", base_url="http://127.0.0.1:1")
 

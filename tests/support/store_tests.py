@@ -1,4 +1,15 @@
-"""The tests of a LangGraph store; store_suite.py says how to run them on yours."""
+"""What LangGraph's `BaseStore` promises, and what agents that learn need of a store, as tests that a class inherits.
+
+`open_store(place, index)` opens the store that belongs to `place`, a folder of its own for every test, and gives the store or a
+context manager of it. `index` is None or LangGraph's `IndexConfig`. Called again with the same place it opens the same items.
+
+| `lacks` | promise that a store does not make |
+|---|---|
+| `durability` | items outlive `close`, or the end of the context |
+| `sharing` | two stores that are open at once on one place see each other's writes |
+| `vectors` | `search(query=...)` ranks by the cosine of embeddings |
+| `async` | `aput`, `aget`, `asearch` and the rest |
+"""
 
 from __future__ import annotations
 
@@ -55,7 +66,7 @@ def direction_index() -> dict[str, Any]:
 
 
 class StoreTests:
-    """Inherit these tests and give `open_store`, or run them by the plugin's option."""
+    """Inherit these tests and give `open_store`."""
 
     lacks: ClassVar[frozenset[str]] = frozenset()
     """Promises that the store does not make: `durability`, `sharing`, `vectors`, `async`."""
@@ -405,15 +416,3 @@ async def use_async_methods(store: BaseStore) -> None:
     assert await store.aget(NS, "3") is None
     assert await store.alist_namespaces() == [NS]
     assert len(await store.abatch([GetOp(NS, "1"), SearchOp(NS)])) == 2
-
-
-class TestStore(StoreTests):
-    """The tests on the store that `--langgraph-store` names."""
-
-    @pytest.fixture(autouse=True)
-    def _named(self, langgraph_store: tuple[Callable[..., Any], frozenset[str]]) -> None:
-        self.function, self.lacks = langgraph_store  # type: ignore[misc]
-
-    def open_store(self, place: Path, index: Any) -> Any:
-        """The store that the option names, opened at a place."""
-        return self.function(place, index)
