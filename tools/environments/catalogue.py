@@ -99,8 +99,7 @@ FAMILIES: Mapping[str, WorldFamily] = {
     ),
     "math": WorldFamily(
         Problems,
-        "math problems with one boxed answer: our own, a JSONL file (file=PATH), or a Hugging Face data set (dataset=NAME, "
-        "which needs datasets)",
+        "math problems with one boxed answer: our own, or a JSONL file (file=PATH)",
         install="pip install math-verify",
         modules=("math_verify",),
     ),

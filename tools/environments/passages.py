@@ -10,7 +10,7 @@ the passages of a file instead of Wikipedia.
 | `finish[answer]` | the end: reward 1 if the answer is right, else 0 |
 
 - The answer is right if it equals the file's when both are normalised as published: lower case, no punctuation, no articles,
-  single spaces (`exact_match`). `f1` measures how near a wrong answer came; it is not part of the reward.
+  single spaces (`exact_match`).
 - An action that cannot be read gets reward 0 and an observation that says so; like every action it costs a step.
 - As long as the episode goes on, the observation ends with a line on the actions (`HELP`). It is neither in the task's text, by
   which tasks are compared, nor in the state.
@@ -24,8 +24,7 @@ Sources of the questions, named in the environment's name:
   compared with published numbers.
 - `hotpot?file=PATH`: a file in HotpotQA's own distractor layout, a JSON list or one object in each line, with `question`,
   `answer`, `context` ([[title, [sentence, ...]], ...]) and, if they are known, `supporting_facts` ([[title, number of the
-  sentence], ...]), `_id` and `type`. Data-set hubs write the lists of pairs as objects of two lists (`title` and
-  `sentences`, `title` and `sent_id`), which is read too. All its passages together are what is searched; the same passage
+  sentence], ...]), `_id` and `type`. All its passages together are what is searched; the same passage
   under several questions counts once. That makes the search harder than ten passages for each question, and easier than
   all of Wikipedia.
 
@@ -40,11 +39,9 @@ them) and a hint (it narrows the answer down): results with it are results of an
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,9 +50,10 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
+from .support.question_files import find_row, read_objects
 from .support.ranking import Ranking, words
 
-__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalise_answer"]
+__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "normalise_answer"]
 
 HORIZON = 15
 HELP = (
@@ -66,7 +64,9 @@ HELP = (
 _OWN = Path(__file__).parent / "data" / "questions.jsonl"
 _SPLITS = ("test", "test", "dev", "train", "train")
 """Split of the n-th of every five questions."""
-_USUAL = {"source": "", "file": "", "split": "", "results": "3", "sentences": "2", "listed": "0"}
+_SETTINGS = ("source", "file", "split", "listed")
+_RESULTS, _SENTENCES = 3, 2
+"""Passages that a search shows, and sentences of each."""
 _INSTANT = 5000
 """Number of passages up to which a search takes a fraction of a millisecond."""
 _LONGEST = 300
@@ -91,18 +91,6 @@ def normalise_answer(answer: str) -> str:
 def exact_match(answer: str, right: str) -> bool:
     """True if two answers are the same after normalisation."""
     return normalise_answer(answer) == normalise_answer(right)
-
-
-def f1(answer: str, right: str) -> float:
-    """The F1 score of two answers, in [0, 1]: the harmonic mean of the shares of each one's words that the other has.
-
-    If one of them is yes, no or noanswer, a different answer scores 0, as published.
-    """
-    one, other = normalise_answer(answer), normalise_answer(right)
-    if one != other and {one, other} & {"yes", "no", "noanswer"}:
-        return 0.0
-    shared = sum((Counter(one.split()) & Counter(other.split())).values())
-    return 2 * shared / (len(one.split()) + len(other.split())) if shared else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +131,8 @@ class Passages:
     """An environment of multi-hop questions over the passages of a file.
 
     Args:
-        settings: `source` (own) or `file` (a path); `split` (train, dev or test: all questions of the file belong to it);
-            `results` (passages that a search shows, 1 to 20, default 3); `sentences` (how many sentences of each, 1 to 50,
-            default 2); `listed` (1: list actions, default 0).
+        settings: `source` (own) or `file` (a path); `split` (train, dev or test: all questions of the file belong to it); `listed`
+            (1: list actions, default 0).
         horizon: number of steps after which an episode ends.
     """
 
@@ -155,30 +142,27 @@ class Passages:
     """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
-        check_settings("hotpot:", settings or {}, tuple(_USUAL))
-        chosen = _USUAL | dict(settings or {})
+        chosen = dict(settings or {})
+        check_settings("hotpot:", chosen, _SETTINGS)
         check_horizon("hotpot", horizon)
-        if chosen["source"] not in ("", "own"):
-            raise UserError(f"hotpot: no source {chosen['source']!r}; there is own (or file=PATH)")
-        if chosen["source"] and chosen["file"]:
+        for key, known in (("source", ("own",)), ("split", ("train", "dev", "test")), ("listed", ("0", "1"))):
+            if chosen.get(key, known[0]) not in known:
+                raise UserError(f"hotpot: {key} is one of {', '.join(known)}, got {chosen[key]!r}")
+        if "source" in chosen and "file" in chosen:
             raise UserError("hotpot: source=own needs no file; leave out one of the two")
-        if chosen["split"] and chosen["split"] not in _SPLITS:
-            raise UserError(f"hotpot: split must be train, dev or test, got {chosen['split']!r}")
         self.horizon = horizon
-        self.results = _number("results", chosen["results"], 1, 20)
-        self.sentences = _number("sentences", chosen["sentences"], 1, 50)
-        self.listed = _number("listed", chosen["listed"], 0, 1) == 1
-        path = Path(chosen["file"]) if chosen["file"] else _OWN
+        self.listed = chosen.get("listed") == "1"
+        path = Path(chosen.get("file", _OWN))
         self.questions, self.passages = _load(path)
         source = "source=own"
-        if chosen["file"]:
+        if "file" in chosen:
             content = repr((self.questions, self.passages)).encode()
             source = f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}"
-        changed = [f"{key}={chosen[key]}" for key in ("listed", "results", "sentences", "split") if chosen[key] != _USUAL[key]]
+        changed = [f"{key}={chosen[key]}" for key in ("listed", "split") if chosen.get(key, "0") != "0"]
         self.name = f"hotpot?{','.join((source, *changed))}"
         self.instant = len(self.passages) <= _INSTANT
         self._splits = {
-            split: tuple(n for n in range(len(self.questions)) if (chosen["split"] or _SPLITS[n % len(_SPLITS)]) == split)
+            split: tuple(n for n in range(len(self.questions)) if (chosen.get("split") or _SPLITS[n % len(_SPLITS)]) == split)
             for split in ("train", "dev", "test")
         }
         self._titles: dict[str, int] = {}
@@ -202,9 +186,7 @@ class Passages:
         Raises:
             UserError: the task is of another file.
         """
-        if not 0 <= task.seed < len(self.questions):
-            raise UserError(f"{self.name}: has no task {task.id} (question {task.seed} of {len(self.questions)})")
-        return self.questions[task.seed]
+        return find_row(self.name, self.questions, task)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The question; after actions, the passages found, or the end. Below it the line on the actions.
@@ -268,16 +250,16 @@ class Passages:
                 return _Turn("right" if right else "wrong", float(right), True)
 
     def _search(self, asked: str) -> _Turn:
-        found = self._ranking.top_places(asked, self.results)
+        found = self._ranking.top_places(asked, _RESULTS)
         named = self._titles.get(normalise_answer(asked))
         if named is not None:
             found = [named, *(place for place in found if place != named)]
-        found = found[: self.results]
+        found = found[:_RESULTS]
         if not found:
             return _Turn(f"nothing found for {asked[:_LONGEST]!r}")
         shown = [self.passages[place] for place in found]
-        parts = [sentence for passage in shown for sentence in passage.sentences[: self.sentences]]
-        text = "\n".join(f"{p.title}: {' '.join(p.sentences[: self.sentences])}" for p in shown)
+        parts = [sentence for passage in shown for sentence in passage.sentences[:_SENTENCES]]
+        text = "\n".join(f"{p.title}: {' '.join(p.sentences[:_SENTENCES])}" for p in shown)
         titles = tuple(passage.title for passage in shown) if self.listed else ()
         return _Turn(text, open=found[0], names=(*titles, *self._read(*parts)))
 
@@ -307,12 +289,6 @@ class Passages:
         return tuple(sorted(listed))
 
 
-def _number(name: str, text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
-        raise UserError(f"hotpot: {name} must be a number from {least} to {most}, got {text!r}")
-    return int(text)
-
-
 def _names(text: str) -> tuple[str, ...]:
     """Names (runs of words with a capital) and numbers in a text, sorted; of `A and B` also A and B. Small words that begin
     one are left out."""
@@ -330,60 +306,16 @@ def _names(text: str) -> tuple[str, ...]:
 # The file
 
 
-@lru_cache(maxsize=8)
-def _parse_file(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
-    questions, passages = list[_Question](), dict[_Passage, None]()
-    for where, item in _items(path):
-        question, context = _question(where, item)
-        questions.append(question)
-        passages |= dict.fromkeys(context)
-    if not questions:
-        raise UserError(f"hotpot: {path} has no questions; {_EXPECTED}")
-    return tuple(questions), tuple(passages)
-
-
-def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
-    """The questions of a file in order, and its passages in order of appearance, each once."""
-    try:
-        stat = path.stat()
-        return _parse_file(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, UnicodeDecodeError) as cause:
-        raise UserError(f"hotpot: cannot read {path}: {cause}") from cause
-
-
 _EXPECTED = (
     "expected is HotpotQA's layout, a JSON list or one object in each line: "
     '{"question": "…", "answer": "…", "context": [["title", ["sentence", …]], …], "supporting_facts": [["title", 0], …]}'
 )
 
 
-def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a file, each with its position in words."""
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        try:
-            items = json.loads(text)
-        except (ValueError, RecursionError) as cause:
-            line = f" line {cause.lineno}" if isinstance(cause, json.JSONDecodeError) else ""
-            raise UserError(f"hotpot: {path}{line} is damaged: {cause}; {_EXPECTED}") from cause
-        yield from ((f"{path} item {n}", item) for n, item in enumerate(items, 1))
-        return
-    for n, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield f"{path} line {n}", json.loads(line)
-            except (ValueError, RecursionError) as cause:
-                raise UserError(f"hotpot: {path} line {n} is no JSON: {cause}; {_EXPECTED}") from cause
-
-
-def _pairs(value: Any, first: str, second: str) -> Any:
-    """The list of pairs in a value that is an object of two lists; any other value unchanged."""
-    if not isinstance(value, dict) or value.keys() != {first, second}:
-        return value
-    left, right = value[first], value[second]
-    if not isinstance(left, list) or not isinstance(right, list) or len(left) != len(right):
-        return value
-    return [[one, other] for one, other in zip(left, right, strict=True)]
+def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+    """The questions of a file in order, and its passages in order of appearance, each once."""
+    rows = [_question(f"{path} {where}", item) for where, item in read_objects("hotpot", path, _EXPECTED)]
+    return tuple(question for question, _ in rows), tuple(dict.fromkeys(passage for _, context in rows for passage in context))
 
 
 def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
@@ -399,8 +331,7 @@ def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
             raise format_error(f"{key!r} must be a text, got {str(item.get(key))[:60]!r}")
     if not normalise_answer(item["answer"]):
         raise format_error(f"nothing is left of the answer {item['answer']!r} without punctuation and articles")
-    context = _pairs(item.get("context"), "title", "sentences")
-    facts = _pairs(item.get("supporting_facts") or [], "title", "sent_id")
+    context, facts = item.get("context"), item.get("supporting_facts") or []
     if not isinstance(context, list) or not context:
         raise format_error(f"'context' must be a list of [title, sentences], got {str(context)[:60]!r}")
     passages = []

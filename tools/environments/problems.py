@@ -1,4 +1,4 @@
-r"""Math problems with one final answer, checked by math-verify: our own small set, a file, or a Hugging Face data set.
+r"""Math problems with one final answer, checked by math-verify: our own small set, or a file.
 
 One action is the whole written solution. Its final answer counts, which is read by these rules:
 
@@ -24,13 +24,9 @@ Sources of the problems, named in the environment's name:
   | GSM8K | `question` | what follows `####` in `answer` |
   | DAPO | `prompt`: a chat; the wrapper around the problem is taken off | `reward_model` → `ground_truth` |
 
-- `math?dataset=NAME`: the same by `datasets.load_dataset` (`pip install datasets`): a name on the hub or a folder; `subset=` names its
-  configuration, `part=` its split.
-
-Splits: the problems are sorted by a digest of their text; the first 40 % (setting `test`) are for `test`, the next 20 % (`dev`)
-for `dev`, the others for `train`. So a problem's split depends neither on the order of the file nor on chance. Within a split the
-file's order is kept. `split=test` puts all into one; a data set that has parts of these names (`validation` is
-dev) keeps its own. `limit=100` takes the first 100 problems of the file (of each part of such a data set).
+Splits: the problems are sorted by a digest of their text; the first 40 % are for `test`, the next 20 % for `dev`, the others for
+`train`. So a problem's split depends neither on the order of the file nor on chance. Within a split the file's order is kept.
+`split=test` puts all into one. `limit=100` takes the first 100 problems of the file.
 
 Unusable rows are left out, counted and named in `report`: rows without a problem or an answer, rows that repeat an earlier
 problem (the same text except for case and white space), and all rows that give different answers to the same problem.
@@ -39,9 +35,8 @@ problem (the same text except for case and white space), and all rows that give 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -51,16 +46,18 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_horizon, check_settings, check_split, check_written_answer, pick_task
+from .support.question_files import find_row, read_objects
 from .support.verifying import Unverified, Workers
 
 __all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
-_SETTINGS = ("file", "dataset", "subset", "part", "split", "test", "dev", "limit")
-_PARTS = {"test": "test", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "train": "train"}
-"""Name of a part of a data set -> our split."""
-_EXPECTED = "expected are problem, question or prompt, and answer, solution or reward_model.ground_truth"
+_SETTINGS = ("file", "split", "limit")
+_EXPECTED = (
+    "expected are problem, question or prompt, and answer, solution or reward_model.ground_truth, in a JSON list or one object in "
+    "each line"
+)
 _LONGEST = 1000
 """Longest final answer, in characters."""
 
@@ -73,8 +70,6 @@ class MathProblem:
     answer: str
     where: str = ""
     """Its position in the source, e.g. `line 3`."""
-    split: str = ""
-    """The split that the data set gives it; empty if the data set gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +108,8 @@ class DatasetReport:
     """Number of rows read."""
     kept: int
     """Number of rows used."""
-    incomplete_rows: tuple[str, ...] = ()
-    """Rows without a problem or an answer, e.g. `line 4 (no answer)`."""
-    duplicate_rows: tuple[str, ...] = ()
-    """Rows that repeat an earlier one, e.g. `line 9 (as line 2)`."""
-    contradictory_rows: tuple[str, ...] = ()
-    """Rows with different answers to one problem, e.g. `line 2: 4, line 9: 5`; all of them are left out."""
+    left_out: Mapping[str, Sequence[str]]
+    """The reason why rows are left out -> these rows, e.g. `line 4 (no answer)`, `line 9 (as line 2)`, `line 2: 4, line 9: 5`."""
 
     @property
     def dropped_rows(self) -> int:
@@ -126,16 +117,11 @@ class DatasetReport:
         return self.rows - self.kept
 
     def __str__(self) -> str:
-        said = f"{self.kept} problems of {self.rows} rows"
-        for what, where in (
-            ("without a problem or an answer", self.incomplete_rows),
-            ("repeated", self.duplicate_rows),
-            ("with contradictory answers, all left out", self.contradictory_rows),
-        ):
+        text = f"{self.kept} problems of {self.rows} rows"
+        for reason, where in self.left_out.items():
             if where:
-                first = "; ".join(where[:3]) + (" …" if len(where) > 3 else "")
-                said += f"; {len(where)} {what} ({first})"
-        return said
+                text += f"; {len(where)} {reason} ({'; '.join(where[:3])}{' …' if len(where) > 3 else ''})"
+        return text
 
 
 # The final answer of a written solution
@@ -222,8 +208,7 @@ class Problems:
     """An environment of math problems.
 
     Args:
-        settings: `file` (a path) or `dataset` (a name, with `subset` and `part`); `split` (all problems belong to it); `test` and
-            `dev` (their shares, 0.4 and 0.2); `limit` (the highest number of problems).
+        settings: `file` (a path); `split` (all problems belong to it); `limit` (the highest number of problems).
         horizon: at least 1; the written solution ends the episode.
     """
 
@@ -234,11 +219,6 @@ class Problems:
         settings = settings or {}
         check_settings("math:", settings, _SETTINGS)
         check_horizon("math", horizon)
-        if "file" in settings and "dataset" in settings:
-            raise UserError("math: either file=PATH or dataset=NAME, not both")
-        for key in ("subset", "part"):
-            if key in settings and "dataset" not in settings:
-                raise UserError(f"math: {key}={settings[key]} belongs to a data set; name it with dataset=NAME")
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
         self.horizon = horizon
@@ -246,31 +226,18 @@ class Problems:
         """The processes that check answers; their `seconds` limit the check of one answer."""
         self._compared = lru_cache(maxsize=65536)(self._compare)
         self._normal = lru_cache(maxsize=65536)(self._normalise)
-        source, read = self._source(settings)
-        kept, self.report = self._sound(read)
+        path = Path(settings.get("file", _OWN))
+        self.report, kept = self._check_rows([_row(str(path), *item) for item in read_objects("math", path, _EXPECTED)])
         self.problems, self._splits = _split_problems(kept, settings)
         """The problems in use, in the file's order; a task's seed is its place among them."""
-        if source:
-            content = repr([(problem.text, problem.answer, problem.split) for problem in self.problems]).encode()
-            source += f"-{hashlib.sha256(content).hexdigest()[:8]}"
-        changed = [f"{key}={settings[key]}" for key in ("subset", "part", "split", "test", "dev", "limit") if key in settings]
-        self.name = "math" + ("?" if source or changed else "") + ",".join(filter(None, (source, *changed)))
+        changed = [f"{key}={settings[key]}" for key in ("split", "limit") if key in settings]
+        if "file" in settings:
+            content = repr([(problem.text, problem.answer) for problem in self.problems]).encode()
+            changed.insert(0, f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}")
+        self.name = "math" + ("?" if changed else "") + ",".join(changed)
 
-    @staticmethod
-    def _source(settings: Mapping[str, str]) -> tuple[str, list[MathProblem]]:
-        """The source's part of the environment's name, and its rows."""
-        if "dataset" in settings:
-            name = settings["dataset"]
-            items = _dataset(name, settings.get("subset"), settings.get("part"))
-            return f"dataset={Path(name).name}", [_row(f"the data set {name}", *item) for item in items]
-        path = Path(settings["file"]) if "file" in settings else _OWN
-        rows = [_row(str(path), where, item) for where, item in _items(path)]
-        if not rows:
-            raise UserError(f"math: {path} is empty; {_EXPECTED}, one JSON object in each line")
-        return f"file={path.stem}" if "file" in settings else "", rows
-
-    def _sound(self, rows: Sequence[MathProblem]) -> tuple[list[MathProblem], DatasetReport]:
-        """The usable rows, and a report on the others."""
+    def _check_rows(self, rows: Sequence[MathProblem]) -> tuple[DatasetReport, list[MathProblem]]:
+        """A report on the rows, and those that can be used."""
         missing, repeated, contradictory = list[str](), list[str](), list[str]()
         same = dict[str, list[MathProblem]]()
         for row in rows:
@@ -279,17 +246,17 @@ class Problems:
             else:
                 same.setdefault(_plain(row.text), []).append(row)
         kept = []
-        for group in same.values():
-            first, *others = group
+        for first, *others in same.values():
             if all(self._agree(first.answer, other.answer) for other in others):
                 kept.append(first)
                 repeated.extend(f"{other.where} (as {first.where})" for other in others)
             else:
-                contradictory.append(", ".join(f"{row.where}: {row.answer[:40]}" for row in group))
-        report = DatasetReport(len(rows), len(kept), tuple(missing), tuple(repeated), tuple(contradictory))
+                contradictory.append(", ".join(f"{row.where}: {row.answer[:40]}" for row in (first, *others)))
+        reasons = ("without a problem or an answer", "repeated", "with contradictory answers, all left out")
+        report = DatasetReport(len(rows), len(kept), dict(zip(reasons, (missing, repeated, contradictory), strict=True)))
         if not kept:
             raise UserError(f"math: nothing is left: {report}")
-        return kept, report
+        return report, kept
 
     def _agree(self, one: str, other: str) -> bool:
         if one == other:
@@ -321,9 +288,7 @@ class Problems:
         Raises:
             UserError: the task is of another source.
         """
-        if not 0 <= task.seed < len(self.problems):
-            raise UserError(f"{self.name}: has no task {task.id} (problem {task.seed} of {len(self.problems)})")
-        return self.problems[task.seed]
+        return find_row(self.name, self.problems, task)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The problem's first words; after the solution, whether its answer is right, or why that is unknown.
@@ -417,102 +382,24 @@ def _split_problems(
     kept: Sequence[MathProblem], settings: Mapping[str, str]
 ) -> tuple[tuple[MathProblem, ...], dict[str, tuple[int, ...]]]:
     """The problems in use, and for each split the places of its problems among them."""
-    own = any(problem.split for problem in kept) and not settings.keys() & {"split", "test", "dev"}
-    limit = _limit(settings.get("limit"))
-    if own:
-        problems = tuple(p for split in _SPLITS for p in [p for p in kept if p.split == split][:limit])
-        return problems, {split: tuple(n for n, p in enumerate(problems) if p.split == split) for split in _SPLITS}
-    problems = tuple(kept[:limit])
+    limit = settings.get("limit")
+    if limit is not None and not (limit.isascii() and limit.isdecimal() and int(limit) > 0):
+        raise UserError(f"math: limit must be a number from 1, got {limit!r}")
+    problems = tuple(kept[: None if limit is None else int(limit)])
     if split := settings.get("split", ""):
         if split not in _SPLITS:
             raise UserError(f"math: split must be train, dev or test, got {split!r}")
-        if settings.keys() & {"test", "dev"}:
-            raise UserError(f"math: split={split} puts all problems there; leave out test and dev")
         return problems, {name: tuple(range(len(problems))) if name == split else () for name in _SPLITS}
-    test, dev = _share("test", settings.get("test", "0.4")), _share("dev", settings.get("dev", "0.2"))
-    if test + dev > 1 + 1e-9:
-        raise UserError(f"math: test={test:g} and dev={dev:g} are more than all there is")
     order = sorted(range(len(problems)), key=lambda n: hashlib.sha256(_plain(problems[n].text).encode()).digest())
-    first, second = round(test * len(order)), round((test + dev) * len(order))
+    first, second = round(0.4 * len(order)), round(0.6 * len(order))
     parts = {"test": order[:first], "dev": order[first:second], "train": order[second:]}
     return problems, {split: tuple(sorted(parts[split])) for split in _SPLITS}
-
-
-def _limit(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UserError(f"math: limit must be a number from 1, got {text!r}")
-    return int(text)
-
-
-def _share(name: str, text: str) -> float:
-    if not re.fullmatch(r"[01]|[01]?\.[0-9]{1,6}", text) or not 0 <= float(text) <= 1:
-        raise UserError(f"math: {name} must be a share from 0 to 1, such as 0.4, got {text!r}")
-    return float(text)
 
 
 # Rows
 
 
-def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a file, each with its position in words."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as cause:
-        raise UserError(f"math: cannot read {path}: {cause}") from cause
-    if text.lstrip().startswith("["):
-        try:
-            items = json.loads(text)
-        except (ValueError, RecursionError) as cause:
-            raise UserError(
-                f"math: {path} is damaged: {cause}; {_EXPECTED}, in a JSON list or one object in each line"
-            ) from cause
-        yield from ((f"item {n}", item) for n, item in enumerate(items, 1))
-        return
-    for n, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield f"line {n}", json.loads(line)
-            except (ValueError, RecursionError) as cause:
-                raise UserError(f"math: {path} line {n} is no JSON: {cause}; {_EXPECTED}, one object in each line") from cause
-
-
-def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[str, Any, str]]:
-    """The rows of a data set, each with its position in words and its split; those of `test` come first."""
-    try:
-        import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ImportError as cause:
-        raise UserError(f"math: dataset={name} is read by Hugging Face's datasets: pip install datasets") from cause
-    folder = Path(name)
-    try:
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            loaded = datasets.load_from_disk(name)
-        else:
-            loaded = datasets.load_dataset(name, subset)
-    except Exception as cause:  # of many kinds, from many packages
-        said = " ".join(str(cause).split())[:300]
-        raise UserError(
-            f"math: the data set {name!r} cannot be loaded: {type(cause).__name__}: {said}; without a network it must have been "
-            "loaded here before, or be a folder; file=PATH reads a JSONL file"
-        ) from cause
-    parts = dict(loaded) if isinstance(loaded, dict) else {part or "train": loaded}
-    if part is not None:
-        if part not in parts:
-            raise UserError(f"math: the data set {name!r} has no part {part!r}; it has {', '.join(parts)}")
-        chosen = {part: ""}
-    elif len(parts) == 1:
-        chosen = dict.fromkeys(parts, "")
-    else:
-        chosen = {known: _PARTS[known] for known in _PARTS if known in parts}
-        if not chosen:
-            raise UserError(f"math: the data set {name!r} has the parts {', '.join(parts)}; choose one with part=NAME")
-    for known, split in chosen.items():
-        for n, row in enumerate(parts[known]):
-            yield f"row {n} of {known}", row, split
-
-
-def _row(source: str, where: str, item: Any, split: str = "") -> MathProblem:
+def _row(source: str, where: str, item: Any) -> MathProblem:
     """The problem in an object of a file; its text or its answer is empty if the object has none.
 
     Raises:
@@ -530,7 +417,7 @@ def _row(source: str, where: str, item: Any, split: str = "") -> MathProblem:
     text = next(filter(None, map(_text, asked)), "")
     plain, solution = _answer(given[0]), _boxed_answer(given[1])
     answer = plain or solution or next(filter(None, map(_answer, given[2:])), "")
-    return MathProblem(text, answer, where, split)
+    return MathProblem(text, answer, where)
 
 
 _WRAPPED = re.compile(

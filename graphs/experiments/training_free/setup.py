@@ -72,7 +72,7 @@ class TrainingFreeOptions(SharedOptions):
     test_rollouts: int = 5
     """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
     test_env: str | None = None
-    """The environment of the unseen problems, if not --env: `math?dataset=NAME`."""
+    """The environment of the unseen problems, if not --env: `math?file=PATH`."""
     splits: str = "train,dev,test"
     """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
     tasks of one fold for each, where folds have nothing in common that could be learned."""

@@ -388,12 +388,6 @@ def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
     assert [problem.where for problem in env.problems] == ["line 1", "line 8", "line 12"]
     report = env.report
     assert (report.rows, report.kept, report.dropped_rows) == (12, 3, 9)
-    assert report.incomplete_rows == (
-        *(f"line {n} (no answer)" for n in (2, 3, 4, 5)),
-        "line 6 (no problem)",
-    )
-    assert report.duplicate_rows == ("line 7 (as line 1)", "line 9 (as line 8)")
-    assert report.contradictory_rows == ("line 10: 4, line 11: 5",)
     assert str(report) == (
         "3 problems of 12 rows; 5 without a problem or an answer (line 2 (no answer); line 3 (no answer); line 4 (no answer) …); "
         "2 repeated (line 7 (as line 1); line 9 (as line 8)); "
@@ -414,7 +408,7 @@ def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
         ),
         (['{"problem": "a?", "reply": 1}'], r"nothing is left: 0 problems of 1 rows; 1 without .*line 1 \(no answer\)"),
         (['{"problem": "a?", "answer": 1}', '{"problem": "a?", "answer": 2}'], r"nothing is left: .*line 1: 1, line 2: 2"),
-        (["[1,"], r"rows.jsonl is damaged"),
+        (["[1,"], r"rows.jsonl line 2 is no JSON"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_said_in_words(tmp_path: Path, lines: list[str], said: str) -> None:
@@ -427,14 +421,9 @@ def test_a_file_that_cannot_be_used_is_said_in_words(tmp_path: Path, lines: list
     ("settings", "said"),
     [
         ({"split": "exam"}, "split must be train, dev or test, got 'exam'"),
-        ({"split": "test", "dev": "0.1"}, "puts all problems there; leave out test and dev"),
-        ({"test": "0.9", "dev": "0.2"}, "test=0.9 and dev=0.2 are more than all there is"),
-        ({"test": "40"}, "test must be a share from 0 to 1"),
         ({"limit": "0"}, "limit must be a number from 1, got '0'"),
         ({"limit": "many"}, "limit must be a number from 1, got 'many'"),
-        ({"dataset": "a", "file": "b"}, "either file=PATH or dataset=NAME"),
-        ({"part": "train"}, "part=train belongs to a data set"),
-        ({"colour": "red"}, "no setting 'colour'; it has file, dataset"),
+        ({"colour": "red"}, "no setting 'colour'; it has file, split, limit"),
         ({"file": "/nowhere/at/all.jsonl"}, "cannot read /nowhere/at/all.jsonl"),
     ],
 )
@@ -447,8 +436,8 @@ def test_the_split_does_not_depend_on_the_order_of_the_file(tmp_path: Path) -> N
     rows = [{"problem": f"What is {n} + {n}?", "answer": 2 * n} for n in range(50)]
 
     def parts(*rows: Any) -> dict[str, list[str]]:
-        env = Problems({"file": written(tmp_path, *rows), "test": "0.5", "dev": "0.1"})
-        assert [env.size(split) for split in ("test", "dev", "train")] == [25, 5, 20]
+        env = Problems({"file": written(tmp_path, *rows)})
+        assert [env.size(split) for split in ("test", "dev", "train")] == [20, 10, 20]
         return {split: [env.task(n, split).instruction for n in range(env.size(split))] for split in ("test", "dev", "train")}
 
     forwards, backwards = parts(*rows), parts(*rows[::-1])
@@ -480,54 +469,3 @@ def test_the_name_tells_files_apart(tmp_path: Path) -> None:
     again = Problems({"file": written(tmp_path, {"question": "a?", "solution": "\\boxed{1}"}), "split": "test"}).name
     assert one == again != other
     assert re.fullmatch(r"math\?file=rows-[0-9a-f]{8},split=test", one)
-
-
-# Data sets
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install datasets"):
-        Problems({"dataset": "somebody/something"})
-
-
-@pytest.fixture
-def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package, with nothing in its cache and without the network."""
-    package = pytest.importorskip("datasets", reason="NOT TESTED: pip install datasets")
-    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(package.config, "HF_HUB_OFFLINE", True)
-    return package
-
-
-def test_a_folder_is_a_data_set(tmp_path: Path, datasets: Any) -> None:
-    folder = tmp_path / "aime"
-    folder.mkdir()
-    written(folder, *({"problem": f"{n}?", "answer": str(n)} for n in range(6)), {"problem": "?", "answer": ""})
-    env = Problems({"dataset": str(folder)})
-    assert [env.size(split) for split in ("test", "dev", "train")] == [2, 2, 2]
-    assert env.report.incomplete_rows == ("row 6 of train (no answer)",)
-    assert re.fullmatch(r"math\?dataset=aime-[0-9a-f]{8}", env.name)
-
-
-@pytest.mark.slow
-def test_a_data_set_keeps_its_own_parts(tmp_path: Path, datasets: Any) -> None:
-    def part(*texts: str) -> Any:
-        return datasets.Dataset.from_list([{"question": text, "answer": f"#### {n}"} for n, text in enumerate(texts)])
-
-    folder = str(tmp_path / "gsm8k")
-    datasets.DatasetDict({"train": part("a?", "b?", "c?"), "test": part("d?", "x?", "a?")}).save_to_disk(folder)
-    env = Problems({"dataset": folder})
-    assert [env.size(split) for split in ("test", "dev", "train")] == [2, 0, 2]
-    assert env.report.contradictory_rows == ("row 2 of test: 2, row 0 of train: 0",)  # in both, with different answers
-    assert [problem.text for problem in env.problems] == ["d?", "x?", "b?", "c?"]
-    assert Problems({"dataset": folder, "part": "train", "split": "dev"}).size("dev") == 3
-    assert Problems({"dataset": folder, "limit": "1"}).size("train") == 1
-    with pytest.raises(UserError, match=r"has no part 'valid'; it has train, test"):
-        Problems({"dataset": folder, "part": "valid"})
-
-
-def test_a_data_set_that_is_not_here_is_said_in_words(datasets: Any) -> None:
-    with pytest.raises(UserError, match=r"'nobody/nothing-at-all' cannot be loaded: .*without a network") as raised:
-        Problems({"dataset": "nobody/nothing-at-all"})
-    assert "\n" not in str(raised.value)
