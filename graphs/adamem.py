@@ -224,33 +224,6 @@ class AdaMEM:
         """The published high mode, with the same memory."""
         return replace(cls.paper_low(), mode="high")
 
-    ablations: ClassVar[tuple[str, ...]] = ("high", "low", "max", "raw", "no_precedents", "rule")
-    """Methods that return these settings with one thing changed."""
-
-    def high(self) -> AdaMEM:
-        """A strategy for one action, when the draft is unsure."""
-        return replace(self, mode="high")
-
-    def low(self) -> AdaMEM:
-        """A strategy that is kept until it no longer serves."""
-        return replace(self, mode="low")
-
-    def max(self) -> AdaMEM:
-        """A strategy at every step."""
-        return replace(self, mode="max")
-
-    def raw(self) -> AdaMEM:
-        """The paper's ablation without strategies: raw experiences at every step."""
-        return replace(self, mode="raw")
-
-    def no_precedents(self) -> AdaMEM:
-        """The paper's ablation without trajectories: a strategy from the state alone, by the model."""
-        return replace(self, mode="no-precedents", author="model")
-
-    def rule(self) -> AdaMEM:
-        """Strategies written by `RecallStrategy`, a rule, in place of the model."""
-        return replace(self, author="rule")
-
     @property
     def remark(self) -> str:
         """`rule-written` where strategies come from a rule; tables show it behind the method's name."""

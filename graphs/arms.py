@@ -1,87 +1,113 @@
-"""The settings of a method by name: `jitrl`, `jitrl:paper` (a preset), `icrl:zero-reward` (an ablation), `my_package.rest:METHOD`."""
+"""Methods with their settings, by name: `jitrl`, `jitrl:paper` (a preset), `jitrl:paper?beta=3&k=5`, `my_package.rest:METHOD`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast, get_type_hints
 
-from ..memory.errors import CommandError
+from ..memory.errors import CommandError, UserError, did_you_mean
 
-__all__ = [
-    "ablation_names",
-    "blueprint",
-    "method_settings",
-    "paper_temperature",
-    "preset_names",
-    "shared_settings",
-    "take_preset",
-]
-
-
-def take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
-    """The value of `--preset`, `default` if not given, and the other arguments.
-
-    It is taken out before the rest is read, since it decides the defaults that `--help` shows. tyro's own presets are subcommands
-    (`run jitrl paper`), and would change the commands that people have.
-    """
-    rest, preset = list(args), "default"
-    for i, arg in enumerate(args):
-        if arg == "--preset" or arg.startswith("--preset="):
-            preset = arg.partition("=")[2] or (args[i + 1] if i + 1 < len(args) else "")
-            del rest[i : i + (1 if "=" in arg else 2)]
-            break
-    return preset, rest
+__all__ = ["blueprint", "check_value", "method_settings", "paper_temperature", "preset_names", "shared_settings"]
 
 
 def preset_names(settings: type) -> list[str]:
-    """The names of a settings class's presets: its class methods."""
-    return ["default", *(name.replace("_", "-") for name, made in vars(settings).items() if isinstance(made, classmethod))]
+    """The names of a settings class's presets: its class methods, and its methods that `ablations` lists."""
+    made = [name for name, value in vars(settings).items() if isinstance(value, classmethod)]
+    return [name.replace("_", "-") for name in ("default", *made, *getattr(settings, "ablations", ()))]
 
 
-def ablation_names(settings: type) -> list[str]:
-    """The names of what can be taken away from settings, one at a time."""
-    return [name.replace("_", "-") for name in getattr(settings, "ablations", ())]
-
-
-def method_settings(
-    name: str, preset: str = "default", main: tuple[str, Any] | None = None, shared: Mapping[str, Any] | None = None
-) -> Any:
+def method_settings(name: str, main: tuple[str, Any] | None = None, shared: Mapping[str, Any] | None = None) -> Any:
     """The settings of a method.
 
     Args:
-        name: `METHOD`, `METHOD:PRESET` or `METHOD:ABLATION`.
-        preset: the preset or ablation, if the name has none.
-        main: name and settings of the method that others are compared with. Its own ablations change its settings; those of another
-            method change that method's defaults.
+        name: `METHOD`, `METHOD:PRESET`, `METHOD?SETTING=VALUE&SETTING=VALUE`, or both: `jitrl:paper?beta=3`.
+        main: name and settings of the method that others are compared with. Where it is the same method, the values of a name without
+            a preset change these settings, and else the defaults.
         shared: what all compared methods have in common, see `shared_settings`.
 
     Raises:
-        UserError: there is no such method, preset or ablation; says which there are.
+        UserError: there is no such method, preset or setting, or a value does not fit; says which there are.
     """
     from .methods import find_method, shared_fields, split_name
 
-    method, named = split_name(name)
-    made, preset = find_method(method).settings, named or preset
+    plain, _, values = name.partition("?")
+    method, preset = split_name(plain)
+    made = find_method(method).settings
     if main is not None and type(main[1]) is not made:  # a field of another method is the same only where both are marked
         shared = {field: value for field, value in (shared or {}).items() if field in shared_fields(made)}
-    if preset not in (known := [*preset_names(made), *ablation_names(made)]):
-        raise CommandError(f"{method} has no preset '{preset}'; it has {', '.join(known)}")
-    if preset in ablation_names(made):
-        own = main is not None and split_name(main[0])[0] == method
-        base = main[1] if main is not None and own else _apply_shared(made(), shared or {})
-        return getattr(base, preset.replace("-", "_"))()
-    chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
-    return _apply_shared(chosen, shared or {})
+    if preset and preset not in (known := preset_names(made)):
+        raise CommandError(
+            f"{method} has no preset '{preset}'{did_you_mean(preset, known)}; it has {', '.join(known)}, and {method}?SETTING=VALUE "
+            "changes a setting"
+        )
+    own = main is not None and split_name(main[0].partition("?")[0])[0] == method
+    attribute = preset.replace("-", "_")
+    if preset in ("", "default"):
+        chosen = main[1] if main is not None and own and values and not preset else _apply_shared(made(), shared or {})
+    elif attribute in getattr(made, "ablations", ()):
+        chosen = getattr(main[1] if main is not None and own else _apply_shared(made(), shared or {}), attribute)()
+    else:
+        chosen = _apply_shared(getattr(made, attribute)(), shared or {})
+    return _with_values(chosen, values, method) if values else chosen
 
 
-def paper_temperature(name: str, preset: str = "default") -> float | None:
-    """The temperature at which the paper of a method samples its model, if the preset (or the one in the name) says so."""
+def _with_values(settings: Any, text: str, method: str) -> Any:
+    """The settings with the values of a text like `beta=3&k=5`; a setting of a group is called `loss.learning_rate`."""
+    for part in text.split("&"):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise CommandError(f"{method}?{part}: a setting and its value are needed, as in {method}?{_example(settings)}")
+        settings = _with_value(settings, key.strip().replace("-", "_"), value.strip(), method)
+    return settings
+
+
+def _with_value(settings: Any, key: str, text: str, place: str) -> Any:
+    first, _, rest = key.partition(".")
+    known = [one.name for one in fields(settings)]
+    if first not in known:
+        raise CommandError(f"{place} has no setting {first!r}{did_you_mean(first, known)}; it has {', '.join(known)}")
+    if rest and is_dataclass(getattr(settings, first)):
+        return replace(settings, **{first: _with_value(getattr(settings, first), rest, text, f"{place}, {first}")})
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = {"none": None, "None": None, "True": True, "False": False}.get(text, text)
+    value = check_value(given, get_type_hints(type(settings))[first], f"{place}?{first}", text)
+    try:
+        return replace(settings, **{first: value})
+    except UserError:
+        raise
+    except ValueError as error:
+        raise CommandError(f"{place}?{first}={text}: {error}") from error
+
+
+def _example(settings: Any) -> str:
+    one = fields(settings)[0].name
+    return f"{one}={getattr(settings, one)}"
+
+
+def check_value(value: Any, hint: Any, place: str, text: str = "") -> Any:
+    """The value as its type; a number in quotes and the like are refused. `text` is what the user wrote."""
+    from pydantic import TypeAdapter, ValidationError
+
+    for one in (value, text) if text else (value,):  # `1` may be the text of a setting that is a text
+        try:
+            return TypeAdapter(hint).validate_json(json.dumps(one, default=str), strict=True)
+        except ValidationError as error:
+            wrong = error
+    wanted = " or ".join(dict.fromkeys(one["msg"].replace("Input should be ", "") for one in wrong.errors()))
+    raise CommandError(f"{place} is {wanted}, got {text or repr(value)}")
+
+
+def paper_temperature(name: str) -> float | None:
+    """The temperature at which the paper of a method samples its model, if the preset of this name says so."""
     from .methods import find_method, split_name
 
-    method, named = split_name(name)
+    method, preset = split_name(name.partition("?")[0])
     known: Mapping[str, float] = getattr(find_method(method).settings, "preset_temperatures", {})
-    return known.get(named or preset)
+    return known.get(preset)
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +138,7 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
     """The graph of a method's episode, built without a model, an environment or a bank: to look at.
 
     Args:
-        method: its name, with a preset or an ablation if wanted.
+        method: its name, with a preset and values if wanted.
         settings: its settings; those that the name stands for if not given.
         build: as for the method's own `build`: `chain`, `flow`, `nodes`, and the options of `StateGraph.compile`.
     """

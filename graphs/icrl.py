@@ -17,7 +17,7 @@ s_ICRL of the default asks to exploit in every round. The paper's `preset` explo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -104,42 +104,6 @@ class ICRL:
     def paper(cls) -> ICRL:
         """ICRL Preset with the paper's unbounded buffer, and past observations whole."""
         return cls(instruction="preset", selection="all", max_state_chars=None)
-
-    @classmethod
-    def preset(cls) -> ICRL:
-        """Explore in even rounds, exploit in odd ones; the rest as our defaults."""
-        return cls(instruction="preset")
-
-    @classmethod
-    def autonomous(cls) -> ICRL:
-        """The model picks whether to explore or to exploit."""
-        return cls(instruction="autonomous")
-
-    @classmethod
-    def explore_only(cls) -> ICRL:
-        """Explore in every round, without rewards: the paper's ablation."""
-        return cls(instruction="explore", rewards="none")
-
-    @classmethod
-    def exploit_only(cls) -> ICRL:
-        """Exploit in every round."""
-        return cls(instruction="exploit")
-
-    @classmethod
-    def no_instruction(cls) -> ICRL:
-        """No instruction in any round, nor an explanation of one."""
-        return cls(instruction="none")
-
-    ablations: ClassVar[tuple[str, ...]] = ("zero_reward", "short_context")
-    """Methods that return these settings with one thing changed."""
-
-    def zero_reward(self) -> ICRL:
-        """The paper's ablation: every reward in the prompt is 0."""
-        return replace(self, rewards="zero")
-
-    def short_context(self) -> ICRL:
-        """The paper's ablation: the last three attempts only."""
-        return replace(self, selection="last", last_n=3)
 
 
 def build(parts: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:

@@ -193,21 +193,6 @@ class JitRL:
         credit = control_credit(credit, self.memory_control)
         return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit, **tokens)
 
-    ablations: ClassVar[tuple[str, ...]] = ("memory_cut", "shuffled_returns", "zero_rewards")
-    """Methods that return these settings with one thing changed: negative controls."""
-
-    def memory_cut(self) -> JitRL:
-        """The control that remembers nothing."""
-        return replace(self, memory_control="cut")
-
-    def shuffled_returns(self) -> JitRL:
-        """The control whose returns stand at other steps of the episode than those that earned them."""
-        return replace(self, memory_control="shuffled")
-
-    def zero_rewards(self) -> JitRL:
-        """The control to which every reward is 0."""
-        return replace(self, memory_control="zero")
-
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "paper-web": 0.8, "reference": 0.8}
     """The temperature at which the paper samples its model."""
 

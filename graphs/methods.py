@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.errors import UserError
+from ..memory.errors import UserError, did_you_mean
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     awm,
@@ -48,8 +48,6 @@ class MethodSettings(Protocol):
     a comparison. Where a member is missing, the default that stands here holds.
     """
 
-    ablations: ClassVar[tuple[str, ...]] = ()
-    """Names of methods without arguments that return these settings with one thing changed: `METHOD:high` for `high`."""
     preset_temperatures: ClassVar[Mapping[str, float]] = {}
     """Preset -> the temperature at which its paper samples the model; judges are then asked at 0. The user's goes before it."""
     remark: str = ""
@@ -198,7 +196,7 @@ METHODS: Mapping[str, Method] = {
         has_independent_attempts=True,
     ),
     "self-refine": Method(
-        summary="criticises its own attempt, and makes another; sees no reward (self-refine:with-rewards does)",
+        summary="criticises its own attempt, and makes another; sees no reward (self-refine?rewards=dense does)",
         settings=self_refine.SelfRefine,
         build=self_refine.build,
         model_use="text",
@@ -297,12 +295,12 @@ METHODS: Mapping[str, Method] = {
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The method and the preset in a name; the preset is empty if the name has none.
+    """The method and the preset in a name, without values of settings; the preset is empty if the name has none.
 
     >>> split_name("jitrl:paper"), split_name("my_package.rest:METHOD"), split_name("my_package.rest:METHOD:strict")
     (('jitrl', 'paper'), ('my_package.rest:METHOD', ''), ('my_package.rest:METHOD', 'strict'))
     """
-    first, _, rest = name.partition(":")
+    first, _, rest = name.partition("?")[0].partition(":")
     if first in METHODS:
         return first, rest
     attribute, _, preset = rest.partition(":")
@@ -323,7 +321,8 @@ def find_method(name: str) -> Method:
     module, _, attribute = method.partition(":")
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         raise UserError(
-            f"no method is called '{method}'; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for one of your own"
+            f"no method is called '{method}'{did_you_mean(method, METHODS)}; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for "
+            "one of your own"
         )
     return _import_method(module, attribute)
 

@@ -80,11 +80,6 @@ class WorkflowMemory:
         check_literals(self, "awm")
         check_least(self, "awm", max_note_tokens=1, max_state_chars=1, temperature=0)
 
-    @classmethod
-    def rewrite(cls) -> WorkflowMemory:
-        """One workflow per task, rewritten after every attempt."""
-        return cls(variant="rewrite")
-
     def threshold(self, parts: MethodInputs) -> float | None:
         """The return from which an attempt is learned from; None: every attempt is.
 
@@ -99,7 +94,7 @@ class WorkflowMemory:
                 "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
             )
             raise UserError(
-                f"awm: which return is a success? {silent}; set success_threshold to the least one, or play awm:rewrite, which "
+                f"awm: which return is a success? {silent}; set success_threshold to the least one, or play awm?variant=rewrite, which "
                 "learns from every attempt"
             )
         return found

@@ -71,11 +71,6 @@ class Reflexion:
     def __post_init__(self) -> None:
         check_literals(self, "reflexion")
 
-    @classmethod
-    def all_plans(cls) -> Reflexion:
-        """All plans, as in the comparison of the ICRL paper."""
-        return cls(selection="budget")
-
 
 def build(parts: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""

@@ -75,11 +75,6 @@ class SelfRefine:
     def __post_init__(self) -> None:
         check_literals(self, "self-refine")
 
-    @classmethod
-    def with_rewards(cls) -> SelfRefine:
-        """Every step with its reward, as ICRL is shown it."""
-        return cls(rewards="dense")
-
 
 def build(parts: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""

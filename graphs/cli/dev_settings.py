@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ..arms import ablation_names, method_settings, preset_names
+from ..arms import method_settings, preset_names
 from ..methods import METHODS
 
 __all__ = ["DevChoice", "DevRequestError", "check_names", "context_schema", "known_settings", "read_choice"]
@@ -56,7 +56,7 @@ def context_schema(method: str) -> type[Any]:
     It is a TypedDict, so that LangGraph passes on what it does not know, and the graph can say in words what is wrong.
     """
     settings = METHODS[method].settings
-    presets = ", ".join([*preset_names(settings), *ablation_names(settings)])
+    presets = ", ".join(preset_names(settings))
     form: dict[str, Any] = {}
     for name, (default, text) in COMMON.items():
         text = f"{text} There are {presets}." if name == "preset" else text
@@ -71,7 +71,7 @@ def context_schema(method: str) -> type[Any]:
 
 
 def _defaults(method: str, preset: str = "default") -> Any:
-    return replace(method_settings(method, preset), **DEV_DEFAULTS.get(method, {}))
+    return replace(method_settings(f"{method}:{preset}"), **DEV_DEFAULTS.get(method, {}))
 
 
 def _field_texts(settings: type) -> dict[str, str]:

@@ -33,7 +33,7 @@ class DrawOptions:
     """Options of `learngraph draw`: the graph and the picture."""
 
     graph: Positional[str]
-    """A method, with a preset if it is not the default (`jitrl`, `adamem:high`, `claas-serving`), or a graph of yours: `MODULE:NAME`
+    """A method, with a preset if it is not the default (`jitrl`, `adamem?mode=high`, `claas-serving`), or a graph of yours: `MODULE:NAME`
     or `FILE.py:NAME`, where NAME is a graph, a builder, a method or a function that returns one."""
     out: Path | None = None
     """The output: a picture (.svg, .png), or Mermaid text (.mmd). Mermaid text is printed if not given."""
@@ -70,7 +70,7 @@ def load_graph(name: str, *, run: bool = False) -> Any:
     """The graph of this name: a method's, built without a model or an environment, or the user's own.
 
     Args:
-        name: `jitrl`, `adamem:high`, `claas-serving`, `my_package.rest:METHOD`, `my_app:graph`, `./my_app.py:graph`.
+        name: `jitrl`, `adamem?mode=high`, `claas-serving`, `my_package.rest:METHOD`, `my_app:graph`, `./my_app.py:graph`.
         run: of a method's episode, the graph of a whole run.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...memory.errors import CommandError, UserError
-from ..arms import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
+from ..arms import method_settings, paper_temperature, preset_names, shared_settings
 from ..experiments import pool, sweep
 from ..experiments.folder_settings import read_settings
 from ..experiments.options import RunOptions, SweepSetup
@@ -48,14 +48,14 @@ def run(args: Sequence[str]) -> int:
         from .agent import run_agent
 
         return run_agent(name, args[1:])
-    preset, rest = take_preset(args[1:])
+    rest = args[1:]
     method = methods.find_method(name)
-    presets = preset_names(method.settings) + ablation_names(method.settings)
+    presets = preset_names(method.settings)
     about = (
-        f"{method.summary}. --preset {{{','.join(presets)}}} sets other defaults. An agent of your own learns with --agent "
+        f"{method.summary}. {name}:PRESET has other defaults ({', '.join(presets)}), {name}?SETTING=VALUE changes one. An agent of your own learns with --agent "
         "MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
     )
-    defaults = method_settings(name, preset)
+    defaults = method_settings(name)
     if method.has_training_phase:
         return learn_and_test(name, defaults, rest, about)
     title = f"{type(defaults).__name__}: settings of the method"
@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
             )
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
-    found = {one: paper_temperature(one, preset if one == name else "default") for one in chosen}
+    found = {one: paper_temperature(one) for one in chosen}
     return play_sweep(SweepSetup(options, chosen, {one: known for one, known in found.items() if known is not None}))
 
 

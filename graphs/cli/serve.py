@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
-from ..arms import take_preset
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
 from .serve_options import LOOPBACK_HOSTS, ServeOptions
@@ -45,7 +44,7 @@ LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 
 def serve(args: Sequence[str]) -> int:
     """a chat API (OpenAI's) that learns from feedback while it answers: learngraph serve --api-key KEY"""
-    preset, args = take_preset(args)
+    preset, args = _take_preset(args)
     if preset != "default" and preset.replace("-", "_") not in _presets():
         raise CommandError(f"claas has no preset '{preset}'; it has default, {', '.join(_presets())}")
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
@@ -66,6 +65,20 @@ def serve(args: Sequence[str]) -> int:
     finally:
         os.umask(before)
     return 0
+
+
+def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
+    """The value of `--preset`, `default` if not given, and the other arguments.
+
+    It is taken out before the rest is read, since it decides the defaults that `--help` shows.
+    """
+    rest, preset = list(args), "default"
+    for i, arg in enumerate(args):
+        if arg == "--preset" or arg.startswith("--preset="):
+            preset = arg.partition("=")[2] or (args[i + 1] if i + 1 < len(args) else "")
+            del rest[i : i + (1 if "=" in arg else 2)]
+            break
+    return preset, rest
 
 
 def _presets() -> list[str]:

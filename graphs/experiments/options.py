@@ -145,7 +145,7 @@ class RunOptions(SharedOptions):
 
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, each with its own defaults. `jitrl:paper`
-    is a preset. `icrl:zero-reward` is an ablation: in `run icrl` it changes one thing in the settings given here. Some settings
+    is a preset. `icrl?rewards=zero` changes one setting: in `run icrl`, of the settings given here. Some settings
     hold for all compared methods, if you give or change them and a method's preset says nothing else: `--bank`, `--k`,
     `--success-threshold`, `--online`, `--cross-task`, `--temperature`, `--history-steps`. settings.json in the run folder records
     what each method was given."""

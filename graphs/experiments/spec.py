@@ -13,7 +13,6 @@ Everything is checked when the file is read: a wrong key or value is an error th
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from ...memory.errors import CommandError, UserError
-from ..arms import ablation_names, method_settings, preset_names
+from ..arms import check_value, method_settings, preset_names
 from ..methods import find_method, split_name
 from .options import RunOptions
 from .run_folder import parse_seeds
@@ -71,7 +70,7 @@ class BenchArm:
     """A method of a benchmark, with its settings."""
 
     name: str
-    """The method, perhaps with a preset or an ablation: `jitrl`, `jitrl:paper`, `icrl:zero-reward`."""
+    """The method, perhaps with a preset or values: `jitrl`, `jitrl:paper`, `icrl?rewards=zero`."""
     label: str = ""
     """Its name in tables; the name if not given."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -147,7 +146,7 @@ def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> BenchFile:
             raise CommandError(f"{name} is missing; list at least one, as in {name} = [{_EXAMPLES[name]}]")
     hints = get_type_hints(BenchFile)
     plain = {name: hints[name] for name in known - {"environments", "models", "methods", "options"}}
-    values = {name: _check_value(there[name], hint, name) for name, hint in plain.items() if name in there}
+    values = {name: check_value(there[name], hint, name) for name, hint in plain.items() if name in there}
     file = BenchFile(
         environments=_labelled(_named_tables(BenchEnvironment, there["environments"], "environments"), "environments"),
         methods=_labelled(_methods(there["methods"]), "methods"),
@@ -186,13 +185,13 @@ def _methods(there: Any) -> list[BenchArm]:
         hints = get_type_hints(type(usual))
         names = [one.name for one in fields(usual)]
         _check_keys(arm.settings, names, f"{place}.settings")
-        checked = {key: _check_value(value, hints[key], f"{place}.settings.{key}") for key, value in arm.settings.items()}
+        checked = {key: check_value(value, hints[key], f"{place}.settings.{key}") for key, value in arm.settings.items()}
         found[number] = replace(arm, settings=checked)
         if arm.settings and not arm.label:
             raise CommandError(
                 f'{place} has settings of its own; give it a name for tables, as in label = "{_some_label(checked)}"'
             )
-        taken = [*preset_names(type(usual)), *ablation_names(type(usual))]
+        taken = preset_names(type(usual))
         if arm.key != arm.name and arm.label in taken:
             raise CommandError(
                 f"{place}: label {arm.label!r} is the name of a preset; give another label, or name = {arm.key!r}"
@@ -229,7 +228,7 @@ def _tables(there: Any, place: str, hints: Mapping[str, Any], more: Iterable[str
             raise CommandError(f'{at} is a name, or a table with one, as in {{ name = "…" }}; got {one!r}')
         _check_keys(table, [*hints, *more], at)
         found.append(
-            {key: _check_value(value, hints[key], f"{at}.{key}") if key in hints else value for key, value in table.items()}
+            {key: check_value(value, hints[key], f"{at}.{key}") if key in hints else value for key, value in table.items()}
         )
     return found
 
@@ -278,20 +277,9 @@ def _run_options(there: Any, place: str) -> dict[str, Any]:
     if not isinstance(there, dict):
         raise CommandError(f"{place} is a table of options of learngraph run, got {there!r}")
     _check_keys(there, hints, place)
-    return {name: _check_value(value, hints[name], f"{place}.{name}") for name, value in there.items()}
+    return {name: check_value(value, hints[name], f"{place}.{name}") for name, value in there.items()}
 
 
 def _check_keys(there: Mapping[str, Any], known: Iterable[str], place: str) -> None:
     if wrong := [key for key in there if key not in known]:
         raise CommandError(f"{place} has no key {wrong[0]!r}; there are {', '.join(sorted(known))}")
-
-
-def _check_value(value: Any, hint: Any, place: str) -> Any:
-    """The value as its type; numbers in quotes and the like are refused."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
-    except ValidationError as error:
-        wanted = " or ".join(dict.fromkeys(one["msg"].replace("Input should be ", "") for one in error.errors()))
-        raise CommandError(f"{place} is {wanted}, got {value!r}") from None

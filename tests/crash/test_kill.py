@@ -38,8 +38,8 @@ METHODS = {
     "jitrl": method_settings("jitrl"),
     "jitrl:paper": method_settings("jitrl:paper"),
     "tabular": method_settings("tabular"),
-    "icrl:preset": method_settings("icrl:preset"),
-    "adamem:rule": method_settings("adamem:rule"),
+    "icrl?instruction=preset": method_settings("icrl?instruction=preset"),
+    "adamem?author=rule": method_settings("adamem?author=rule"),
     "prompt-update": method_settings("prompt-update"),
     "memory": method_settings("memory"),
 }

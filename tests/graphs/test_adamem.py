@@ -302,7 +302,7 @@ def test_models_that_write_see_past_observations_whole() -> None:
 
 
 def test_modes_are_separate_graphs_and_presets_name_them() -> None:
-    drawn = {mode: flow.to_mermaid(blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
+    drawn = {mode: flow.to_mermaid(blueprint(f"adamem?mode={mode}&author=model")) for mode in adamem.MODES}
     assert len(set(drawn.values())) == len(adamem.MODES)
     assert drawn["low"] == flow.to_mermaid(blueprint("adamem"))
     assert set(flow.parse_flow(drawn["high"])) == set(flow.parse_flow(adamem.HIGH_FLOW))

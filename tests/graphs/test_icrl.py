@@ -121,7 +121,7 @@ def test_the_zero_reward_arm_is_blind(budget: int) -> None:
         out = run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=12))
         return shown, out["answer"]
 
-    zero = icrl.ICRL(max_memory_tokens=budget).zero_reward()
+    zero = icrl.ICRL(max_memory_tokens=budget, rewards="zero")
     assert prompts({"wait": 9.0}, zero) == prompts({"back": 5.0, "look": -3.0}, zero) == prompts({}, zero)
     assert prompts({"wait": 9.0}, icrl.ICRL(max_memory_tokens=budget)) != prompts({}, icrl.ICRL(max_memory_tokens=budget))
 
@@ -132,9 +132,8 @@ def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
 
 
 def test_a_short_context_is_a_setting() -> None:
-    short = icrl.ICRL().short_context()
+    short = icrl.ICRL(selection="last")
     assert (short.selection, short.last_n) == ("last", 3)
-    assert icrl.ICRL().zero_reward().rewards == "zero"
     assert (icrl.ICRL.paper().instruction, icrl.ICRL.paper().selection) == ("preset", "all")
 
 
@@ -211,7 +210,7 @@ def play(graph: Any, episodes: int, tokens: int = 0, **build: Any) -> dict[str, 
 
 def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> None:
     chat = ScriptedChat(replies=["4\n5", "thinking…\n4\n6"])
-    out = play(icrl.build(answering(chat), icrl.ICRL.preset()), 3)
+    out = play(icrl.build(answering(chat), icrl.ICRL(instruction="preset")), 3)
     assert out["scores"] == [0.0, 1.0, 0.0]
     assert out["answer"] == 1
     assert len(chat.asked) == 3
@@ -314,7 +313,7 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
     assert "2 of 2\nResult: no success after 2 steps." in reflection
     assert "at most 150 words" in reflection
     chat = ScriptedChat(replies=replies)
-    play(reflexion.build(answering(chat), reflexion.Reflexion.all_plans()), 6)
+    play(reflexion.build(answering(chat), reflexion.Reflexion(selection="budget")), 6)
     assert all(f"- plan {n}\n" in chat.prompt(10) for n in range(5))
 
 
@@ -342,7 +341,6 @@ def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_a
     assert "what its steps earned" in str(chat.asked[1][0].text)
     assert [t.value for t in shelf] == [0.0] * 3
     assert (out["scores"], out["answer"]) == ([0.0] * 3, 2), "the last attempt is the answer, whatever it earned"
-    assert self_refine.SelfRefine.with_rewards().rewards == "dense"
 
 
 @pytest.mark.parametrize("method", ["react", "cot", "long-cot"])

@@ -73,7 +73,11 @@ def test_it_learns_and_only_through_its_memory() -> None:
 def test_the_shipped_negative_controls_fail_when_they_are_played() -> None:
     """Toy world, uniform prior, 4 seeds: without memory or rewards it stays near static's .2; shuffled returns cost it much."""
     plain, ends = jitrl.JitRL(), dict[str, float]()
-    controls = {"cut": plain.memory_cut(), "zero": plain.zero_rewards(), "shuffled": plain.shuffled_returns()}
+    controls = {
+        "cut": replace(plain, memory_control="cut"),
+        "zero": replace(plain, memory_control="zero"),
+        "shuffled": replace(plain, memory_control="shuffled"),
+    }
     for name, settings in {"none": plain, **controls}.items():
         ends[name] = mean([mean(scores(merge_steps(episode(settings=settings)), seed)[-5:]) for seed in range(4)])
     assert ends["none"] > 8
@@ -431,13 +435,12 @@ def test_negative_controls_change_what_is_remembered_and_nothing_else() -> None:
 
     plain = jitrl.JitRL(gamma=0.5)
     assert values(plain) == [1.375, 2.75, 3.5, 3.0]
-    assert values(plain.memory_cut()) == []
-    assert values(plain.zero_rewards()) == [0.0] * 4
-    shuffled = values(plain.shuffled_returns())
+    assert values(replace(plain, memory_control="cut")) == []
+    assert values(replace(plain, memory_control="zero")) == [0.0] * 4
+    shuffled = values(replace(plain, memory_control="shuffled"))
     assert sorted(shuffled) == sorted(values(plain))
     assert shuffled != values(plain)
-    assert values(plain.shuffled_returns()) == shuffled  # also when the memory is opened again
-    assert replace(plain.shuffled_returns(), memory_control="none") == plain
+    assert values(replace(plain, memory_control="shuffled")) == shuffled  # also when the memory is opened again
 
 
 @pytest.mark.parametrize(

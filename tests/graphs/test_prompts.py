@@ -121,7 +121,7 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
     "awm-step-2-of-attempt-2": lambda: (ask_in_hall(awm.build, [*WIN, f"Workflows:\n{WAY}"]), 4),
     "awm-induce": lambda: (ask_in_hall(awm.build, [*WIN, f"Workflows:\n{WAY}"]), 2),
     "awm-rewrite": lambda: (
-        ask_in_hall(partial(awm.build, settings=WorkflowMemory.rewrite()), [*WALK, f"Workflow:\n{WAY}"]),
+        ask_in_hall(partial(awm.build, settings=WorkflowMemory(variant="rewrite")), [*WALK, f"Workflow:\n{WAY}"]),
         4,
     ),
     "evotest-evolve": lambda: (ask_in_hall(evotest.build, [*WALK, EVOLVED], run_code=lambda *_: fake_sandbox), 4),

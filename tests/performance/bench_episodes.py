@@ -59,7 +59,7 @@ METHODS = (
     "self-refine",
     "reasoning-bank",
     "awm",
-    "awm:rewrite",
+    "awm?variant=rewrite",
     "memory",
     "icrl",
     "icrl:paper",

@@ -156,7 +156,7 @@ def growth(rounds: int) -> None:
 
 
 def layout(rounds: int) -> None:
-    several = {**KEEPS, "budget, not reached": icrl.ICRL(), "budget, no instruction": icrl.ICRL.no_instruction()}
+    several = {**KEEPS, "budget, not reached": icrl.ICRL(), "budget, no instruction": icrl.ICRL(instruction="none")}
     for name, settings in several.items():
         texts = prompts(settings, rounds)
         rest, fresh = computed(texts)

@@ -121,7 +121,7 @@ def test_a_cached_prefix_leaves_what_is_new_to_compute() -> None:
     """Row 16: computed / new <= 1.05 while the budget is not reached, with a perfect cache of the last prompt. What every prompt
     ends with (the situation and the request) stands behind the new attempt, so it counts as new each time."""
     computed = new = 0
-    texts = prompts(icrl.ICRL.no_instruction(), 40)
+    texts = prompts(icrl.ICRL(instruction="none"), 40)
     for before, now in pairwise(texts):
         request = common(before[::-1], now[::-1])
         computed += len(now) - common(before, now) - request

@@ -22,7 +22,7 @@ class SavedRun:
 
     folder: Path
     method: str
-    """Its name in the folder: `adamem-high` for `adamem:high`."""
+    """Its name in the folder: `adamem-high` for `adamem?mode=high`."""
     seed: int
     settings: Mapping[str, Any]
     """The settings of the whole run folder."""

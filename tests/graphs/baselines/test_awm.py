@@ -120,7 +120,7 @@ def test_what_the_list_has_already_is_not_added() -> None:
 
 def test_rewriting_keeps_one_text_and_learns_from_every_attempt() -> None:
     agent = Agent(act=lambda n: "knock", write=lambda n: f"Nothing opened.\nWorkflow:\n1. version {n}\n2. wait")
-    play(agent, 4, WorkflowMemory.rewrite())
+    play(agent, 4, WorkflowMemory(variant="rewrite"))
     assert len(agent.wrote) == 3  # nobody would read what the last attempt teaches
     assert [workflows(agent.acted[3 * e]) for e in range(4)] == ["", *(f"1. version {n}\n2. wait\n" for n in range(3))]
     assert [workflows(prompt) for prompt in agent.wrote] == ["", "1. version 0\n2. wait\n", "1. version 1\n2. wait\n"]
@@ -129,7 +129,7 @@ def test_rewriting_keeps_one_text_and_learns_from_every_attempt() -> None:
 
 def test_a_reply_that_cannot_be_used_leaves_the_old_text() -> None:
     agent = Agent(act=lambda n: "knock", write=lambda n: "Workflow:\n1. first" if n == 0 else "I would rather not.")
-    out = play(agent, 3, WorkflowMemory.rewrite())
+    out = play(agent, 3, WorkflowMemory(variant="rewrite"))
     assert workflows(agent.acted[-1]) == "1. first\n"
     assert out["usage"].unreadable == 0
     assert len(agent.wrote) == 1 + 3
@@ -144,13 +144,13 @@ def test_the_last_attempt_of_a_run_asks_for_nothing() -> None:
 def test_a_long_text_is_cut_at_a_line_and_never_ends_a_run() -> None:
     long = "\n".join(f"{n}. say friend to the door" for n in range(2000))
     agent = Agent(act=lambda n: "knock", write=lambda n: f"Workflow:\n{long}")
-    play(agent, 2, WorkflowMemory.rewrite(), window=1500)
+    play(agent, 2, WorkflowMemory(variant="rewrite"), window=1500)
     shown = workflows(agent.acted[-1])
     assert shown.startswith("0. say friend")
     assert shown.endswith("to the door\n")
     assert len(shown) < len(long) / 10
     tiny = Agent(act=lambda n: "knock", write=lambda n: "Workflow:\n" + "word " * 9000)
-    play(tiny, 2, WorkflowMemory.rewrite(), window=700)  # a single line is cut at a word
+    play(tiny, 2, WorkflowMemory(variant="rewrite"), window=700)  # a single line is cut at a word
     assert workflows(tiny.acted[-1]).startswith("word word")
 
 
@@ -167,9 +167,9 @@ def test_an_unknown_success_is_asked_for() -> None:
         solved: Any = None
 
     agent = Agent(act=lambda n: "wait", write=lambda n: "")
-    with pytest.raises(UserError, match=r"awm: which return is a success\? door does not say it; .* awm:rewrite"):
+    with pytest.raises(UserError, match=r"awm: which return is a success\? door does not say it; .* awm?variant=rewrite"):
         awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent))
-    awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent), WorkflowMemory.rewrite())
+    awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent), WorkflowMemory(variant="rewrite"))
     awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent), WorkflowMemory(success_threshold=0.5))
     with pytest.raises(UserError, match="a uniform prior only picks actions"):
         awm.build(MethodInputs(Door()))
@@ -183,7 +183,7 @@ def test_a_run_that_was_killed_while_writing_goes_on_as_if_it_had_not() -> None:
         out: Any = None
         while out is None:  # each time with a memory that is read anew
             parts = MethodInputs.with_chat_model(Door(), journal, agent, shelf=shelf)
-            graph = run.build(awm.build(parts, WorkflowMemory.rewrite()), checkpointer=saver)
+            graph = run.build(awm.build(parts, WorkflowMemory(variant="rewrite")), checkpointer=saver)
             try:
                 out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})
             except RuntimeError:
@@ -210,4 +210,4 @@ def test_pocket_writes_lessons_and_reads_them() -> None:
             ends += run.build(graph).invoke(plan)["scores"][-3:]
         return sum(ends) / len(ends)
 
-    assert final(awm.build, WorkflowMemory.rewrite()) > final(static.build, None) + 1
+    assert final(awm.build, WorkflowMemory(variant="rewrite")) > final(static.build, None) + 1

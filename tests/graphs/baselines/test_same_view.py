@@ -32,7 +32,7 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
-BASELINES = ("static", "prompt-update", "memory", "awm", "awm:rewrite", "evotest", "reflexion", "sft", "grpo", "webrl")
+BASELINES = ("static", "prompt-update", "memory", "awm", "awm?variant=rewrite", "evotest", "reflexion", "sft", "grpo", "webrl")
 TRAINED = ("sft", "grpo", "webrl")
 CASES = [
     (name, kind)

@@ -199,7 +199,7 @@ def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixtu
 def test_drafts_of_other_modes_are_not_collected(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In mode low a draft is made under the strategy at hand."""
     high = {"mode": "high", "success": 9.0}
-    by_hand(here, {"adamem": {"mode": "low", "success": 9.0}, "random": {}, "adamem:high": high})
+    by_hand(here, {"adamem": {"mode": "low", "success": 9.0}, "random": {}, "adamem?mode=high": high})
     for other in ("adamem-s4", "random-s3", "adamem-high-s3"):
         shutil.copytree(here / "played" / "adamem-s3", here / "played" / other)
     said = run("collect played --out pairs.jsonl", capsys)

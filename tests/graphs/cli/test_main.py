@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from in_process import play_in_process
 
-from learngraph.graphs import arms as method_settings
+from learngraph.graphs import arms
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.baselines.react import ReAct
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.graphs.baselines.synapse import Synapse
-from learngraph.graphs.cli import draw, run
+from learngraph.graphs.cli import run
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
 from learngraph.graphs.experiments import play, pool, run_folder, sweep
@@ -67,11 +67,11 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run static --beta 3", "--temperature"),
         ("run jitrl --beta much", "--beta: could not convert"),
         ("run jitrl --policy best", "verbalized"),
-        ("run jitrl --preset best", "default, paper, paper-web, reference"),
-        ("run static --preset paper", "it has default"),
+        ("run jitrl:best", "default, paper, paper-web, reference"),
+        ("run static:paper", "it has default, and static?SETTING=VALUE"),
         (
-            "run icrl --preset zero",
-            "paper, preset, autonomous, explore-only, exploit-only, no-instruction, zero-reward, short-context",
+            "run icrl?rewads=zero",
+            "icrl has no setting 'rewads'; did you mean rewards?; it has instruction, ",
         ),
         ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
         ("run icrl --env toy --prior uniform --max-memory-tokens -1", "max_memory_tokens"),
@@ -160,10 +160,10 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
 
 @pytest.mark.slow
 def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl:zero-reward", "best-of-n", "react"]
+    command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl?rewards=zero", "best-of-n", "react"]
     assert main([*command, "--json", "--out", "run"]) == 0
     rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
-    assert set(rows) == {"icrl", "icrl:zero-reward", "best-of-n", "react"}
+    assert set(rows) == {"icrl", "icrl?rewards=zero", "best-of-n", "react"}
     assert rows["best-of-n"]["answer"] == rows["best-of-n"]["top"]  # its reward is the true score here
     for name in ("icrl", "react"):
         for seed in (0, 1):
@@ -191,10 +191,10 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
         "--out",
         "run",
     ]
-    assert main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
+    assert main([*command, "--compare", "icrl?rewards=zero", "icrl?selection=last", "icrl:paper"]) == 0
     settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
-    assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
-    assert settings["icrl:short-context"] == settings["icrl"] | {"selection": "last"}
+    assert settings["icrl?rewards=zero"] == settings["icrl"] | {"rewards": "zero"}
+    assert settings["icrl?selection=last"] == settings["icrl"] | {"selection": "last"}
     assert settings["icrl:paper"]["max_state_chars"] != 9  # a preset is what it says, whatever else is given
 
 
@@ -230,7 +230,16 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[SweepSetup])
         "--min-similarity",
         "0.5",
     ]
-    compared = ["synapse", "synapse:paper", "reasoning-bank:pool", "adamem:paper-low", "adamem:max", "react", "jitrl", "icrl"]
+    compared = [
+        "synapse",
+        "synapse:paper",
+        "reasoning-bank:pool",
+        "adamem:paper-low",
+        "adamem?mode=max",
+        "react",
+        "jitrl",
+        "icrl",
+    ]
     assert main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
     found = setups[0].methods
     shared: dict[str, Any] = {"bank": "b.jsonl", "success_threshold": 3.0, "online": False, "temperature": 0.0}
@@ -238,7 +247,7 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[SweepSetup])
     assert found["synapse:paper"] == Synapse(k=3, **shared)
     assert found["reasoning-bank:pool"] == replace(ReasoningBank.pool(), k=16, **shared)
     assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), history_steps=7, **shared)
-    assert found["adamem:max"] == replace(found["adamem"], mode="max")
+    assert found["adamem?mode=max"] == replace(found["adamem"], mode="max")
     assert found["react"] == ReAct(history_steps=7, temperature=0.0)
     assert found["jitrl"] == JitRL(k=16, temperature=0.0)
     assert found["icrl"] == ICRL(temperature=0.0)
@@ -248,7 +257,7 @@ def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[SweepSet
     compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
     assert main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
     assert main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
-    assert main(["run", "adamem", *TOY, "--preset", "paper-low", *compared]) == 0
+    assert main(["run", "adamem:paper-low", *TOY, *compared]) == 0
     usual, given, paper = (setup.methods for setup in setups)
     assert [usual[name] for name in compared[1:]] == [Synapse(), Synapse.paper(), ReasoningBank(), JitRL()]
     assert [given[name] for name in compared[1:]] == [Synapse(k=4), Synapse.paper(), ReasoningBank(k=4), JitRL(k=4)]
@@ -529,10 +538,12 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_presets_and_flags_become_the_settings(here: Path) -> None:
-    command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
+    command = ["run", "jitrl:paper?gamma=0.4", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--beta", "3"]
     assert main([*command, "--compare", "jitrl:reference"]) == 0
     methods = json.loads((here / "run" / "settings.json").read_text())["methods"]
-    assert (methods["jitrl"]["advantage_estimator"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
+    assert (methods["jitrl:paper?gamma=0.4"] | {"advantage_estimator": "paper", "gamma": 0.4, "beta": 3.0}) == methods[
+        "jitrl:paper?gamma=0.4"
+    ]
     assert methods["jitrl:reference"]["advantage_estimator"] == "reference"
     assert (here / "run" / "jitrl-reference-s0").is_dir()
 
@@ -681,22 +692,22 @@ def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: p
     monkeypatch.setattr("learngraph.graphs.wiring.picture.has_graphviz", lambda: False)  # as text, to be read here
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = ["run", "adamem", *TOY, "--author", "rule", "--episodes", "1", "--seeds", "1", "--bank", "bank.jsonl"]
-    assert main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0
-    drawn = {name: (here / "run" / f"{name}.mmd").read_text() for name in ("adamem", "adamem-high")}
-    for name, text in (("max", drawn["adamem"]), ("high", drawn["adamem-high"])):
-        assert main(["draw", f"adamem:{name}", "-o", f"{name}.mmd"]) == 0
+    assert main([*command, "--out", "run", "--mode", "max", "--compare", "adamem?mode=high"]) == 0
+    drawn = {name: (here / "run" / f"{name}.mmd").read_text() for name in ("adamem", "adamem-mode-high")}
+    for name, text in (("max", drawn["adamem"]), ("high", drawn["adamem-mode-high"])):
+        assert main(["draw", f"adamem?mode={name}", "-o", f"{name}.mmd"]) == 0
         assert [line.strip() for line in text.splitlines() if "->" in line] == [
             line.strip() for line in (here / f"{name}.mmd").read_text().splitlines() if "->" in line
         ]
     assert "consider" not in drawn["adamem"]
-    assert "consider" in drawn["adamem-high"]
+    assert "consider" in drawn["adamem-mode-high"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_preset_can_be_drawn(method: str) -> None:
     made = METHODS[method].settings
-    for named in (*method_settings.preset_names(made), *method_settings.ablation_names(made)):
-        assert draw.blueprint(f"{method}:{named}").get_graph().nodes
+    for named in arms.preset_names(made):
+        assert arms.blueprint(f"{method}:{named}").get_graph().nodes
 
 
 def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -785,9 +796,7 @@ def test_one_model_name_on_two_servers_is_two_questions(here: Path, monkeypatch:
 
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
     options = RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
-    setup = SweepSetup(
-        options, {"jitrl": method_settings.method_settings("jitrl"), "static": method_settings.method_settings("static")}
-    )
+    setup = SweepSetup(options, {"jitrl": arms.method_settings("jitrl"), "static": arms.method_settings("static")})
     jobs = [run_folder.make_job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
     hotter = SweepSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
     jobs += [run_folder.make_job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]

@@ -58,19 +58,18 @@ def test_without_options_nothing_is_sent(here: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "temperature"),
-    [("jitrl --preset paper", 0.8), ("icrl --preset paper", 1.0), ("adamem --preset paper-low", 0.7)],
+    [("jitrl:paper", 0.8), ("icrl:paper", 1.0), ("adamem:paper-low", 0.7)],
 )
 def test_a_preset_of_a_paper_has_its_temperature_and_the_user_goes_before_it(
     command: str, temperature: float, here: Path
 ) -> None:
-    method, *preset = command.split()
-    assert {request.get("temperature") for request in played(method, *preset)} == {temperature}
-    assert {request.get("temperature") for request in played(method, *preset, *GIVEN, "--out", "own")} == {0.25}
+    assert {request.get("temperature") for request in played(command)} == {temperature}
+    assert {request.get("temperature") for request in played(command, *GIVEN, "--out", "own")} == {0.25}
 
 
 @pytest.mark.slow
 def test_the_judge_of_a_paper_is_asked_at_0(here: Path) -> None:
-    requests = played("jitrl", "--preset", "paper", judge="self")
+    requests = played("jitrl:paper", judge="self")
     assert {request.get("temperature") for request in requests} == {0.8, 0}
 
 

@@ -632,11 +632,15 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
 
 
 def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "run training-free-grpo --preset paper --problems 2 --epochs 1 --author rule --test-problems 1 --test-rollouts 1 --seeds 1 --out out"
+    command = "run training-free-grpo:paper --problems 2 --epochs 1 --author rule --test-problems 1 --test-rollouts 1 --seeds 1 --out out"
     assert main([*command.split(), "--compare", f"{METHOD}:always", f"{METHOD}:empty"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
-    assert (arms[METHOD]["held_out"], arms[METHOD]["accept"], arms[METHOD]["problems"]) == (0, "always", 2)
-    assert arms[f"{METHOD}:empty"] == arms[METHOD] | {"arm": "empty"}
+    assert (arms[f"{METHOD}:paper"]["held_out"], arms[f"{METHOD}:paper"]["accept"], arms[f"{METHOD}:paper"]["problems"]) == (
+        0,
+        "always",
+        2,
+    )
+    assert arms[f"{METHOD}:empty"] == arms[f"{METHOD}:paper"] | {"arm": "empty"}
 
 
 def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

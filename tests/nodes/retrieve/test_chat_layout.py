@@ -180,12 +180,14 @@ def test_a_prompt_only_grows_at_its_end_within_an_attempt() -> None:
 
 
 def test_explore_only_shows_no_reward_and_no_instruction_means_none() -> None:
-    chat = played(icrl.build, ["wait", "wait", "wait", "say mellon"], 2, settings=icrl.ICRL.explore_only())
+    chat = played(
+        icrl.build, ["wait", "wait", "wait", "say mellon"], 2, settings=icrl.ICRL(instruction="explore", rewards="none")
+    )
     assert "eward" not in chat.prompt(5)
     assert "success" not in chat.prompt(5)
     assert "for exploring" in chat.prompt(5)
     assert "Nobody tells you how good they were" in str(chat.asked[5][0].text)
-    plain = played(icrl.build, ["wait", "wait", "wait", "say mellon"], 2, settings=icrl.ICRL.no_instruction())
+    plain = played(icrl.build, ["wait", "wait", "wait", "say mellon"], 2, settings=icrl.ICRL(instruction="none"))
     asked = "".join(str(message.text) for message in plain.asked[5]).lower()
     assert not any(word in asked for word in ("explor", "exploit", "this is attempt"))
 
