@@ -106,7 +106,7 @@ def test_a_mistake_is_one_line_that_says_what_there_is(
     monkeypatch.setattr("learngraph.tools.models.models.open_model", _no_model) if "prompts" in command else None
     assert main(command.split()) == 2
     shown = capsys.readouterr()
-    lines = [line for line in shown.err.splitlines() if "mean" not in line]
+    lines = [line for line in shown.err.splitlines() if "did you mean" in line or "mean" not in line]
     assert len(lines) == 1, shown.err
     assert lines[0].startswith("learngraph: ")
     assert says in lines[0]
