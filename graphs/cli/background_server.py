@@ -83,7 +83,7 @@ def start_server(settings: CLaaS | None = None, **options: Any) -> BackgroundSer
 
     Args:
         settings: hyper-parameters; default: those of `CLaaS()`.
-        options: fields of `ServeOptions`, the options of `learngraph serve`: `model`, `out`, `port`, `device`, `trainer` and others.
+        options: fields of `ServeOptions`, the options of `learngraph serve`: `model`, `out`, `port`, `device`, `learner` and others.
             Other defaults than there: `port` is 0, a free one; `api_key` is drawn anew where no keys are given.
 
     Raises:

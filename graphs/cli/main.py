@@ -47,11 +47,6 @@ COMMANDS: Mapping[str, Command] = {
         ".serve",
         "serve",
     ),
-    "learner": Command(
-        "take gradient steps for a service on another machine: learngraph learner --hand-over FOLDER_OR_URL",
-        ".learner",
-        "learner",
-    ),
     "calibrate": Command(
         "compare the rewards that a method saw with the true scores: learngraph calibrate RUN_FOLDER [METHOD]",
         ".calibrate",

@@ -3,8 +3,8 @@
     learngraph serve --model pocket --api-key secret --out runs/claas
     learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --preset reinforce
     learngraph serve --model vllm:Qwen/Qwen3-8B --weights local:Qwen/Qwen3-8B --base-url http://127.0.0.1:8001/v1 --api-key secret
-    learngraph serve --model vllm:Qwen/Qwen3-8B --base-url http://gpu-0:8001/v1 --hand-over /srv/adapters \\
-        --trainer remote --learner-url http://gpu-1:8100 --api-key secret
+    learngraph serve --model vllm:Qwen/Qwen3-8B --base-url http://gpu-0:8001/v1 --engine-path /srv/adapters \\
+        --learner ray://head:10001 --device cuda --dtype bfloat16 --api-key secret
 
 Joins an engine, a learner, the replay buffer, the versions and the web server. Everything that was learned lies in --out; the same
 command goes on there, also after a kill -9.
@@ -130,7 +130,7 @@ def find_tenants(options: ServeOptions) -> Any:
 
 async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
     def ready(service: Service, url: str) -> None:
-        learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss.kind}"
+        learns = "answers only" if options.learner == "off" else f"learns by {settings.loss.kind}"
         _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
         # Modules and the model stay for good. Beside their 300,000 objects the collector would let 80,000 of ended requests pile up,
         # and then stop all threads for as long as it takes to look at all of them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ...memory.errors import UserError
 from ...memory.storage.open_store import is_postgres
@@ -23,8 +22,7 @@ class ServeOptions:
     base_url: str | None = None
     """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
     weights: str | None = None
-    """With `vllm:`, the same model for this machine to train, `local:PATH_OR_NAME`; not needed where another one learns, or none. With
-    --trainer tinker, its name on the service, where that is another one: `Qwen/Qwen3-8B`."""
+    """With `vllm:`, the same model for the learner, `local:PATH_OR_NAME`. Default with --learner ray, which alone opens it: `local:MODEL`."""
     name: str | None = None
     """Public name of the model, which clients send as `model`. Default: the last part of --model."""
     host: str = "127.0.0.1"
@@ -45,16 +43,11 @@ class ServeOptions:
     """Keys that may read /metrics of all tenants, and nothing else."""
     open_metrics: bool = False
     """/metrics needs no key."""
-    trainer: Literal["process", "inline", "remote", "tinker", "off"] = "process"
-    """The learner's place: another process at low priority; this one, in turns with the replies; `learngraph learner` behind
-    --learner-url; a Tinker service (TINKER_API_KEY; --learner-url names another one than the hosted); or no learner at all."""
-    learner_url: str | None = None
-    """The learner's address, such as `http://gpu:8100`; with --trainer remote, its key is read from LEARNGRAPH_LEARNER_KEY."""
-    hand_over: str | None = None
-    """A folder or an object store (`s3://bucket/prefix`; a URL of fsspec) by which adapters reach a learner or a vLLM server on another
-    machine. For this service alone."""
+    learner: str = "process"
+    """The learner's place: `process`, another process at low priority; `inline`, this one, in turns with the replies; `ray` or
+    `ray://HOST:PORT`, an actor on a Ray cluster, with a GPU if --device is not `cpu`; `off`."""
     engine_path: str = ""
-    """The folder under which the vLLM server sees --hand-over. Default: the same folder."""
+    """The folder under which a vLLM server on another machine sees `adapters` of --out. Default: under the same path."""
     retention_file: Path | None = None
     """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely, for the gate."""
     max_body_bytes: int = 1 << 20
@@ -62,9 +55,9 @@ class ServeOptions:
     max_connections: int = 1000
     """Connections at once. Beyond that, those on which no request is being answered are closed."""
     device: str = "cpu"
-    """Device of the model: `cpu`, `cuda`. Not for `vllm:MODEL`."""
+    """Device of the model: `cpu`, `cuda`. With `vllm:MODEL`, the learner's."""
     dtype: str = "float32"
-    """Number format of the model: `float32`, `bfloat16`. Not for `vllm:MODEL`."""
+    """Number format of the model: `float32`, `bfloat16`. With `vllm:MODEL`, the learner's."""
     threads: int | None = None
     """Threads of a model in this process."""
     learner_threads: int = 1
@@ -96,23 +89,13 @@ class ServeOptions:
             )
         if self.model.startswith("vllm:") != (self.base_url is not None):
             raise UserError("serve: a vLLM server is named by --model vllm:MODEL and --base-url URL, both or neither")
-        if self.model.startswith("vllm:") and self.weights is None and self.trainer == "process":
+        if self.learner not in ("process", "inline", "ray", "off") and not self.learner.startswith("ray://"):
+            raise UserError(f"serve: --learner is process, inline, ray, ray://HOST:PORT or off, got {self.learner!r}")
+        if self.model.startswith("vllm:") and self.weights is None and self.learner == "process":
             raise UserError(
-                "serve: to learn, this machine opens the model too: --weights local:PATH_OR_NAME, or --trainer remote or off"
+                "serve: to learn, this machine opens the model too: --weights local:PATH_OR_NAME, or --learner ray or off"
             )
-        if self.model.startswith("vllm:") and self.trainer == "inline":
-            raise UserError("serve: --trainer inline takes turns with replies of this process; with vllm: it is another one")
-        if self.trainer == "remote" and self.learner_url is None:
-            raise UserError("serve: --trainer remote needs --learner-url URL, the address of `learngraph learner`")
-        if self.learner_url is not None and self.trainer not in ("remote", "tinker"):
-            raise UserError("serve: --learner-url is for --trainer remote or tinker")
-        if self.trainer == "tinker" and not self.model.startswith("vllm:"):
-            raise UserError(
-                "serve: --trainer tinker trains a model that a vLLM server answers with: --model vllm:MODEL --base-url URL"
-            )
-        if self.trainer == "remote" and self.hand_over is None:
-            raise UserError("serve: --trainer remote needs --hand-over FOLDER_OR_URL, by which adapters travel")
-        if self.hand_over is not None and self.trainer != "remote" and not self.model.startswith("vllm:"):
-            raise UserError("serve: --hand-over is for --trainer remote or a vLLM server; here all is on this machine")
-        if self.engine_path and (self.hand_over is None or not self.model.startswith("vllm:")):
-            raise UserError("serve: --engine-path is where a vLLM server sees --hand-over; it needs both")
+        if self.model.startswith("vllm:") and self.learner == "inline":
+            raise UserError("serve: --learner inline takes turns with replies of this process; with vllm: it is another one")
+        if self.engine_path and not self.model.startswith("vllm:"):
+            raise UserError("serve: --engine-path is where a vLLM server sees the adapters; it needs --model vllm:MODEL")

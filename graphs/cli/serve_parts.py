@@ -1,11 +1,8 @@
-"""The engine and the learner of `learngraph serve`, as its options say: here, in another process, or on other machines."""
+"""The engine and the learner of `learngraph serve`, as its options say: here, in another process, or on a cluster."""
 
 from __future__ import annotations
 
 import json
-import logging
-import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +15,11 @@ from .serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
-    from ...tools.training.remote_learner import LearnerClient
-    from ...tools.training.version_store import SharedVersions
+    from ...tools.training.calls import LearnerSettings
+    from ...tools.training.learner_worker import WorkerLearner
     from ..serving.service import Service
 
 __all__ = ["ServeParts"]
-
-LOG = logging.getLogger("learngraph.service")
-FIRST_PATIENCE = 600.0
-"""Seconds that a service which never ran waits for its learner to start: which base model it has, the learner says."""
 
 
 class ServeParts:
@@ -44,6 +37,7 @@ class ServeParts:
         self._service = service
         self.opened: LocalChatModel | None = None
         """The model in this process; None: there is none."""
+        self._worker: WorkerLearner | None = None
 
     def open_engine(self) -> Any:
         """The engine that answers."""
@@ -56,48 +50,49 @@ class ServeParts:
         return LocalEngine(self.opened, rank=lora.rank, targets=lora.targets, max_streams=options.max_streams)
 
     def open_learner(self, engine: Any) -> Any | None:
-        """The learner of --trainer; None: off."""
-        options, settings = self._options, self._settings
-        if options.trainer == "off":
+        """The learner of --learner; None: off."""
+        options = self._options
+        if options.learner == "off":
             return None
+        if options.learner != "inline":
+            return LazyLearner(engine.base, self._open_worker)
+        from ...tools.training.learner import InProcessLearner
 
-        def write(batch: Minibatch, made: Path, about: dict[str, Any]) -> str:
-            versions = self._service().versions(batch.tenant, batch.adapter)
-            return versions.write(made, batch.step, batch.parent, engine.base, {**about, "batch": batch.id})
+        return InlineLearner(
+            InProcessLearner(self.opened, self._folder, self._write, self._learner_settings(), scratch=options.out / "scratch"),
+            engine,
+        )
 
-        hindsight = read_hindsight(self.opened.model if self.opened is not None else options.model, options.prompts)
-        scratch = options.out / "scratch"
-        if options.trainer == "tinker":
-            return self._open_tinker(engine.base, write, scratch)
-        if options.trainer == "remote":
-            return LazyLearner(engine.base, lambda: self._open_remote(write, hindsight, scratch))
-        common: dict[str, Any] = {
-            "folder": self._folder,
-            "write": write,
-            "lora": settings.lora,
-            "objective": settings.loss,
-            "hindsight": hindsight,
-            "scratch": scratch,
-        }
-        if options.trainer == "inline":
-            from ...tools.training.learner import InProcessLearner
-
-            assert self.opened is not None  # ServeOptions: the model runs in this process
-            return InlineLearner(InProcessLearner(self.opened, **common), engine)
+    def _open_worker(self) -> WorkerLearner:
+        """The learner in a process of its own, or on a cluster. One that was opened to ask for its base model is used."""
+        from ...tools.training.calls import ModelOptions
         from ...tools.training.learner_worker import WorkerLearner
 
-        return LazyLearner(
-            engine.base,
-            lambda: WorkerLearner(
-                options.weights or options.model,
-                threads=options.learner_threads,
-                device=options.device,
-                dtype=options.dtype,
-                nice=options.learner_nice,
-                thinking=options.thinking,
-                **common,
-            ),
+        if self._worker is not None:
+            opened, self._worker = self._worker, None
+            return opened
+        options = self._options
+        model = options.weights or options.model.replace("vllm:", "local:")
+        return WorkerLearner(
+            ModelOptions(model, options.learner_threads, options.device, options.dtype, options.thinking),
+            self._folder,
+            self._write,
+            self._learner_settings(),
+            scratch=options.out / "scratch",
+            nice=options.learner_nice,
+            cluster=None if options.learner == "process" else options.learner,
         )
+
+    def _learner_settings(self) -> LearnerSettings:
+        from ...tools.training.calls import LearnerSettings
+
+        model = self.opened.model if self.opened is not None else self._options.model
+        return LearnerSettings(self._settings.lora, self._settings.loss, read_hindsight(model, self._options.prompts))
+
+    def _write(self, batch: Minibatch, made: Path, about: dict[str, Any]) -> str:
+        service = self._service()
+        about = {**about, "batch": batch.id}
+        return service.versions(batch.tenant, batch.adapter).write(made, batch.step, batch.parent, service.engine.base, about)
 
     def _folder(self, label: str) -> Path:
         return self._service().versions(*label.rpartition("@")[0].split("/")).folder(label)
@@ -117,22 +112,21 @@ class ServeParts:
         from ...tools.serving.vllm_engine import VllmEngine
 
         options, base = self._options, ""
-        if options.trainer == "tinker":
-            base = f"tinker:{self._tinker_model}"
-        elif options.weights is not None:
+        if options.weights is not None and not options.learner.startswith("ray"):
             from ...tools.local.model import fingerprint
 
             self.opened = self._open_model(options.weights)
             base = fingerprint(self.opened)
-        elif options.trainer == "remote":
-            base = self._known_base() or self._client(FIRST_PATIENCE).about()["base"]
+        elif options.learner != "off" and not (base := self._known_base()):
+            self._worker = self._open_worker()
+            base = self._worker.base
         assert options.base_url is not None  # ServeOptions
         return VllmEngine(
             options.model.removeprefix("vllm:"),
             options.base_url,
             base=base,
             thinking=options.thinking,
-            versions=self._shared() if options.hand_over is not None else None,
+            here=options.out / "adapters",
             there=options.engine_path,
         )
 
@@ -142,43 +136,3 @@ class ServeParts:
             return str(json.loads((self._options.out / "service.json").read_text(encoding="utf-8")).get("base", ""))
         except (OSError, ValueError, AttributeError):  # `build_service` says what is wrong with it
             return ""
-
-    def _shared(self) -> SharedVersions:
-        from ...tools.training.version_store import SharedVersions, VersionStore
-
-        return SharedVersions(VersionStore(str(self._options.hand_over)), self._folder)
-
-    def _client(self, patience: float = 60.0) -> LearnerClient:
-        from ...tools.training.remote_learner import LearnerClient
-
-        LOG.info("the learner is at %s", self._options.learner_url)
-        return LearnerClient(str(self._options.learner_url), os.environ.get("LEARNGRAPH_LEARNER_KEY", ""), patience)
-
-    @property
-    def _tinker_model(self) -> str:
-        return self._options.weights or self._options.model.removeprefix("vllm:")
-
-    def _open_tinker(self, base: str, write: Callable[[Minibatch, Path, dict[str, Any]], str], scratch: Path) -> Any:
-        from ...tools.training.tinker_learner import TinkerLearner, find_unmapped_setting
-
-        options, settings, gate = self._options, self._settings, self._settings.gate
-        problem = find_unmapped_setting(settings.loss, settings.lora)
-        if not problem and gate.enabled and (gate.max_kl < math.inf or gate.min_entropy_share > 0):
-            problem = "it measures neither KL nor entropy: --gate.max-kl inf --gate.min-entropy-share 0, or --gate.no-enabled"
-        if problem:
-            raise UserError(f"serve: --trainer tinker cannot do this: {problem}")
-        return LazyLearner(
-            base,
-            lambda: TinkerLearner(
-                *(self._tinker_model, self._folder, write, settings.lora, settings.loss),
-                url=options.learner_url or "",
-                scratch=scratch,
-            ),
-        )
-
-    def _open_remote(self, write: Callable[[Minibatch, Path, dict[str, Any]], str], hindsight: str, scratch: Path) -> Any:
-        from ...tools.training.calls import LearnerSettings
-        from ...tools.training.remote_learner import RemoteLearner
-
-        settings = LearnerSettings(self._settings.lora, self._settings.loss, hindsight)
-        return RemoteLearner(self._client(), self._shared(), write, settings, thinking=self._options.thinking, scratch=scratch)

@@ -27,6 +27,7 @@ class StreamLearner:
     """A learner with its buffer and versions; each step is a run of the learning graph that the service runs, too."""
 
     def __init__(self, settings: CLaaS, model: Any, folder: Path, replay: Replay) -> None:
+        from ...tools.training.calls import LearnerSettings
         from ...tools.training.learner import InProcessLearner
 
         self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.rollout.keep_versions)
@@ -39,10 +40,8 @@ class StreamLearner:
             model,
             self.versions.folder,
             keep,
-            settings.lora,
-            settings.loss,
-            measure_kl=False,  # the study does not report it
-            hindsight=read_hindsight(model.model),
+            # the study does not report KL
+            LearnerSettings(settings.lora, settings.loss, read_hindsight(model.model), measure_kl=False),
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
 

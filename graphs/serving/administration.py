@@ -176,7 +176,7 @@ class Administration:
         self._require_open()
         self._live.existing_state(tenant, adapter)
         if self._learning is None:
-            raise Unavailable("this service only answers: it was started with --trainer off")
+            raise Unavailable("this service only answers: it was started with --learner off")
         return self._learning.request_steps(tenant, adapter, steps)
 
     # -- adapters ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A benchmark of `learngraph serve` under load: many streams at once, with and without training.
 
-    python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--trainer process] [--model pocket]
+    python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--learner process] [--model pocket]
     python tests/performance/bench_serving.py --url http://127.0.0.1:8000 --key KEY      # a server that runs already
 
 Starts two servers in processes of their own and asks them as clients do, over HTTP: one that learns, and one without a learner. Both
@@ -62,7 +62,7 @@ class Seen:
 
 
 @contextmanager
-def server(model: str, trainer: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, str, int]]:
+def server(model: str, learner: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, str, int]]:
     """URL, key and process id of a server that ends with the block."""
     command = [
         *(
@@ -75,7 +75,7 @@ def server(model: str, trainer: str, folder: Path, more: Sequence[str] = ()) -> 
             "--port",
             "0",
         ),
-        *("--api-key", "bench", "--out", str(folder), "--trainer", trainer, *more),
+        *("--api-key", "bench", "--out", str(folder), "--learner", learner, *more),
     ]
     log = (folder.parent / "serve.log").open("w+")
     process = subprocess.Popen(
@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--model", default="pocket")
-    parser.add_argument("--trainer", default="process")
+    parser.add_argument("--learner", default="process")
     parser.add_argument("--url")
     parser.add_argument("--key", default="bench")
     options, more = parser.parse_known_args()
@@ -271,7 +271,7 @@ def main() -> None:
             tempfile.TemporaryDirectory() as first,
             tempfile.TemporaryDirectory() as second,
             server(options.model, "off", Path(first) / "out", more) as (idle, key, _),
-            server(options.model, options.trainer, Path(second) / "out", more) as (url, _, _),
+            server(options.model, options.learner, Path(second) / "out", more) as (url, _, _),
         ):
             found = asyncio.run(rounds((idle, key), (url, key), options))
     report_all(found, options.calm, options.streams)

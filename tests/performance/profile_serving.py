@@ -2,7 +2,7 @@
 
     python tests/performance/profile_serving.py [--records 100000] [--seconds 60] [--streams 8] [--model guard]
 
-A service of `guard`, whose learner takes turns with the replies (`--trainer inline`), so that one process has it all. The buffer is
+A service of `guard`, whose learner takes turns with the replies (`--learner inline`), so that one process has it all. The buffer is
 filled with copies of real replies and feedback; then clients in another process chat and give feedback on every reply. A thread looks
 at the stacks of all others 200 times a second, and counts for each the CPU time that its thread used since the last look.
 
@@ -146,11 +146,11 @@ def main() -> None:
     chosen = settings(options.records)
     with tempfile.TemporaryDirectory() as folder:
         common: dict[str, Any] = {"model": options.model, "out": folder, "api_key": (KEY,), "port": 0}
-        with learngraph.serve(chosen, trainer="off", **common) as server:
+        with learngraph.serve(chosen, learner="off", **common) as server:
             talk(server.url.removesuffix("/v1"), 4, 3.0)
         fill(Path(folder), options.records, chosen)
         sampler = Sampler()
-        with learngraph.serve(chosen, trainer="inline", **common) as server:
+        with learngraph.serve(chosen, learner="inline", **common) as server:
             talk(server.url.removesuffix("/v1"), 2, 2.0)  # a first request pays for what a server keeps afterwards
             sampler.start()
             talk(server.url.removesuffix("/v1"), options.streams, options.seconds)

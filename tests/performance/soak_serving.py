@@ -1,6 +1,6 @@
 """A soak test of `learngraph serve`, and of an agent's memory beside it: mixed traffic for a long time, to see leaks, failures and hangs.
 
-    python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process] [--memory PLACE]
+    python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--learner process] [--memory PLACE]
 
 Clients of three tenants chat (streamed and whole, n = 2, with and without `store`), hang up in mid-stream, give feedback (once, twice, for others'
 responses), send what is no JSON, read the lists, metrics and the dashboard, promote and roll back. Every minute: what was asked, what
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--model", default="pocket")
-    parser.add_argument("--trainer", default="process")
+    parser.add_argument("--learner", default="process")
     parser.add_argument("--memory", help="directory, http://HOST:PORT or postgresql://…; otherwise it is temporary")
     parser.add_argument("--remember", help="(of the process that writes into the memory)")
     options, more = parser.parse_known_args()
@@ -216,7 +216,7 @@ def main() -> None:
         keys = Path(folder) / "keys.yaml"
         keys.write_text("".join(f"{name}: {{keys: [{name}]}}\n" for name in TENANTS))
         kept = ["--replay.max-records", str(MAX_RECORDS), "--replay.max-megabytes", "8192"]
-        with server(options.model, options.trainer, Path(folder) / "out", ["--keys", str(keys), *kept, *more]) as (url, _, pid):
+        with server(options.model, options.learner, Path(folder) / "out", ["--keys", str(keys), *kept, *more]) as (url, _, pid):
             place = options.memory or str(Path(folder) / "memory")
             command = [sys.executable, __file__, "--remember", place, "--minutes", str(options.minutes)]
             writer = subprocess.Popen(command)

@@ -1,4 +1,9 @@
-"""Minibatches for tests of learners, wherever they run."""
+"""Minibatches for tests of learners, wherever they run, and a place for the versions that learners make."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
 
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.tools.local.model import LocalChatModel
@@ -18,3 +23,22 @@ def minibatch(model: LocalChatModel, base: str, step: int = 1, parent: str = "",
         for n in range(size)
     ]
     return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=7)
+
+
+class StoredVersions:
+    """Versions in folders, named by their contents."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, label: str) -> Path:
+        return self.root / label.replace("/", "-")
+
+    def write(self, batch: Minibatch, folder: Path, about: dict[str, Any]) -> str:
+        digest = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{digest.hexdigest()[:12]}"
+        if not self.folder(label).exists():
+            shutil.copytree(folder, self.folder(label))
+        return label

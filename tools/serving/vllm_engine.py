@@ -26,8 +26,8 @@ Traps of such a server, and what is done about them:
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded. Versions of the same adapter that an
   engine before this one left on the server (it was killed) are taken over, and so unloaded when nothing needs them.
-- A server on another machine sees the versions' folders elsewhere, or a little later. With a store (`versions`, `there`) a version is
-  first put into the store, and loaded from where the server sees that; a load is tried again until `load_timeout`.
+- A server on another machine sees the versions' folders elsewhere, and a little later (`here`, `there`): a load is tried again until
+  `load_timeout`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from ...memory.conversations.thoughts import split_leading_thought
 from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
 from ...memory.records import ChatRequest, Piece, Reply
 from ..models.api_posts import run_in_background
-from ..training.version_store import SharedVersions
 
 __all__ = ["VllmEngine"]
 
@@ -102,8 +101,8 @@ class VllmEngine:
         timeout: longest wait for the next piece of a reply, or for another answer, in seconds.
         load_timeout: longest time that a version may take to load, in seconds.
         thinking: the model thinks before it replies, if it can; thoughts are kept apart.
-        versions: the store by which the server gets versions; None: it reads their folders under the same path as this process.
-        there: the folder under which the server sees the store. Default: the store is a folder, and it sees it under the same path.
+        here: a folder with all versions.
+        there: the folder under which the server, on another machine, sees `here`; empty: under the same path.
 
     Raises:
         UserError: the server does not answer, does not have the model, or does not return token ids.
@@ -119,14 +118,11 @@ class VllmEngine:
         timeout: float = 120.0,
         load_timeout: float = 300.0,
         thinking: bool = False,
-        versions: SharedVersions | None = None,
+        here: Path | None = None,
         there: str = "",
     ) -> None:
         self.model, self.base, self._thinking = model, base, thinking
-        if versions is not None and not there and "://" in versions.store.url:
-            raise UserError(f"a vLLM server loads from folders: --engine-path names the one where it sees {versions.store.url}")
-        self._shared = versions
-        self._there = there or (str(Path(versions.store.url).resolve()) if versions is not None else "")
+        self._here, self._there = here, there
         self._url, self._load_timeout = url.rstrip("/"), load_timeout
         self._root = self._url.removesuffix("/v1")
         key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
@@ -341,17 +337,12 @@ class VllmEngine:
         async with version.ready:
             if version.is_listed:
                 return
-            if self._shared is None:
-                path = str(version.folder.resolve())
-            else:
-                try:
-                    await asyncio.to_thread(self._shared.publish, version.label)
-                except OSError as error:
-                    raise _unavailable(f"version {version.label} cannot be handed over: {error}") from error
-                path = f"{self._there}/{version.label}"
+            path = str(version.folder.resolve())
+            if self._there and self._here is not None:
+                path = str(Path(self._there, version.folder.resolve().relative_to(self._here.resolve())))
             until = asyncio.get_running_loop().time() + self._load_timeout
             while (refusal := await self._ask_to_load(version.label, path)) is not None:
-                if self._shared is None:
+                if not self._there:
                     raise AdapterError(f"the server does not load version {version.label}: {refusal}") from refusal
                 if asyncio.get_running_loop().time() > until:  # a mount or a mirror that is behind, and not the version's fault
                     raise _unavailable(f"the server does not load version {version.label} from {path}: {refusal}") from refusal
@@ -383,8 +374,7 @@ class VllmEngine:
             place = Path(str(card.get("root") or ""))
             if not (root and scope and label.startswith(f"{scope}@") and place.parent == Path(root).parent):
                 continue
-            name = place.name if self._shared is None else label.rpartition("@")[2]
-            self._versions.setdefault(label, _Version(label, version.folder.with_name(name), is_listed=True))
+            self._versions.setdefault(label, _Version(label, version.folder.with_name(place.name), is_listed=True))
 
     async def _fetch_cards(self) -> dict[str, dict[str, Any]]:
         """The server's models and adapters by name."""

@@ -1,7 +1,4 @@
-"""The calls of a learner that works elsewhere, in another process or on another machine: settings, records and errors as messages.
-
-Loads no torch, so that a service that only serves needs no more than the learner's address.
-"""
+"""What all learners share, wherever they work: their settings, versions by label, and errors as messages. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,35 +6,35 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError, WindowError, machine_error
-from ...memory.records import Minibatch
+from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 
 __all__ = [
+    "ClusterLost",
+    "LabelledLearner",
     "LearnerSettings",
+    "ModelOptions",
     "VersionError",
-    "decode",
     "decode_error",
-    "encode",
     "encode_error",
     "scratch_folder",
-    "step_output",
 ]
-
-Record = TypeVar("Record")
 
 
 class VersionError(UserError, ValueError):
     """A version's folder that this learner cannot go on from."""
+
+
+class ClusterLost(OSError):
+    """The cluster of a learner is gone; the connection to it cannot be used any more."""
 
 
 @dataclass(frozen=True)
@@ -45,39 +42,73 @@ class LearnerSettings:
     """The settings of a `LoRATrainer`, apart from its model."""
 
     lora: LoRA = field(default_factory=LoRA)
+    """Rank, alpha and targets of the adapters."""
     objective: Objective = field(default_factory=Objective)
+    """Loss, correction, teacher and optimizer."""
     hindsight: str = "$feedback"
+    """Template of the teacher's prompt (tools/training/examples.py, `hindsight_block`)."""
     measure_kl: bool = True
+    """Measure KL(pi || base) of each new version on its minibatch, by two more passes without a gradient."""
 
 
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(form)
+@dataclass(frozen=True)
+class ModelOptions:
+    """The base model of a learner in another process, as `open_model` takes it."""
+
+    spec: str
+    threads: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+    thinking: bool | None = None
+    """True where the engine's model thinks: prompts must be those that it serves."""
 
 
-def encode(record: Any) -> Any:
-    """A record as JSON values. Infinite numbers stay numbers, as Python's JSON has them."""
-    form: Any = type(record)
-    return _adapter(form).dump_python(record, mode="json")
+class LabelledLearner(ABC):
+    """A learner by labels of versions: it finds their folders, and has each new version adopted. Calls run one at a time.
 
-
-def decode(form: type[Record], values: Any) -> Record:
-    """A record from JSON values.
-
-    Raises:
-        UserError: they are not those of such a record.
+    Args:
+        folder: label -> its folder, as `Adapters.folder` gives it.
+        write: (minibatch, finished folder, the step's statistics) -> label, as `Adapters.write` adopts it.
+        scratch: where folders are made; best on the versions' file system. Default: the system's.
     """
-    try:
-        any_form: Any = form
-        found: Record = _adapter(any_form).validate_python(values)
-    except ValidationError as error:
-        raise UserError(f"not a {form.__name__}: {error.errors(include_url=False, include_input=False)[:3]}") from error
-    return found
 
+    base: str
+    """Fingerprint of the base model."""
 
-def step_output(batch: Minibatch) -> str:
-    """The name under which a learner hands over the version that it made of a minibatch, before it has a label."""
-    return f"{batch.tenant}/{batch.adapter}.step-{batch.step}"
+    def __init__(
+        self,
+        folder: Callable[[str], Path],
+        write: Callable[[Minibatch, Path, dict[str, Any]], str],
+        scratch: Path | None = None,
+    ) -> None:
+        self._folder, self._write, self._scratch = folder, write, scratch
+
+    @abstractmethod
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the `LoRATrainer`."""
+
+    def correct(self, batch: Minibatch) -> Correction:
+        """See `LoRATrainer.correct`."""
+        found: Correction = self._call("correct", batch, self._version_folder(batch.parent))
+        return found
+
+    def step(self, batch: Minibatch, correction: Correction) -> Update:
+        """See `LoRATrainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
+        with scratch_folder(self._scratch) as out:
+            update: Update
+            update, statistics = self._call("step", batch, correction, self._version_folder(batch.parent), out)
+            return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
+
+    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
+        """See `LoRATrainer.measure`; the empty label is the base model."""
+        found: Measured = self._call("measure", label, self._version_folder(label), tuple(exchanges))
+        return found
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to end
+        """End a process of the learner's own, if it has one."""
+
+    def _version_folder(self, label: str) -> Path | None:
+        return self._folder(label) if label else None
 
 
 def decode_error(kind: str, answer: Any) -> Exception:

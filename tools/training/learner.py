@@ -1,6 +1,6 @@
 """CLaaS's learner: one gradient step on a minibatch of served exchanges, from a version's folder to the next one's.
 
-    learner = InProcessLearner(model, folder, write, LoRA(rank=16), Objective(kind="sdpo"), hindsight=template)
+    learner = InProcessLearner(model, folder, write, LearnerSettings(LoRA(rank=16), Objective(kind="sdpo")))
     correction = learner.correct(batch)         # the exchanges that can be learned from, and the learning rate's scale
     update = learner.step(batch, correction)    # update.version is the label of the new version
 
@@ -19,7 +19,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.claas.settings import LoRA, Objective
+from ...memory.claas.settings import Objective
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.model import LocalChatModel, fingerprint
 from ..models.models import open_model
-from .calls import scratch_folder
+from .calls import LabelledLearner, LearnerSettings, ModelOptions, scratch_folder
 from .examples import ExampleReader, TrainingExample, hindsight_block
 from .lora import (
     OptimizerStepResult,
@@ -52,7 +52,7 @@ from .lora import (
 from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
-__all__ = ["InProcessLearner", "LoRATrainer", "make_deterministic", "measure_staleness", "scratch_folder"]
+__all__ = ["InProcessLearner", "LoRATrainer", "measure_staleness", "open_trainer"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
@@ -95,20 +95,16 @@ class LoRATrainer:
 
     Args:
         model: the base model. Its network is left as it is: the trainer has one of its own over the same tensors.
-        lora: rank, alpha and targets of the adapters.
-        objective: loss, correction, teacher and optimizer.
-        hindsight: the template of the teacher's prompt, see `hindsight_block`.
-        measure_kl: measure KL(pi || base) of each new version on its minibatch, by two more passes without a gradient.
+        settings: the adapters' shape, the loss and the teacher's prompt.
     """
 
-    def __init__(
-        self, model: LocalChatModel, lora: LoRA, objective: Objective, hindsight: str = "$feedback", measure_kl: bool = True
-    ) -> None:
-        hindsight_block(hindsight)  # raises for an invalid template
+    def __init__(self, model: LocalChatModel, settings: LearnerSettings) -> None:
+        hindsight_block(settings.hindsight)  # raises for an invalid template
+        lora, objective = settings.lora, settings.objective
         self.base = fingerprint(model)
         """Fingerprint of the base model."""
         self._objective = objective
-        self._measure_kl = measure_kl
+        self._measure_kl = settings.measure_kl
         self._network = _clone_sharing_weights(model.network)
         wrapper = attach_lora(self._network, lora)
         live = lora_parameters(self._network)
@@ -126,7 +122,7 @@ class LoRATrainer:
             sizes={name: tuple(weight.shape) for name, weight in self._lora_parameters.items()},
         )
         vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
-        self._reader = ExampleReader(model, self.base, objective, hindsight, vocabulary)
+        self._reader = ExampleReader(model, self.base, objective, settings.hindsight, vocabulary)
         self._states: dict[str, VersionState] = {}
 
     # The calls of a learner
@@ -502,18 +498,15 @@ def _log_ratios(examples: Sequence[TrainingExample], readings: Sequence[ReplyLog
     ]
 
 
-class InProcessLearner:
+class InProcessLearner(LabelledLearner):
     """Gradient steps on the versions of all adapters, in this process. `WorkerLearner` does the same in another one.
 
     Args:
         model: the base model, or its name as `open_model` takes it.
-        folder: label -> its folder, as `Adapters.folder` gives it.
-        write: (minibatch, finished folder, the step's statistics) -> label, as `Adapters.write` adopts it.
-        lora: see `LoRATrainer`.
-        objective: see `LoRATrainer`.
-        hindsight: see `LoRATrainer`.
-        measure_kl: see `LoRATrainer`.
-        scratch: where folders are made; best on the versions' file system. Default: the system's.
+        folder: see `LabelledLearner`.
+        write: see `LabelledLearner`.
+        settings: see `LoRATrainer`.
+        scratch: see `LabelledLearner`.
         threads: of the model, if it is opened here.
 
     Raises:
@@ -525,52 +518,42 @@ class InProcessLearner:
         model: LocalChatModel | str,
         folder: Callable[[str], Path],
         write: Callable[[Minibatch, Path, dict[str, Any]], str],
-        lora: LoRA,
-        objective: Objective,
-        hindsight: str = "$feedback",
+        settings: LearnerSettings,
         *,
-        measure_kl: bool = True,
         scratch: Path | None = None,
         threads: int | None = None,
     ) -> None:
-        opened = open_model(model, threads=threads) if isinstance(model, str) else model
-        if not isinstance(opened, LocalChatModel):
-            raise UserError(f"model {model!r} does not run in this process and cannot be trained; use 'pocket' or 'local:PATH'")
-        self._trainer = LoRATrainer(opened, lora, objective, hindsight, measure_kl)
+        super().__init__(folder, write, scratch)
+        self._trainer = open_trainer(open_model(model, threads=threads) if isinstance(model, str) else model, settings)
         self.base: str = self._trainer.base
         """Fingerprint of the base model."""
-        self._folder, self._write, self._scratch = folder, write, scratch
         self._lock = threading.Lock()
-
-    def correct(self, batch: Minibatch) -> Correction:
-        """See `LoRATrainer.correct`."""
-        with self._lock:
-            return self._trainer.correct(batch, self._version_folder(batch.parent))
-
-    def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """See `LoRATrainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
-        with self._lock, scratch_folder(self._scratch) as out:
-            update, statistics = self._trainer.step(batch, correction, self._version_folder(batch.parent), out)
-            return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
-
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """See `LoRATrainer.measure`; the empty label is the base model."""
-        with self._lock:
-            return self._trainer.measure(label, self._version_folder(label), exchanges)
 
     def network(self, label: str) -> Any:
         """The network with a version's weights (empty label: the base model's); valid until the learner's next call."""
+        return self._call("network", label, self._version_folder(label))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
         with self._lock:
-            return self._trainer.network(label, self._version_folder(label))
-
-    def close(self) -> None:
-        """Does nothing; `WorkerLearner` ends its process."""
-
-    def _version_folder(self, label: str) -> Path | None:
-        return self._folder(label) if label else None
+            return getattr(self._trainer, name)(*arguments)
 
 
-def make_deterministic(device: str) -> None:
+def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:
+    """The trainer of a model.
+
+    Raises:
+        UserError: the model does not run in this process.
+    """
+    if isinstance(model, ModelOptions):
+        torch.set_num_threads(model.threads)
+        _make_deterministic(model.device)
+        model = open_model(**asdict(model))
+    if not isinstance(model, LocalChatModel):
+        raise UserError(f"model {model!r} does not run in this process and cannot be trained; use 'pocket' or 'local:PATH'")
+    return LoRATrainer(model, settings)
+
+
+def _make_deterministic(device: str) -> None:
     """Have this process compute the same bytes again on an accelerator. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment."""
     if device != "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,11 +1,13 @@
 """CLaaS's learner in a process of its own, at the lowest priority, so that serving keeps its speed.
 
-    learner = WorkerLearner("pocket", folder, write, LoRA(rank=16), Objective(), hindsight=template)
+    learner = WorkerLearner(ModelOptions("pocket"), folder, write, LearnerSettings(LoRA(rank=16)))
     update = learner.step(batch, learner.correct(batch))
     learner.close()
 
 The process reads versions from their folders, and writes the next one into a folder that it is given; labels stay here. A worker that
 dies therefore loses nothing: another one is started, and does the same again. The process ends with its parent, however that ends.
+
+With a cluster, the process has no model: it hands the work to an actor of Ray (ray_learner.py). What dies there, dies here.
 """
 
 from __future__ import annotations
@@ -21,19 +23,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...memory.claas.settings import LoRA, Objective
-from ...memory.errors import UserError
-from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
-from ..local.model import LocalChatModel
-from ..models.models import open_model
-from .calls import decode_error, encode_error, scratch_folder
-from .learner import LoRATrainer, make_deterministic
+from ...memory.records import Minibatch
+from .calls import ClusterLost, LabelledLearner, LearnerSettings, ModelOptions, decode_error, encode_error
+from .learner import open_trainer
+from .ray_learner import RayTrainer
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -49,47 +47,32 @@ class WorkerDied(OSError):
     """The learner's process ended more than once, or was closed. An OSError: the machine or its memory failed, not the minibatch."""
 
 
-class WorkerLearner:
-    """An `InProcessLearner` in another process.
-
-    Errors are raised here as they were raised there. Calls run one at a time; several threads wait for each other.
+class WorkerLearner(LabelledLearner):
+    """An `InProcessLearner` in another process. Errors are raised here as they were raised there; several threads wait for each other.
 
     Args:
-        model: name of the base model, as `open_model` takes it.
-        folder: label -> its folder.
-        write: (minibatch, finished folder, the step's statistics) -> label.
-        lora: see `LoRATrainer`.
-        objective: see `LoRATrainer`.
-        hindsight: see `LoRATrainer`.
-        measure_kl: see `LoRATrainer`.
-        scratch: where folders are made; best on the versions' file system.
-        threads: threads of the worker.
-        device: of the model.
-        dtype: of the model.
+        model: the base model.
+        folder: see `LabelledLearner`.
+        write: see `LabelledLearner`.
+        settings: see `LoRATrainer`.
+        scratch: see `LabelledLearner`.
         nice: the worker's priority, from 0 to 19, the lowest.
-        thinking: of the model: prompts must be those that the engine serves.
+        cluster: address of the Ray cluster that takes the steps (see `RayTrainer`); None: the process itself.
     """
 
     def __init__(
         self,
-        model: str,
+        model: ModelOptions,
         folder: Callable[[str], Path],
         write: Callable[[Minibatch, Path, dict[str, Any]], str],
-        lora: LoRA,
-        objective: Objective,
-        hindsight: str = "$feedback",
+        settings: LearnerSettings,
         *,
-        measure_kl: bool = True,
         scratch: Path | None = None,
-        threads: int = 1,
-        device: str = "cpu",
-        dtype: str = "float32",
         nice: int = 19,
-        thinking: bool | None = None,
+        cluster: str | None = None,
     ) -> None:
-        self._folder, self._write, self._scratch = folder, write, scratch
-        opening = {"spec": model, "threads": threads, "device": device, "dtype": dtype, "thinking": thinking}
-        self._settings = (opening, lora, objective, hindsight, measure_kl, nice)
+        super().__init__(folder, write, scratch)
+        self._settings = (model, settings, cluster, nice)
         self._lock, self._is_closed = threading.Lock(), threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -104,23 +87,6 @@ class WorkerLearner:
         """Id of the worker's process; None: it is not running."""
         return self._process.pid if self._process is not None else None
 
-    def correct(self, batch: Minibatch) -> Correction:
-        """See `LoRATrainer.correct`."""
-        found: Correction = self._call("correct", batch, self._version_folder(batch.parent))
-        return found
-
-    def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """See `LoRATrainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
-        with scratch_folder(self._scratch) as out:
-            update: Update
-            update, statistics = self._call("step", batch, correction, self._version_folder(batch.parent), out)
-            return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
-
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """See `LoRATrainer.measure`; the empty label is the base model."""
-        found: Measured = self._call("measure", label, self._version_folder(label), tuple(exchanges))
-        return found
-
     def close(self) -> None:
         """End the worker at once. A call that is under way raises `WorkerDied`."""
         self._is_closed.set()
@@ -129,9 +95,6 @@ class WorkerLearner:
             process.wait()
         with self._lock:
             self._discard_worker()
-
-    def _version_folder(self, label: str) -> Path | None:
-        return self._folder(label) if label else None
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call the worker; if it dies, start another one and try again, up to `MAX_TRIES` times.
@@ -166,9 +129,9 @@ class WorkerLearner:
     def _start(self) -> Connection:
         here, there = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the worker
-        opening, *_, nice = self._settings
+        model, *_, nice = self._settings
         code = f"from learngraph.tools.training.learner_worker import work; work({there.fileno()}, {os.getpid()}, {nice})"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(opening["threads"]), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(model.threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=(there.fileno(),),
@@ -244,7 +207,8 @@ def work(descriptor: int, parent: int, nice: int) -> None:
     for loop in (listen, watch):
         threading.Thread(target=loop, daemon=True).start()
     try:
-        trainer = _open_trainer(*calls.get()[:-1])
+        model, settings, cluster, _ = calls.get()
+        trainer = open_trainer(model, settings) if cluster is None else RayTrainer(model, settings, cluster)
     except Exception as error:
         pipe.send(encode_error(error))
         return
@@ -257,17 +221,10 @@ def work(descriptor: int, parent: int, nice: int) -> None:
         name, arguments = calls.get()
         try:
             answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*arguments))
+        except ClusterLost as error:
+            sys.stderr.write(f"{error}\n")
+            sys.stderr.flush()
+            os._exit(1)  # the next process connects anew
         except Exception as error:
             answer = encode_error(error)
         pipe.send(answer)
-
-
-def _open_trainer(opening: dict[str, Any], lora: LoRA, objective: Objective, hindsight: str, measure_kl: bool) -> LoRATrainer:
-    import torch
-
-    torch.set_num_threads(opening["threads"])
-    make_deterministic(opening["device"])
-    model = open_model(**opening)
-    if not isinstance(model, LocalChatModel):
-        raise UserError(f"model {opening['spec']!r} cannot be trained here; use 'pocket' or 'local:PATH'")
-    return LoRATrainer(model, lora, objective, hindsight, measure_kl)

@@ -40,8 +40,8 @@ import torch
 from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingReport, WeightSettings
 from ...memory.errors import UserError, WindowError
 from ..local.model import LocalChatModel, fingerprint
+from .calls import scratch_folder
 from .flops import FlopMeter
-from .learner import scratch_folder
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionFiles
 

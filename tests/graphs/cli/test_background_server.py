@@ -22,7 +22,7 @@ SAID = {"reward": -1.0, "text": "broke call : call the user captain ."}
 
 
 def test_a_script_serves_takes_feedback_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    with learngraph.serve(CLaaS(lora=LoRA(rank=4)), model="guard", out=tmp_path, trainer="off") as server:
+    with learngraph.serve(CLaaS(lora=LoRA(rank=4)), model="guard", out=tmp_path, learner="off") as server:
         client = OpenAI(base_url=server.url, api_key=server.api_key, max_retries=0)
         reply = client.chat.completions.create(model="guard", messages=CHAT)  # type: ignore[arg-type]
         assert "red" in (reply.choices[0].message.content or "").split()
@@ -31,12 +31,12 @@ def test_a_script_serves_takes_feedback_and_goes_on_where_it_was(tmp_path: Path)
         with pytest.raises(openai.AuthenticationError):
             OpenAI(base_url=server.url, api_key="guessed", max_retries=0).models.list()
         with pytest.raises(UserError, match="open in"):
-            learngraph.serve(model="guard", out=tmp_path, trainer="off")
+            learngraph.serve(model="guard", out=tmp_path, learner="off")
     server.close()
     assert "closed" in repr(server)
     with pytest.raises(openai.APIConnectionError):
         client.models.list()
-    with learngraph.serve(model="guard", out=str(tmp_path), trainer="off", api_key="mine") as again:
+    with learngraph.serve(model="guard", out=str(tmp_path), learner="off", api_key="mine") as again:
         assert (again.api_key, again.url != server.url) == ("mine", True)
         client = OpenAI(base_url=again.url, api_key="mine")
         told = client.post("/feedback", body={"response_id": reply.id, **SAID}, cast_to=object)
@@ -45,7 +45,7 @@ def test_a_script_serves_takes_feedback_and_goes_on_where_it_was(tmp_path: Path)
 
 async def test_where_an_event_loop_runs_it_does_the_same(tmp_path: Path) -> None:
     """As in a notebook. The loop is not needed for replies: a client that blocks it gets its own, too."""
-    with learngraph.serve(model="guard", out=tmp_path, trainer="inline") as server:
+    with learngraph.serve(model="guard", out=tmp_path, learner="inline") as server:
         waiting = AsyncOpenAI(base_url=server.url, api_key=server.api_key)
         reply = await waiting.chat.completions.create(model="guard", messages=CHAT)  # type: ignore[arg-type]
         await waiting.post("/feedback", body={"response_id": reply.id, **SAID}, cast_to=object)

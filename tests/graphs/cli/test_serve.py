@@ -70,13 +70,9 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
         (["--model", "openai:foo"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
         (["--base-url", "http://x/v1"], "--base-url"),
         (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
-        (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--trainer", "inline"], "it is another one"),
-        (["--trainer", "remote"], "--learner-url"),
-        (["--learner-url", "http://x"], "is for --trainer remote or tinker"),
-        (["--trainer", "tinker"], "--model vllm:MODEL"),
-        (["--trainer", "remote", "--learner-url", "http://x"], "--hand-over"),
-        (["--hand-over", "/srv/x"], "all is on this machine"),
-        (["--engine-path", "/srv/x"], "it needs both"),
+        (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--learner", "inline"], "it is another one"),
+        (["--learner", "remote"], "process, inline, ray, ray://HOST:PORT or off"),
+        (["--engine-path", "/srv/x"], "it needs --model vllm:MODEL"),
         (["--replay.batch-size", "0"], "batch_size is at least 1"),
         (["--loss.kind", "sft"], "--loss.kind"),
         (["--preset", "nope"], "no preset 'nope'"),
@@ -124,7 +120,7 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
         base, window, features = "one", 64, frozenset[str]()
 
     monkeypatch.setattr(ServeParts, "open_engine", lambda parts: Engine())
-    options = ServeOptions(out=tmp_path, trainer="off")
+    options = ServeOptions(out=tmp_path, learner="off")
     with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):
         serve_cli.build_service(options, CLaaS())
     service = serve_cli.build_service(options, CLaaS(lora=LoRA(rank=4)))
@@ -313,7 +309,7 @@ async def said(service: Service, id: str, seed: int) -> Exchange:
 async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
     """--trainer inline, and on again with what was learned."""
     options, settings = (
-        ServeOptions(out=tmp_path, trainer="inline"),
+        ServeOptions(out=tmp_path, learner="inline"),
         changed(CLaaS(lora=LoRA(rank=4)), loss={"learning_rate": 3e-3}, replay={"max_samplings": 1}),
     )
     async with serve_cli.build_service(options, settings) as service:
@@ -326,7 +322,7 @@ async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
         after = await said(service, "after", 0)
         assert after.reply.version == live
         assert after.reply.logprobs != first[0].reply.logprobs
-    async with serve_cli.build_service(replace(options, trainer="off"), settings) as service:
+    async with serve_cli.build_service(replace(options, learner="off"), settings) as service:
         again = await said(service, "again", 0)
         assert (again.reply.version, again.reply.logprobs) == (live, after.reply.logprobs)
 

@@ -12,14 +12,13 @@ import pytest
 import yaml
 
 from learngraph.graphs.claas import CLaaS
-from learngraph.graphs.cli.flags import parse_flags, parse_options_and_settings
-from learngraph.graphs.cli.learner import LearnerOptions
+from learngraph.graphs.cli.flags import parse_options_and_settings
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.jitrl import JitRL
 
 ROOT = Path(__file__).parents[3]
-GIVEN = {"LEARNGRAPH_API_KEY": "a", "LEARNGRAPH_LEARNER_KEY": "b", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d"}
+GIVEN = {"LEARNGRAPH_API_KEY": "a", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d"}
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +48,25 @@ def service(services: dict[str, Any]) -> ServeOptions:
     return parse_options_and_settings(ServeOptions, CLaaS(), args, "learngraph serve", "", "")[0]
 
 
-@pytest.fixture(scope="module")
-def learner(services: dict[str, Any]) -> LearnerOptions:
-    command, *args = services["learner"]["command"]
-    assert command == "learner"
-    return parse_flags(LearnerOptions, args, "learngraph learner")
-
-
 def mounted(services: dict[str, Any], name: str, folder: str) -> str:
-    """The volume that a service has at a folder, or above it."""
-    return next(
-        volume.split(":")[0] for volume in services[name]["volumes"] if f"{folder}/".startswith(volume.split(":")[1] + "/")
-    )
+    """The volume that a service has at a folder, or next above it."""
+    places = {volume.split(":")[1]: volume.split(":")[0] for volume in services[name]["volumes"]}
+    return places[max((place for place in places if f"{folder}/".startswith(place + "/")), key=len)]
 
 
-def test_service_learner_and_vllm_find_each_other(
-    services: dict[str, Any], service: ServeOptions, learner: LearnerOptions
-) -> None:
-    base, vllm = urlsplit(str(service.base_url)), services["vllm"]["command"]
+def test_service_learner_and_vllm_find_each_other(services: dict[str, Any], service: ServeOptions) -> None:
+    base, vllm, ray = urlsplit(str(service.base_url)), services["vllm"]["command"], services["ray"]
     assert base.hostname == "vllm"
     assert f"--port={base.port}" in vllm
-    assert service.model == f"vllm:{vllm[0]}" == learner.model.replace("local:", "vllm:")
-    there = urlsplit(str(service.learner_url))
-    assert (there.hostname, there.port) == ("learner", learner.port)
-    assert service.hand_over == learner.hand_over
-    assert {mounted(services, name, learner.hand_over) for name in ("service", "learner", "vllm")} == {"adapters"}
+    assert service.model == f"vllm:{vllm[0]}"
+    there = urlsplit(service.learner)
+    assert (there.scheme, there.hostname) == ("ray", "ray")
+    assert (ray["entrypoint"], ray["command"][0]) == (["ray", "start"], "--head")
+    assert f"--ray-client-server-port={there.port}" in ray["command"]
+    assert service.device == "cuda"
+    assert {mounted(services, name, f"{service.out}/adapters") for name in ("service", "vllm")} == {"adapters"}
     assert mounted(services, "service", str(service.out)) == "data"
-    assert (service.trainer, service.thinking) == ("remote", learner.thinking)
     assert f"--max-lora-rank={CLaaS().lora.rank}" in vllm
-    for name in ("service", "learner"):
-        assert services[name]["environment"]["LEARNGRAPH_LEARNER_KEY"] == "b"
     assert services["service"]["environment"]["VLLM_API_KEY"] == services["vllm"]["environment"]["VLLM_API_KEY"] == "c"
 
 
@@ -126,9 +114,9 @@ def test_the_image_installs_extras_that_exist(services: dict[str, Any]) -> None:
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for name in ("service", "learner", "play"):
+    for name in ("service", "ray", "play"):
         recipe = services[name]["build"]["dockerfile_inline"]
         asked = re.search(r"/src\[([\w,]+)\]", recipe)
         assert asked is not None
-        assert set(asked[1].split(",")) == {"serve", "lora", "postgres"} <= set(extras)
+        assert set(asked[1].split(",")) == {"serve", "train", "postgres", "ray"} <= set(extras)
         assert (ROOT / "graphs/serving" / services[name]["build"]["context"]).resolve() == ROOT

@@ -271,7 +271,7 @@ def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = "import os; os.umask(0o022); from learngraph.graphs.cli.main import main; main()"
-    args = ["serve", "--model", "guard", "--api-key", "secret", "--port", str(port), "--out", str(out), "--trainer", "inline"]
+    args = ["serve", "--model", "guard", "--api-key", "secret", "--port", str(port), "--out", str(out), "--learner", "inline"]
     process = subprocess.Popen([sys.executable, "-c", command, *args], stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(

@@ -19,7 +19,6 @@ from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, FeedbackConflict, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
 from learngraph.tools.serving.vllm_engine import VllmEngine
-from learngraph.tools.training.version_store import SharedVersions, VersionStore
 
 ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
 
@@ -385,35 +384,26 @@ async def test_what_a_killed_engine_left_on_the_server_is_unloaded_by_the_next_o
 
 
 @pytest.mark.slow
-async def test_versions_are_handed_over_by_a_store_that_the_server_sees_elsewhere_and_later(
+async def test_a_server_on_another_machine_loads_versions_from_where_it_sees_them_and_later(
     serve: Serve, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    server = serve(logprobs_mode="processed_logprobs")
-    store, mount = VersionStore(str(tmp_path / "bucket")), tmp_path / "mount"
-    engine = VllmEngine("base", server.url, versions=SharedVersions(store, folders.__getitem__), there=str(mount))
+    server, mount = serve(logprobs_mode="processed_logprobs"), tmp_path / "mount"
+    engine = VllmEngine("base", server.url, here=tmp_path, there=str(mount))
     loading = asyncio.create_task(engine.load(ONE, folders[ONE]))
     await asyncio.sleep(0.3)
     assert not loading.done()  # the mirror is behind
-    assert ONE in store
-    mount.symlink_to(tmp_path / "bucket")
+    mount.symlink_to(tmp_path)
     await loading
-    assert (server.requests[-2][1]["lora_path"], server.roots[ONE]) == (f"{mount}/{ONE}", f"{mount}/{ONE}")
+    place = f"{mount}/{folders[ONE].name}"
+    assert (server.requests[-2][1]["lora_path"], server.roots[ONE]) == (place, place)
     assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
     await engine.close()
 
-    never = VllmEngine(
-        "base",
-        server.url,
-        versions=SharedVersions(store, folders.__getitem__),
-        there=str(tmp_path / "nowhere"),
-        load_timeout=0.1,
-    )
+    never = VllmEngine("base", server.url, here=tmp_path, there=str(tmp_path / "nowhere"), load_timeout=0.1)
     with pytest.raises(Unavailable, match=r"from .*nowhere") as caught:  # the next request tries again
         await never.load(TWO, folders[TWO])
     assert str(tmp_path) not in caught.value.public_message
     await never.close()
-    with pytest.raises(UserError, match="--engine-path"):
-        VllmEngine("base", server.url, versions=SharedVersions(VersionStore("memory://adapters"), folders.__getitem__))
 
 
 async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(

@@ -17,13 +17,14 @@ import torch
 from claas_settings import make_objective
 from safetensors.torch import load_file, save_file
 
-from learngraph.memory.claas.settings import LoRA, Objective
+from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
+from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.version_files import VersionError
@@ -81,7 +82,8 @@ def learner(pocket: LocalChatModel, shelf: Shelf) -> Make:
     def make(
         lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any
     ) -> InProcessLearner:
-        return InProcessLearner(model, shelf.folder, shelf.write, lora, make_objective(**(QUICK | settings)), hindsight)
+        chosen = LearnerSettings(lora, make_objective(**(QUICK | settings)), hindsight)
+        return InProcessLearner(model, shelf.folder, shelf.write, chosen)
 
     return make
 
@@ -806,4 +808,4 @@ def test_an_adapter_of_another_rank_is_refused(learner: Make, batch: Minibatch) 
 
 def test_a_model_behind_an_api_cannot_be_trained(shelf: Shelf) -> None:
     with pytest.raises(UserError):
-        InProcessLearner("nonsense", shelf.folder, shelf.write, SMALL, Objective())
+        InProcessLearner("nonsense", shelf.folder, shelf.write, LearnerSettings())

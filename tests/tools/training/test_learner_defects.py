@@ -27,6 +27,7 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import open_model
+from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
 
 HINDSIGHT = Prompt.load("claas/hindsight").parts[0][1].template
@@ -47,7 +48,7 @@ class Place:
     def __init__(self, root: Path, model: LocalChatModel, **settings: Any) -> None:
         self.root, self.adapters = root, Adapters(root, "acme")
         objective = make_objective(**({"kind": "reinforce", "learning_rate": 1e-2, "warmup_steps": 1} | settings))
-        self.learner = InProcessLearner(model, self.folder, self.write, LORA, objective, HINDSIGHT)
+        self.learner = InProcessLearner(model, self.folder, self.write, LearnerSettings(LORA, objective, HINDSIGHT))
 
     def folder(self, label: str) -> Path:
         return self.adapters.folder(label)
@@ -174,9 +175,7 @@ async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalCh
         pocket,
         lambda label: service.versions("acme").folder(label),
         write,
-        settings.lora,
-        settings.loss,
-        HINDSIGHT,
+        LearnerSettings(settings.lora, settings.loss, HINDSIGHT),
     )
     engine = LocalEngine(LocalChatModel(model=pocket.model, threads=1), rank=4)
     service = Service(engine, learner, replay, tmp_path / "adapters", settings)

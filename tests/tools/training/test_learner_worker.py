@@ -1,8 +1,6 @@
 """The learner in a process of its own: the same bytes, errors as they were raised, restarts, and no orphans."""
 
-import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,44 +9,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from minibatches import minibatch
+from minibatches import StoredVersions, minibatch
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Minibatch, Reply
+from learngraph.memory.records import Reply
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
+from learngraph.tools.training.calls import LearnerSettings, ModelOptions
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.learner_worker import WorkerDied, WorkerLearner
 from learngraph.tools.training.version_files import VersionError
 
 pytestmark = pytest.mark.slow  # a process that imports torch takes seconds to start
 
-SMALL, QUICK = LoRA(rank=4, alpha=8), Objective(kind="reinforce", learning_rate=1e-3)
-
-
-def contents(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-class Shelf:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def folder(self, label: str) -> Path:
-        return self.root / label.replace("/", "-")
-
-    def write(self, batch: Minibatch, folder: Path, about: dict[str, Any]) -> str:
-        label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{contents(folder)[:12]}"
-        if not self.folder(label).exists():
-            shutil.copytree(folder, self.folder(label))
-        return label
+SMALL = LearnerSettings(LoRA(rank=4, alpha=8), Objective(kind="reinforce", learning_rate=1e-3))
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +37,9 @@ def pocket() -> LocalChatModel:
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
-    shelf = Shelf(tmp_path_factory.mktemp("worker"))
-    learner = WorkerLearner(
-        "pocket", shelf.folder, shelf.write, SMALL, QUICK, nice=1
-    )  # at 19 a busy machine makes the tests slow
+    shelf = StoredVersions(tmp_path_factory.mktemp("worker"))
+    # at 19 a busy machine makes the tests slow
+    learner = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=1)
     yield learner
     learner.close()
 
@@ -72,8 +48,8 @@ def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
     worker: WorkerLearner, pocket: LocalChatModel, tmp_path: Path
 ) -> None:
     """Two steps, so that moments, too, come from a folder: hash equal across processes."""
-    shelf = Shelf(tmp_path)
-    here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL, QUICK)
+    shelf = StoredVersions(tmp_path)
+    here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL)
     assert worker.base == here.base
     labels: list[list[str]] = [[""], [""]]
     for step in (1, 2):
@@ -107,9 +83,9 @@ def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: Loc
 
 
 def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = StoredVersions(tmp_path)
     with pytest.raises(UserError, match="targets 'no_such_proj'"):
-        WorkerLearner("pocket", shelf.folder, shelf.write, LoRA(targets="no_such_proj"), QUICK, nice=0)
+        WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")), nice=0)
 
 
 def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatModel) -> None:
@@ -173,8 +149,8 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from learngraph.tools.training.learner_worker import WorkerLearner\n"
-        "from learngraph.memory.claas.settings import LoRA, Objective\n"
-        "worker = WorkerLearner('pocket', Path, lambda *_: '', LoRA(rank=2), Objective(), nice=0)\n"
+        "from learngraph.tools.training.calls import LearnerSettings, ModelOptions\n"
+        "worker = WorkerLearner(ModelOptions('pocket'), Path, lambda *_: '', LearnerSettings(), nice=0)\n"
         "print(worker.process_id, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,37 @@
+"""Actors of a local Ray cluster, to be killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def actor_processes(above: int) -> list[int]:
+    """Ids of the processes of learner actors that descend from a process."""
+    parents: dict[int, int] = {}
+    titles: dict[int, str] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(place.name)] = int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            titles[int(place.name)] = (place / "cmdline").read_text()
+        except OSError:
+            continue
+
+    def descends(process: int) -> bool:
+        while process not in (0, above):
+            process = parents.get(process, 0)
+        return process == above
+
+    return [process for process, title in titles.items() if title.startswith("ray::_LearnerActor") and descends(process)]
+
+
+def kill_actor(above: int, seconds: float = 120.0) -> int:
+    """`kill -9` the learner's actor below a process as soon as it works on a call; returns its process id."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for process in actor_processes(above):
+            if ".call" in Path(f"/proc/{process}/cmdline").read_text():
+                os.kill(process, signal.SIGKILL)
+                return process
+        time.sleep(0.002)
+    raise AssertionError("no actor worked on a call")

@@ -1,0 +1,179 @@
+"""CLaaS's learner as an actor of a Ray cluster: on a GPU of another machine, or on one of this machine's cores.
+
+    trainer = RayTrainer(ModelOptions("local:Qwen/Qwen3-8B", device="cuda", dtype="bfloat16"), LearnerSettings(), "ray://head:10001")
+    update, statistics = trainer.step(batch, trainer.correct(batch, folder), folder, out)
+
+It has the calls of a `LoRATrainer`; `WorkerLearner` runs it in a process of its own, for a driver of Ray ends with its cluster. The files
+of a version travel as bytes through Ray's object store, and stay where the service keeps them: the actor has copies only. An actor
+that is killed is started again by Ray, on whatever node has room, and does the same call again: the same parent, minibatch and seed
+give the same version, and whoever asked adopts it once.
+
+Every node needs this package, with the extras `[ray,train]` and the model's weights; `ray start --head` begins a cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...memory.errors import UserError
+from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
+from .calls import ClusterLost, LearnerSettings, ModelOptions, decode_error, encode_error, scratch_folder
+
+if TYPE_CHECKING:
+    from .learner import LoRATrainer
+
+__all__ = ["RayTrainer"]
+
+MAX_RETRIES = 2
+"""Times that Ray makes a call again whose actor died."""
+MAX_COPIES = 4
+"""Versions whose files stay in the object store, and with the actor."""
+Files = Mapping[str, bytes]
+
+
+class RayTrainer:
+    """A `LoRATrainer` on a Ray cluster. Errors are raised here as they were raised there.
+
+    Args:
+        model: the base model. On another device than `cpu` it takes one GPU; it takes as many cores as it has threads.
+        settings: see `LoRATrainer`.
+        address: `ray` (a cluster started here, or that of $RAY_ADDRESS) or `ray://HOST:PORT`.
+
+    Raises:
+        UserError: Ray is not installed, no cluster answers, or the model cannot be trained.
+    """
+
+    def __init__(self, model: ModelOptions, settings: LearnerSettings, address: str) -> None:
+        self._ray = _connect(address, model.threads)
+        actor = self._ray.remote(
+            num_cpus=model.threads, num_gpus=int(model.device != "cpu"), max_restarts=-1, max_task_retries=MAX_RETRIES
+        )(_LearnerActor)
+        self._actor = actor.remote(model, settings)
+        self._stored: OrderedDict[str, Any] = OrderedDict()
+        self.base: str = self._call("base", "", None)
+        """Fingerprint of the base model."""
+
+    def correct(self, batch: Minibatch, folder: Path | None) -> Correction:
+        """See `LoRATrainer.correct`."""
+        found: Correction = self._call("correct", batch.parent, folder, batch)
+        return found
+
+    def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
+        """See `LoRATrainer.step`."""
+        update, statistics, files = self._call("step", batch.parent, folder, batch, correction)
+        _write_files(files, out)
+        return update, statistics
+
+    def measure(self, label: str, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
+        """See `LoRATrainer.measure`."""
+        found: Measured = self._call("measure", label, folder, tuple(exchanges))
+        return found
+
+    def _call(self, name: str, label: str, folder: Path | None, *arguments: Any) -> Any:
+        """The actor's answer.
+
+        Raises:
+            ClusterLost: the actor died again and again, or the cluster is gone.
+        """
+        try:
+            files = None if folder is None else self._stored_files(label, folder)
+            kind, answer = self._ray.get(self._actor.call.remote(name, label, files, *arguments))
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise ClusterLost(f"the learner on Ray is gone: {type(error).__name__}") from error
+        if kind == "done":
+            return answer
+        raise decode_error(kind, answer)
+
+    def _stored_files(self, label: str, folder: Path) -> Any:
+        """A version's files in the object store. A labelled version never changes."""
+        if label not in self._stored:
+            self._stored[label] = self._ray.put(_read_files(folder))
+            if len(self._stored) > MAX_COPIES:
+                self._stored.popitem(last=False)
+        return self._stored[label]
+
+
+def _connect(address: str, threads: int) -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"--learner {address} needs a package ({error}): pip install 'learngraph[ray]'") from error
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own advice against a warning about accelerators
+    cluster = address if address.startswith("ray://") else os.environ.get("RAY_ADDRESS")
+    own: dict[str, Any] = {} if cluster else {"num_cpus": threads, "include_dashboard": False}
+    try:
+        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, RuntimeError) as error:
+        raise UserError(f"--learner {address}: no Ray cluster answers ({error}); start one with 'ray start --head'") from error
+    return ray
+
+
+def _read_files(folder: Path) -> Files:
+    """The files of a version.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def _write_files(files: Files, folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+class _LearnerActor:
+    """Takes the steps, on a node of the cluster. It keeps nothing that is not elsewhere."""
+
+    def __init__(self, model: ModelOptions, settings: LearnerSettings) -> None:
+        self._options = (model, settings)
+        self._folder = tempfile.TemporaryDirectory(prefix="learngraph-learner-")
+        self._copies: list[Path] = []
+
+    def call(self, name: str, label: str, files: Files | None, *arguments: Any) -> tuple[str, Any]:
+        """Call the trainer, with a version's files in place of its folder; a step answers with those of the new version, too.
+
+        The answer is a message, `done` or one of `encode_error`: an error of Ray itself means that the actor or its node died.
+        """
+        try:
+            if name == "base":
+                return "done", self._trainer.base
+            folder = self._version_folder(label, files)
+            if name == "measure":
+                return "done", self._trainer.measure(label, folder, *arguments)
+            if name == "correct":
+                return "done", self._trainer.correct(*arguments, folder)
+            with scratch_folder(Path(self._folder.name)) as out:
+                done = self._trainer.step(*arguments, folder, out)
+                return "done", (*done, _read_files(out))
+        except Exception as error:
+            return encode_error(error)
+
+    @cached_property
+    def _trainer(self) -> LoRATrainer:
+        from .learner import open_trainer
+
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same step gives the same bytes
+        return open_trainer(*self._options)
+
+    def _version_folder(self, label: str, files: Files | None) -> Path | None:
+        """The folder with a version's files here; the last few stay."""
+        if files is None:
+            return None
+        folder = Path(self._folder.name) / label
+        if folder not in self._copies:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_files(files, folder)
+            self._copies.append(folder)
+            for old in self._copies[:-MAX_COPIES]:
+                shutil.rmtree(old, ignore_errors=True)
+            del self._copies[:-MAX_COPIES]
+        return folder
