@@ -159,8 +159,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {
         "learngraph/graphs/experiments/bench/report.html",
         "learngraph/graphs/experiments/benchmarks/toy.toml",
-        "learngraph/tools/serving/dashboard_pages/page.html",
-        "learngraph/tools/serving/dashboard_pages/page.js",
+        "learngraph/tools/serving/pages/dashboard.html",
+        "learngraph/tools/serving/pages/dashboard.js",
         "learngraph/tools/serving/studio_pages/index.html",
         "learngraph/tools/serving/studio_pages/library/view.js",
         "learngraph/tools/serving/studio_pages/library/LICENSES.txt",

@@ -58,10 +58,9 @@ class ServeParts:
             return LazyLearner(engine.base, self._open_worker)
         from ...tools.training.learner import InProcessLearner
 
-        return InlineLearner(
-            InProcessLearner(self.opened, self._folder, self._write, self._learner_settings(), scratch=options.out / "scratch"),
-            engine,
-        )
+        assert self.opened is not None  # ServeOptions: the model runs in this process
+        settings, scratch = self._learner_settings(), options.out / "scratch"
+        return InlineLearner(InProcessLearner(self.opened, self._folder, self._write, settings, scratch=scratch), engine)
 
     def _open_worker(self) -> WorkerLearner:
         """The learner in a process of its own, or on a cluster. One that was opened to ask for its base model is used."""

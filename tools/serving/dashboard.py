@@ -3,47 +3,28 @@
 It has a chat with feedback, where another version can answer the same prompt beside the live one. It shows a tenant what holds
 learning up, the learner's curves, its versions with their gates, what each learned from and the buttons that promote and roll back,
 the replay buffer, and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and
-feedback are texts of strangers: the templates (tools/serving/dashboard_pages/*.html) escape everything, and the page allows no script
+feedback are texts of strangers: the templates (tools/serving/pages/*.html) escape everything, and the page allows no script
 but its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import jinja2
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from ...memory.errors import UserError
-from .dashboard_rows import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    STATES,
-    WIDTH,
-    ages,
-    as_mapping,
-    as_rows,
-    bars,
-    clip_text,
-    convert_rows,
-    curves,
-    exchange_card,
-    finite_number,
-    format_number,
-    version_row,
-)
+from .charts import PLOT, age_groups, bars, curves, format_number, time_since
 from .endpoints import ChatApi
 from .openai_wire import ApiError
 from .replies import as_api_error
@@ -58,60 +39,41 @@ FORM_SECONDS = 30.0
 """Longest time that a form may take to arrive."""
 MAX_EXCHANGES = 20
 """Exchanges that the page shows."""
+STATES = ("pending", "ready", "leased", "consumed", "held", "rejected")
+"""States of exchanges, in their order."""
 
 
-@dataclass(frozen=True)
 class Sessions:
-    """Signed cookies of logged-in tenants, and the tokens of their forms. Both end with the process.
+    """Cookies of logged-in tenants, and the tokens of their forms. They end with the process. `clock`: Unix seconds."""
 
-    Args:
-        secret: signs them.
-        clock: Unix seconds.
-    """
-
-    secret: bytes
-    clock: Callable[[], float] = time.time
-    revoked: dict[str, int] = field(default_factory=dict)
-    """Payload of a cookie that was logged out -> Unix time until which it would be valid."""
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._open: dict[str, tuple[str, str, float]] = {}  # cookie -> tenant, token, end
 
     def cookie(self, tenant: str) -> str:
         """A cookie for this tenant."""
-        payload = f"{tenant}|{int(self.clock()) + SESSION_SECONDS}|{secrets.token_hex(8)}"
-        return f"{base64.urlsafe_b64encode(payload.encode()).decode()}.{self._sign('session', payload)}"
+        now = self._clock()
+        self._open = {cookie: session for cookie, session in self._open.items() if session[2] > now}
+        cookie = secrets.token_hex(32)
+        self._open[cookie] = (tenant, secrets.token_hex(32), now + SESSION_SECONDS)
+        return cookie
 
     def tenant(self, cookie: str) -> str | None:
         """The name of a cookie's tenant; None: the cookie is false, too old, or logged out."""
-        payload = self._cookie_payload(cookie)
-        return payload.split("|")[0] if payload and payload not in self.revoked else None
+        tenant, _, until = self._open.get(cookie, ("", "", 0.0))
+        return tenant if until > self._clock() else None
 
     def revoke(self, cookie: str) -> None:
         """Log out: make a cookie invalid."""
-        if payload := self._cookie_payload(cookie):
-            for old in [old for old, until in self.revoked.items() if until < self.clock()]:
-                del self.revoked[old]
-            self.revoked[payload] = int(payload.split("|")[1])
-
-    def _cookie_payload(self, cookie: str) -> str:
-        """The payload of a valid cookie; empty: it is false, or too old."""
-        coded, _, signed = cookie.partition(".")
-        try:
-            payload = base64.urlsafe_b64decode(coded.encode()).decode()
-            _, until, _ = payload.split("|")
-            good = hmac.compare_digest(self._sign("session", payload).encode(), signed.encode())
-        except ValueError:
-            return ""
-        return payload if good and int(until) >= self.clock() else ""
+        self._open.pop(cookie, None)
 
     def token(self, cookie: str) -> str:
-        """The token of this session's forms."""
-        return self._sign("form", cookie)
+        """The token of the forms of a session that is open."""
+        return self._open[cookie][1]
 
     def is_valid_token(self, cookie: str, token: str) -> bool:
         """True if a form was sent from a page of this session."""
         return hmac.compare_digest(self.token(cookie).encode(), token.encode("utf-8", "replace"))
-
-    def _sign(self, use: str, payload: str) -> str:
-        return hmac.new(self.secret, f"{use}|{payload}".encode(), hashlib.sha256).hexdigest()
 
 
 class _NotLoggedIn(Exception):
@@ -127,8 +89,8 @@ def dashboard_router(api: ChatApi, clock: Callable[[], float] = time.time) -> AP
     router.add_api_route("/dashboard/logout", pages.log_out, methods=["POST"])
     router.add_api_route("/dashboard/chat", pages.chat, methods=["POST"])
     router.add_api_route("/dashboard/feedback", pages.give_feedback, methods=["POST"])
-    router.add_api_route("/dashboard/promote", pages.promote, methods=["POST"])
-    router.add_api_route("/dashboard/rollback", pages.roll_back, methods=["POST"])
+    router.add_api_route("/dashboard/promote", pages.act, methods=["POST"])
+    router.add_api_route("/dashboard/rollback", pages.act, methods=["POST"])
     return router
 
 
@@ -140,13 +102,15 @@ class _Dashboard:
         self._backend = api.backend
         self._tenants = api.tenants
         self._clock = clock
-        self._sessions = Sessions(secrets.token_bytes(32), clock)
+        self._sessions = Sessions(clock)
         self._templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).with_name("dashboard_pages")),
+            loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,
+            undefined=jinja2.ChainableUndefined,  # a field that a row lacks is empty
             trim_blocks=True,
         )
+        self._templates.filters["number"] = format_number
+        self._templates.filters["clip"] = _clip_text
 
     # -- endpoints --------------------------------------------------------------------------------------------------------
 
@@ -204,13 +168,7 @@ class _Dashboard:
             raise ApiError("this page is too old: load it again", 403, code="invalid_token")
         request.state.tenant = tenant
 
-    async def promote(self, request: Request) -> Response:
-        return await self._act(request, "promote")
-
-    async def roll_back(self, request: Request) -> Response:
-        return await self._act(request, "roll back")
-
-    async def _act(self, request: Request, action: str) -> Response:
+    async def act(self, request: Request) -> Response:
         """Do what a button asks for. A request with a cookie must come from a page of this session."""
         try:
             tenant, cookie = self._authenticate(request)
@@ -222,7 +180,7 @@ class _Dashboard:
             return await self._show(tenant, cookie, request, status=403, problem=problem)
         adapter = form.get("adapter", "")
         try:
-            if action == "promote":
+            if request.url.path == "/dashboard/promote":
                 await self._backend.promote(tenant.name, adapter, form.get("version", ""))
             else:
                 to = form.get("to")
@@ -249,58 +207,47 @@ class _Dashboard:
 
     async def _show(self, tenant: Tenant, cookie: str, request: Request, *, status: int = 200, problem: str = "") -> Response:
         """The page of a tenant's adapter, which the query names."""
-        state = as_mapping(await self._backend.status(tenant.name))
-        adapters = as_rows(await self._backend.adapters(tenant.name))
-        names = list(dict.fromkeys(clip_text(row.get("adapter"), 80) for row in adapters)) or ["default"]
+        state, adapters = await self._backend.status(tenant.name), await self._backend.adapters(tenant.name)
+        names = [row["adapter"] for row in adapters]
         chosen = request.query_params.get("adapter", "")
-        if chosen not in names:
-            chosen = "default" if "default" in names else names[0]
-        row = next((row for row in adapters if row.get("adapter") == chosen), {})
-        scope = next((item for item in as_rows(state.get("scopes")) if item.get("adapter") == chosen), {})
-        rows = await self._backend.experiences(tenant.name, limit=MAX_EXCHANGES)
-        now = self._clock()
-        exchanges, odd_exchanges = convert_rows(rows, lambda item: exchange_card(item, now))
-        about_versions = _describe_versions(row, now)
-        asked = request.query_params.get("learned", "")[:200]
-        learned = await self._learned_from(tenant, chosen, asked, about_versions["versions"], now)
+        row = next((row for row in adapters if row["adapter"] == chosen), adapters[0])
+        adapter = row["adapter"]
+        scope = next((scope for scope in state["scopes"] if scope["adapter"] == adapter), {})
+        live = row["live"].rpartition("@")[2]
+        learned_name = request.query_params.get("learned", "")[:200] or live or next((each["name"] for each in row["versions"]), "")
+        learned, learned_problem = [], ""
+        if learned_name:
+            try:
+                learned = await self._backend.experiences(tenant.name, adapter, limit=MAX_EXCHANGES, learned_by=learned_name)
+            except UserError as error:
+                learned_problem = as_api_error(error).message
+        counts = scope.get("counts", {})
         return self._render(
-            "page.html",
+            "dashboard.html",
             status,
             problem=problem,
             tenant=tenant.name,
-            adapters=[{"name": name, "query": urlencode({"adapter": name}), "chosen": name == chosen} for name in names],
-            adapter=chosen,
-            used={name: format_number(value) for name, value in self._tenants.usage(tenant).items()},
-            limited=tenant.limits.tokens_per_day is not None,
-            exchanges=exchanges,
-            odd_exchanges=odd_exchanges,
+            names=names,
+            adapter=adapter,
+            model_name=self._backend.model if adapter == "default" else f"{self._backend.model}:{adapter}",
             token=self._sessions.token(cookie) if cookie else "",
-            size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "bottom": BOTTOM},
-            **_describe_service(state),
-            model_name=self._backend.model if chosen == "default" else f"{self._backend.model}:{chosen}",
-            **about_versions,
-            **learned,
-            **_describe_learning(scope, row),
+            used=self._tenants.usage(tenant),
+            service=state,
+            scope=scope,
+            live=live,
+            row=row,
+            curves=curves(scope.get("updates", ()), row.get("rewards", ())),
+            plot=PLOT,
+            bars=[
+                ("Exchanges by state", bars([(name, counts.get(name, 0)) for name in STATES if counts]), "no exchange yet"),
+                ("Ready exchanges by age, in gradient steps", age_groups(scope.get("ages", {})), "none is ready"),
+            ],
+            learned_name=learned_name,
+            learned=learned,
+            learned_problem=learned_problem,
+            exchanges=await self._backend.experiences(tenant.name, limit=MAX_EXCHANGES),
+            since=partial(time_since, now=self._clock()),
         )
-
-    async def _learned_from(
-        self, tenant: Tenant, adapter: str, asked: str, versions: Sequence[dict[str, Any]], now: float
-    ) -> dict[str, Any]:
-        """The template's values on the exchanges that a version's own step learned from. `asked`: its name; empty: the live one's, or
-        the newest's."""
-        for version in versions:
-            version["learned_query"] = urlencode({"adapter": adapter, "learned": version["name"]}) if version["name"] else ""
-        live = [version["name"] for version in versions if version["state"] == "live"]
-        name = asked or next(iter([*live, *(version["name"] for version in versions)]), "")
-        rows: list[dict[str, Any]] = []
-        problem = ""
-        if name:
-            try:
-                rows = await self._backend.experiences(tenant.name, adapter, limit=MAX_EXCHANGES, learned_by=name)
-            except UserError as error:
-                problem = as_api_error(error).message
-        cards, _ = convert_rows(rows, lambda item: exchange_card(item, now))
-        return {"learned_name": name, "learned": cards, "learned_problem": problem}
 
     def _render(self, name: str, status: int = 200, **values: Any) -> Response:
         nonce = secrets.token_urlsafe(16)
@@ -318,47 +265,10 @@ class _Dashboard:
         return Response(body, status, headers, "text/html; charset=utf-8")
 
 
-def _describe_service(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values on the service and its learner."""
-    learner = as_mapping(state.get("learner"))
-    return {
-        "model": clip_text(state.get("model"), 120) or "?",
-        "degraded": state.get("state") not in (None, "ok"),
-        "why": clip_text(state.get("why"), 300),
-        "learner": clip_text(learner.get("state"), 40) or "?",
-        "learner_error": clip_text(learner.get("error"), 300),
-    }
-
-
-def _describe_versions(row: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The template's values on an adapter's versions."""
-    live, canary = clip_text(row.get("live"), 200), clip_text(row.get("canary"), 200)
-    versions, odd = convert_rows(row.get("versions"), lambda item: version_row(item, live, canary, now))
-    live_row = next((item for item in versions if item["label"] == live), None)
-    return {
-        "live": live.rpartition("@")[2] or "base",
-        "canary": canary.rpartition("@")[2],
-        "live_created": live_row["created"] if live_row else "",
-        "versions": versions,
-        "odd": odd,
-    }
-
-
-def _describe_learning(scope: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values on an adapter's gradient steps and its part of the replay buffer."""
-    updates = as_rows(scope.get("updates"))
-    counts = as_mapping(scope.get("counts"))
-    return {
-        "held_up": [
-            {name: clip_text(item.get(name), 500) for name in ("kind", "why", "help")} for item in as_rows(scope.get("held_up"))
-        ],
-        "step": format_number(scope.get("step", 0)),
-        "ready": format_number(counts.get("ready", 0)),
-        "curves": curves(updates, as_rows(row.get("rewards"))),
-        "updates": len(updates),
-        "counts": bars((name, found) for name in STATES if (found := finite_number(counts.get(name, 0))) is not None),
-        "ages": ages(scope.get("ages")),
-    }
+def _clip_text(value: str | None, max_chars: int = 2000) -> str:
+    """A text, cut to a length; empty for None."""
+    found = value or ""
+    return found if len(found) <= max_chars else f"{found[:max_chars]} …"
 
 
 def _is_same_origin(request: Request) -> bool:

@@ -150,10 +150,10 @@ class _LearnerActor:
             if name == "measure":
                 return "done", self._trainer.measure(label, folder, *arguments)
             if name == "correct":
-                return "done", self._trainer.correct(*arguments, folder)
+                return "done", self._trainer.correct(arguments[0], folder)
+            batch, correction = arguments
             with scratch_folder(Path(self._folder.name)) as out:
-                done = self._trainer.step(*arguments, folder, out)
-                return "done", (*done, _read_files(out))
+                return "done", (*self._trainer.step(batch, correction, folder, out), _read_files(out))
         except Exception as error:
             return encode_error(error)
 
