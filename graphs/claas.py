@@ -58,8 +58,8 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.claas.replay import Replay, ReplaySettings
-from ..memory.claas.settings import LoRA, Objective, PolicyGradient, StalenessCorrection, TeacherSettings
+from ..memory.claas.replay import Replay
+from ..memory.claas.settings import LoRA, Objective, PolicyGradient, ReplaySettings, StalenessCorrection, TeacherSettings
 from ..memory.errors import UserError
 from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base

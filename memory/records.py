@@ -31,6 +31,7 @@ __all__ = [
     "Edit",
     "Estimate",
     "Exchange",
+    "ExchangeQuery",
     "Experience",
     "Feedback",
     "FeedbackReceipt",
@@ -663,6 +664,23 @@ class Exchange:
     """Unix time in seconds."""
     user: str = ""
     """The tenant's end user who chatted; empty: not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeQuery:
+    """A question for a tenant's exchanges, newest first."""
+
+    tenant: str
+    adapter: str | None = None
+    """Only those of this adapter."""
+    state: str | None = None
+    """Only those in this state of the replay buffer."""
+    limit: int = 50
+    """Exchanges at most."""
+    before: str | None = None
+    """Id of the exchange after which the list goes on."""
+    learned_by: str | None = None
+    """A version; only those that its own step learned from."""
 
 
 @dataclass(frozen=True, slots=True)

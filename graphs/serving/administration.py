@@ -11,12 +11,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.claas.replay import Replay, ReplayRow
+from ...memory.claas.replay import Replay
+from ...memory.claas.replay_queries import ReplayRow
 from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_paths
+from ...memory.records import ExchangeQuery
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
 from .learning_task import LearningTask
@@ -72,29 +74,16 @@ class Administration:
 
     # -- exchanges --------------------------------------------------------------------------------------------------------
 
-    async def experiences(
-        self,
-        tenant: str,
-        adapter: str | None = None,
-        state: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-        learned_by: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """A tenant's exchanges, newest first.
-
-        Args:
-            adapter: only this adapter's.
-            state: only those in this state of the replay buffer.
-            before: id of the exchange after which the list goes on.
-            learned_by: only those that this version of the adapter (without one: of `default`) learned from in its own step.
+    async def experiences(self, query: ExchangeQuery) -> list[dict[str, Any]]:
+        """A tenant's exchanges, newest first. `learned_by` is a version of the query's adapter, or else of `default`.
 
         Raises:
             UnknownAdapter, UnknownVersion: there is none.
         """
-        label = None if learned_by is None else self._live.find_label(tenant, adapter or DEFAULT_SCOPE, learned_by)
-        rows = await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before, label)
-        return [_exchange_row(row) for row in rows]
+        if query.learned_by is not None:
+            label = self._live.find_label(query.tenant, query.adapter or DEFAULT_SCOPE, query.learned_by)
+            query = replace(query, learned_by=label)
+        return [_exchange_row(row) for row in await asyncio.to_thread(self.replay.rows, query)]
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """An exchange with its tokens and the versions that learned from it; None: the tenant has none of this id."""
@@ -279,7 +268,7 @@ class Administration:
         await self._delete_exchanges(tenant, adapter)  # those whose replies were being made meanwhile
 
     async def _delete_exchanges(self, tenant: str, adapter: str) -> None:
-        while rows := await asyncio.to_thread(self.replay.rows, tenant, adapter, None, 200):
+        while rows := await asyncio.to_thread(self.replay.rows, ExchangeQuery(tenant, adapter, limit=200)):
             for row in rows:
                 await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
 

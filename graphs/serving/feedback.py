@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ...memory.claas.replay import Replay
-from ...memory.records import Exchange, Feedback
+from ...memory.records import Exchange, ExchangeQuery, Feedback
 from ...nodes.learn.gate import reward_drop, reward_windows
 from ...nodes.learn.gradient_step import lineage
 from ..claas import CLaaS
@@ -47,7 +47,7 @@ class FeedbackWatch:
     def restore_rewards(self, tenant: str, adapter: str) -> None:
         """Read an adapter's newest rewards from the replay buffer."""
         state = self._live.state(tenant, adapter)
-        for row in reversed(self._replay.rows(tenant, adapter, limit=4 * self._settings.rollout.watch_window)):
+        for row in reversed(self._replay.rows(ExchangeQuery(tenant, adapter, limit=4 * self._settings.rollout.watch_window))):
             self._note_reward(state, row.exchange, row.exchange.feedback)
 
     def note_feedback(self, tenant: str, exchange: Exchange, feedback: Feedback) -> None:

@@ -16,35 +16,28 @@ file, fsync, rename, fsync of the directory). If a crash comes between the two, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import os
-import re
 import shutil
-import stat
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from ..errors import AdapterConflict, AdapterError, UnknownVersion
 from .replay_file import NAME, json_safe
+from .sealed_files import MANIFEST, digest_of_files, file_digest, plain_files, remove, require_plain_file, seal, sync
+from .version_log import VERSION_NAME, VersionLog, VersionStates, split_label
 
 __all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
 
 LOG = logging.getLogger(__name__)
-VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
-"""Pattern of a version's name: step and digest."""
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
-"""Pattern of a file's name in a version: no folders, no hidden files."""
-MANIFEST = "manifest.json"
-"""The file with a version's parent, base and digests."""
 PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
 """Files whose names begin so belong to the learner, and are not exported."""
 MOMENTS_FILE = "optimizer.safetensors"
@@ -77,81 +70,6 @@ class AdapterVersion:
     """Losses, minibatch, gate results: given when it was written and when its state changed."""
     digests: dict[str, str]
     """File -> SHA-256, in hex."""
-
-
-@dataclass
-class _VersionLog:
-    """The states that the log's lines add up to."""
-
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    """All lines, oldest first."""
-    states: dict[str, str] = field(default_factory=dict)
-    """Label -> state."""
-    tainted: set[str] = field(default_factory=set)
-    """Labels of versions that learned from deleted records."""
-    about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Label -> what its changes of state came with."""
-    parents: dict[str, str] = field(default_factory=dict)
-    """Label -> parent's label, also of deleted versions."""
-    ended: set[str] = field(default_factory=set)
-    """Labels that were live once or were dropped: unless one is live, no new version may start from it."""
-    live: str = ""
-    """Label of the live version; empty: the base model."""
-    canary: str = ""
-    """Label of the canary; empty: none."""
-    drops: int = 0
-    """Versions that were dropped since one last became live or the canary."""
-    before: list[str] = field(default_factory=list)
-    """Labels that were live before, oldest first: the targets of `roll_back`."""
-    end: int = 0
-    """Bytes of the log that were read."""
-
-    def add(self, line: dict[str, Any]) -> None:
-        state, label = line["state"], line["label"]
-        marked = line["labels"] if state == "tainted" else ()
-        self.lines.append(line)
-        if state == "tainted":
-            self.tainted.update(marked)
-            return
-        if state == "candidate":
-            self.ended.discard(label)  # deleted, and made again
-            self.parents[label] = line.get("parent", "")
-        elif state in ("live", "dropped"):
-            self.ended.add(label)
-        if state in ("live", "canary", "dropped"):
-            self.drops = self.drops + 1 if state == "dropped" else 0
-        if state == "canary" and self.canary not in ("", label):
-            self.states[self.canary] = "dropped"
-            self.ended.add(self.canary)
-        if state == "live" and self.live != label:
-            if self.live:
-                self.states[self.live] = "retired"
-            if not line.get("back"):
-                self.before.append(self.live)
-            elif label in self.before:
-                last = len(self.before) - 1 - self.before[::-1].index(label)
-                del self.before[last:]
-            self.live = label
-        if label:
-            self.states[label] = state
-            self.about[label] = {**self.about.get(label, {}), **line.get("about", {})}
-        if state == "canary":
-            self.canary = label
-        elif label == self.canary:
-            self.canary = ""
-
-
-def split_label(label: str) -> tuple[str, str, str]:
-    """(tenant, adapter, version name) of a label.
-
-    Raises:
-        AdapterError: it is no label. (Only valid names ever become paths.)
-    """
-    scope, at, name = label.partition("@")
-    tenant, slash, adapter = scope.partition("/")
-    if not (at and slash and NAME.fullmatch(tenant) and NAME.fullmatch(adapter) and VERSION_NAME.fullmatch(name)):
-        raise AdapterError(f"no label of a version: {label[:120]!r}; `acme/default@000017-3f9c2ab1d4e0` is one")
-    return tenant, adapter, name
 
 
 def list_adapters(root: Path | str) -> list[tuple[str, str]]:
@@ -200,9 +118,8 @@ class Adapters:
         self.scope = f"{tenant}/{adapter}"
         self.place = Path(root) / tenant / adapter
         self._versions = self.place / "versions"
-        self._log, self._current = self.place / "states.jsonl", self.place / "CURRENT"
+        self._log = VersionLog(self.place, self.scope)
         self._clock = clock
-        self._book = _VersionLog()
         self._seen: dict[str, dict[str, tuple[int, int, int]]] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
         self._threads = RLock()
@@ -216,10 +133,10 @@ class Adapters:
         with self._changing():
             for path in self._versions.iterdir():
                 if path.name.startswith("."):  # of a write or a deletion that was killed
-                    _remove(path)
-            for label, state in self._book.states.items():
+                    remove(path)
+            for label, state in self._log.states.states.items():
                 if state == "deleted":
-                    _remove(self._versions / split_label(label)[2])
+                    remove(self._versions / split_label(label)[2])
 
     # -- the log and CURRENT ----------------------------------------------------------------------------------------------
 
@@ -234,7 +151,7 @@ class Adapters:
             ) from error
 
     @contextmanager
-    def _changing(self) -> Iterator[_VersionLog]:
+    def _changing(self) -> Iterator[VersionStates]:
         """Exclusive access for a change, after finishing one that a crash interrupted."""
         from filelock import Timeout
 
@@ -246,95 +163,31 @@ class Adapters:
                     f"adapter {self.scope}: another process has been changing it for {LOCK_TIMEOUT:g} s"
                 ) from None
             try:
-                book = self._read()
-                if self._log.exists() and self._log.stat().st_size > book.end:
-                    os.truncate(self._log, book.end)  # half a line, of a writer that was killed
-                if self._current_label() != book.live:
-                    self._point(book.live)
+                book = self._log.read()
+                self._log.cut_back(book.end)
+                if self._log.current() != book.live:
+                    self._log.point(book.live)
                 yield book
             finally:
                 self._owner.release()
 
-    def _read(self) -> _VersionLog:
-        """The state of the log; reads only its new lines."""
+    def _read(self) -> VersionStates:
         with self._threads:
-            size = self._log.stat().st_size if self._log.exists() else 0
-            if size < self._book.end:
-                self._book = _VersionLog()
-            book = self._book
-            if size > book.end:
-                with self._log.open("rb") as file:
-                    file.seek(book.end)
-                    for line in file:
-                        if not line.endswith(b"\n"):
-                            break
-                        try:
-                            book.add(json.loads(line))
-                        except (ValueError, KeyError, TypeError, AttributeError) as error:
-                            raise AdapterError(
-                                f"adapter {self.scope}: corrupt: {self._log}, line {len(book.lines) + 1}: {line[:60]!r}; restore it "
-                                "from a copy, or take the line out"
-                            ) from error
-                        book.end += len(line)
-            return book
+            return self._log.read()
 
     def _note(
         self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
     ) -> None:
         """Append a line for each label; all are on disk on return, or none."""
-        if about:
-            more["about"] = json_safe(about)
-        data = b""
-        for each in [label] if isinstance(label, str) else label:
-            line = {"time": self._clock(), "label": each, "state": state, "why": why, **more}
-            data += json.dumps(line).encode() + b"\n"
-        end = self._book.end
-        new = not self._log.exists()
-        try:
-            with self._log.open("ab", buffering=0) as file:
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
-                os.fsync(file.fileno())
-        except OSError:
-            if self._log.exists():
-                os.truncate(self._log, end)
-            raise
-        if new:
-            _sync(self.place)
-        self._read()
-
-    def _current_label(self) -> str:
-        """Label of the version that CURRENT names; "?" if it names none, which the log then corrects."""
-        try:
-            name = self._current.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError):
-            return "?"
-        return f"{self.scope}@{name}" if VERSION_NAME.fullmatch(name) else "?"
-
-    def _point(self, label: str) -> None:
-        """Make CURRENT name a version; the empty label removes it."""
-        if label:
-            new = self.place / "CURRENT.new"
-            with new.open("w", encoding="utf-8") as file:
-                file.write(split_label(label)[2] + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._current)
-        else:
-            self._current.unlink(missing_ok=True)
-        _sync(self.place)
+        self._log.append(self._clock(), state, label, why, about, **more)
 
     def _live(self, label: str, why: str, about: Mapping[str, Any] | None, **more: Any) -> None:
-        end, was = self._book.end, self._book.live
+        end, was = self._log.states.end, self._log.states.live
         self._note("live", label, why, about, was=was, **more)
         try:
-            self._point(label)
+            self._log.point(label)
         except OSError:
-            os.truncate(self._log, end)  # undone, so the log must not have it
-            self._read()
+            self._log.cut_back(end)  # undone, so the log must not have it
             raise
 
     @property
@@ -344,10 +197,10 @@ class Adapters:
         Raises:
             AdapterError: CURRENT names no version.
         """
-        label = self._current_label()
+        label = self._log.current()
         if label == "?":
             raise AdapterError(
-                f"adapter {self.scope}: corrupt: {self._current} names no version; opening the adapter again puts it right"
+                f"adapter {self.scope}: corrupt: {self.place / 'CURRENT'} names no version; opening the adapter again puts it right"
             )
         return label
 
@@ -408,11 +261,11 @@ class Adapters:
         if parent:
             self._own(parent)
         with self._changing() as book:
-            files = _files(folder, f"adapter {self.scope}")
+            files = plain_files(folder, f"adapter {self.scope}")
             if not files:
                 raise AdapterError(f"adapter {self.scope}: there are no files in {folder}")
-            digests = {path.name: _digest(path) for path in files}
-            label = f"{self.scope}@{step:06d}-{_contents(digests)[:12]}"
+            digests = {path.name: file_digest(path) for path in files}
+            label = f"{self.scope}@{step:06d}-{digest_of_files(digests)[:12]}"
             if self._has_intact(label, parent, base):
                 if not (self._versions / self._own(label) / MOMENTS_FILE).exists() and MOMENTS_FILE in digests:
                     os.replace(folder / MOMENTS_FILE, self._versions / self._own(label) / MOMENTS_FILE)
@@ -422,7 +275,7 @@ class Adapters:
                 is_new = True
             if is_new:
                 self._note("candidate", label, "written", step=step, parent=parent)
-            _remove(folder)
+            remove(folder)
             self._remove_old_moments({label, parent, book.live, book.canary})
             return label
 
@@ -460,7 +313,7 @@ class Adapters:
         """Move a folder to the versions, with a manifest and on disk. After an error it is where it was."""
         name = self._own(label)
         staging = self._versions / f".new-{name}"
-        _remove(staging)
+        remove(staging)
         try:
             os.rename(folder, staging)
         except OSError:  # from another file system
@@ -476,16 +329,16 @@ class Adapters:
                 "about": json_safe(about),
                 "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in names},
             }
-            manifest["seal"] = _seal(manifest)
+            manifest["seal"] = seal(manifest)
             (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             for path in (*(staging / each for each in digests if each != MOMENTS_FILE), staging / MANIFEST, staging):
-                _sync(path)
+                sync(path)
         except OSError:
             if not folder.exists():
                 os.rename(staging, folder)
             raise
         os.rename(staging, self._versions / name)
-        _sync(self._versions)
+        sync(self._versions)
 
     def folder(self, label: str) -> Path:
         """The folder of a version, after comparing every file with its digest (once, until a file changes).
@@ -519,11 +372,13 @@ class Adapters:
         path = self._existing_folder(label) / MANIFEST
         if label not in self._manifests:
             try:
-                found = json.loads(_plain_file(path).read_text(encoding="utf-8"))
-                seal = found.pop("seal")
+                found = json.loads(require_plain_file(path).read_text(encoding="utf-8"))
+                sealed = found.pop("seal")
                 digests = {name: each["sha256"] for name, each in found["files"].items()}
                 name = self._own(label)
-                whole = seal == _seal(found) and found["name"] == name == f"{found['step']:06d}-{_contents(digests)[:12]}"
+                whole = (
+                    sealed == seal(found) and found["name"] == name == f"{found['step']:06d}-{digest_of_files(digests)[:12]}"
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise AdapterError(f"{label} is corrupt: {path} cannot be read ({error}); roll back, and delete it") from error
             if not whole:
@@ -534,7 +389,7 @@ class Adapters:
     def _check(self, label: str) -> Path:
         place = self._existing_folder(label)
         expected = self._manifest(label)["files"]
-        there = {path.name for path in _files(place, label)}
+        there = {path.name for path in plain_files(place, label)}
         for name in sorted((there ^ set(expected)) - ({MOMENTS_FILE} - there)):
             raise AdapterError(
                 f"{label} is corrupt: {place / name} is {'too many' if name in there else 'missing'}; roll back, and delete it"
@@ -545,7 +400,7 @@ class Adapters:
             mark = (found.st_size, found.st_mtime_ns, found.st_ino)
             if seen.get(name) == mark:
                 continue
-            if found.st_size != expected[name]["bytes"] or _digest(place / name) != expected[name]["sha256"]:
+            if found.st_size != expected[name]["bytes"] or file_digest(place / name) != expected[name]["sha256"]:
                 if name == MOMENTS_FILE:  # the machine went down before it was on disk
                     LOG.warning("%s: %s is not what was written; learning goes on with new moments", label, place / name)
                     (place / name).unlink(missing_ok=True)
@@ -661,7 +516,7 @@ class Adapters:
 
     def _usable(self, label: str, what: str, require_descendant: bool = False) -> None:
         self._check(label)
-        book = self._book
+        book = self._log.states
         if book.states.get(label) == "dropped":
             raise AdapterConflict(f"{label} cannot be {what}: it was dropped")
         if label in book.tainted and not (
@@ -714,7 +569,7 @@ class Adapters:
             self._usable(label, "live")
         except AdapterError:
             return False
-        return label not in self._book.tainted
+        return label not in self._log.states.tainted
 
     def rollback_target(self, to: str) -> str:
         """`to`, or its nearest ancestor that a rollback may choose; "" is the base model."""
@@ -756,9 +611,9 @@ class Adapters:
         """Remove a version's files, the name first, so that no half of it is ever visible. After a crash, opening finishes this."""
         name = self._own(label)
         gone = self._versions / f".gone-{name}"
-        _remove(gone)
+        remove(gone)
         os.rename(self._versions / name, gone)
-        _remove(gone)
+        remove(gone)
         self._seen.pop(label, None)
         self._manifests.pop(label, None)
 
@@ -790,11 +645,11 @@ class Adapters:
         """Delete the adapter with all its versions and its log."""
         with self._changing():
             gone = self.place.with_name(f".gone-{self.adapter}")
-            _remove(gone)
+            remove(gone)
             os.rename(self.place, gone)
-            _sync(self.place.parent)
-            _remove(gone)
-            self._book, self._seen, self._manifests = _VersionLog(), {}, {}
+            sync(self.place.parent)
+            remove(gone)
+            self._log, self._seen, self._manifests = VersionLog(self.place, self.scope), {}, {}
 
     def export(self, label: str, path: Path | str) -> Path:
         """Write a version as a zip file that PEFT opens once unpacked, without the learner's own files. Equal versions give equal bytes.
@@ -829,55 +684,3 @@ class Adapters:
 def _newest(name: str) -> tuple[int, str]:
     step, digest = name.split("-")
     return int(step), digest
-
-
-def _contents(digests: Mapping[str, str]) -> str:
-    return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _plain_file(path: Path) -> Path:
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(f"{path} is no plain file")
-    return path
-
-
-def _files(folder: Path, whose: str) -> list[Path]:
-    """The plain files in a folder, without its manifest.
-
-    Raises:
-        AdapterError: there is anything else than plain files.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        raise AdapterError(f"{whose}: {folder} is no folder")
-    found = sorted(folder.iterdir())
-    for path in found:
-        if not FILE_NAME.fullmatch(path.name) or not stat.S_ISREG(path.lstat().st_mode):
-            raise AdapterError(
-                f"{whose} is corrupt: {path} is no plain file with a plain name; links and folders are not followed"
-            )
-    return [path for path in found if path.name != MANIFEST]
-
-
-def _sync(path: Path) -> None:
-    """Write a file or a folder through to the disk (fsync)."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)

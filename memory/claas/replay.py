@@ -22,115 +22,35 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from dataclasses import fields
 from pathlib import Path
 from random import Random
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ..display import Table, make_table
 from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
 from ..storage.branches import ABSENT, History, branching
 from ..storage.open_store import is_postgres
-from .replay_file import ReplayFile, Statements, check_name, digest, json_safe, pack, unpack
+from .replay_file import ReplayFile, Statements, check_name, digest, json_safe, pack
+from .replay_queries import RECORD_TABLES, ReplayQueries, repeating
+from .settings import ReplaySettings
 
 if TYPE_CHECKING:
     from .replay_database import ReplayDatabase
 
 __all__ = [
     "Replay",
-    "ReplayRow",
-    "ReplaySettings",
     "stratified_sample",
 ]
 
-Kind = TypeVar("Kind", bound=type)
 MANY = 1 << 40
 """More records than there are."""
 MAX_CHANGES = 2_000
 """Latest changes that a what-if can undo: a service that runs for months keeps them in memory."""
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
-ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
 FEEDBACK_COLUMNS = ("revision", "state", "feedback", "positive", "job", "bytes")
 """What feedback changes of a record."""
-RECORD_TABLES = "records r JOIN bodies b USING (n)"
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """Settings of the replay buffer and of its minibatches. "Not given": the paper (arXiv:2606.05559) does not say."""
-
-    batch_size: int = 8
-    """M, exchanges behind a gradient step. Not given."""
-    min_exchanges: int = 8
-    """B_min, ready exchanges before the first step; the learning rate's warm-up takes the place of a long wait. Paper: 32."""
-    positive_share: float | None = 0.5
-    """Share of a minibatch with a reward above 0, where the buffer has enough of both; of each side, families take turns. None: uniform
-    draws from all records, families included. Paper: uniform."""
-    max_age: int = 100
-    """A_max, in gradient steps; older exchanges are rejected. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50
-    without a correction."""
-    max_samplings: int = 8
-    """Times that an exchange is sampled before it is consumed. A minibatch is drawn from the newest M times as many ready ones: where
-    feedback comes faster than steps, a long queue of old wishes would outvote what users want now. Paper: until it is too old."""
-    max_kl: float | None = None
-    """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
-    held_out_share: float = 0.1
-    """Share of exchanges, by a hash of their id, that are never trained on: the gate reads them. Paper: none."""
-    max_records: int = 10_000
-    """B_max, exchanges per tenant and adapter. Beyond it consumed and rejected ones go first, oldest first, then the oldest (FIFO);
-    leased ones stay. Not given."""
-    max_megabytes: int = 256
-    """Largest size of a tenant's exchanges together (2^20 bytes), kept in the same way. Not given."""
-    max_record_bytes: int = 2 * 1024 * 1024
-    """Largest exchange, in bytes. Not given."""
-    max_user_share: float = 0.25
-    """Largest share of a minibatch that is of one end user (the request's `user`), so that no customer of a key steers its adapter; 1: no
-    limit. While fewer users give feedback, they share it equally; one alone teaches only where there is no other. Not given."""
-    max_pending_hours: float = 24.0
-    """Hours after the reply in which feedback is accepted. Not given."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes", "max_record_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"replay: {name} is at least 1, got {getattr(self, name)}")
-        if not 0 < self.max_user_share <= 1:
-            raise UserError(f"replay: max_user_share is above 0, up to 1, got {self.max_user_share}")
-        if self.max_age < 0 or not self.max_pending_hours > 0 or not 0 <= self.held_out_share <= 1:
-            raise UserError(
-                "replay: max_age is at least 0, max_pending_hours above 0, held_out_share from 0 to 1; got "
-                f"{self.max_age}, {self.max_pending_hours}, {self.held_out_share}"
-            )
-
-    @property
-    def max_pending_seconds(self) -> float:
-        """`max_pending_hours` in seconds."""
-        return self.max_pending_hours * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayRow:
-    """A record of the buffer in its current state."""
-
-    exchange: Exchange
-    """The exchange with its feedback."""
-    state: str
-    """`pending`, `ready`, `held`, `leased`, `consumed` or `rejected`."""
-    reason: str
-    """Reason of its rejection; empty if it was not rejected."""
-    sample_count: int
-    """Times that it was sampled."""
-    revision: int
-    """Number of different feedbacks; 0: none."""
-    age: int | None
-    """Gradient steps since the version that made it; None if it is consumed or rejected."""
-    job: str
-    """Job of the newest feedback; empty: none."""
-    kl: float | None
-    """Last estimate of KL(mu || pi) per token, in nats; None: none yet."""
 
 
 def stratified_sample(
@@ -174,22 +94,6 @@ def stratified_sample(
     return found
 
 
-def _repeating(memory: Kind) -> Kind:
-    """Class decorator: a public method whose database went away is called again. What it did before, it does not do twice."""
-
-    def repeat(method: Any) -> Any:
-        @wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._database.repeat_if_away(lambda: method(self, *args, **kwargs))
-
-        return call
-
-    for name, member in list(vars(memory).items()):
-        if isinstance(member, FunctionType) and not name.startswith("_") and name not in ("close", "as_of", "writes_since"):
-            setattr(memory, name, repeat(member))
-    return memory
-
-
 @branching(
     "append",
     "add_feedback",
@@ -202,8 +106,8 @@ def _repeating(memory: Kind) -> Kind:
     "delete",
     but=("__enter__", "__exit__", "close", "claim", "is_shared"),
 )
-@_repeating
-class Replay:
+@repeating
+class Replay(ReplayQueries):
     """The buffer, in a SQLite file of one process, or in Postgres for several. Safe for threads.
 
     Args:
@@ -324,27 +228,6 @@ class Replay:
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
-    def table(self, tenant: str, limit: int = 100) -> Table:
-        """A table of a tenant's newest exchanges and their feedback."""
-        found = self.rows(tenant, limit=limit)
-        head = ("exchange", "reply", "reward", "feedback", "state", "sampled", "age in steps")
-        rows = []
-        for row in found:
-            told = row.exchange.feedback
-            about = f"{row.state}: {row.reason}" if row.reason else row.state
-            rows.append(
-                (
-                    row.exchange.id,
-                    row.exchange.reply.text,
-                    told and told.reward,
-                    told and told.text,
-                    about,
-                    row.sample_count,
-                    row.age,
-                )
-            )
-        return make_table(f"{self!r}, {tenant}", head, rows, sum(self.counts(tenant).values()))
-
     def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store the feedback on a reply; on return it is on disk.
 
@@ -450,147 +333,6 @@ class Replay:
                     "is leased; try again when the step is done, or raise max_records or max_megabytes"
                 )
 
-    # -- queries ----------------------------------------------------------------------------------------------------
-
-    def get(self, tenant: str, id: str) -> ReplayRow | None:
-        """A tenant's record; None: it has none of this id."""
-        with self._database.reading() as base:
-            found = self._rows(base, "r.tenant = ? AND r.id = ?", (tenant, id), 1)
-        return found[0] if found else None
-
-    def rows(
-        self,
-        tenant: str,
-        adapter: str | None = None,
-        state: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-        learned_by: str | None = None,
-    ) -> list[ReplayRow]:
-        """A tenant's records, newest first: of an adapter, in a state, older than the record of id `before`, and in the minibatch of the
-        step that made the version with label `learned_by`, where given."""
-        where, values = "r.tenant = ?", [tenant]
-        for name, value in (("adapter", adapter), ("state", state)):
-            if value is not None:
-                where, values = f"{where} AND r.{name} = ?", [*values, value]
-        if before is not None:
-            where, values = f"{where} AND r.n < (SELECT n FROM records WHERE tenant = ? AND id = ?)", [*values, tenant, before]
-        with self._database.reading() as base:
-            if learned_by is not None:
-                found = base.execute(
-                    "SELECT b.ids FROM updates u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.adapter = ? AND u.version = ?",
-                    (tenant, learned_by.rpartition("@")[0].partition("/")[2], learned_by),
-                ).fetchone()
-                ids = json.loads(found[0]) if found else []
-                if not ids:
-                    return []
-                where, values = f"{where} AND r.id IN ({', '.join('?' * len(ids))})", [*values, *ids]
-            return self._rows(base, where, values, limit)
-
-    def _rows(self, base: Statements, where: str, values: Sequence[Any], limit: int) -> list[ReplayRow]:
-        found = base.execute(
-            f"SELECT {ROW_COLUMNS}, s.step FROM {RECORD_TABLES} JOIN scopes s ON s.tenant = r.tenant AND s.adapter = r.adapter"
-            f" WHERE {where} ORDER BY r.n DESC LIMIT ?",
-            (*values, limit),
-        ).fetchall()
-        rows = []
-        for _, state, reason, times, revision, made, job, kl, feedback, *body, tenant, step in found:
-            age = None if state in ("consumed", "rejected") else step - made
-            rows.append(ReplayRow(unpack(tenant, body, feedback), state, reason, times, revision, age, job, kl))
-        return rows
-
-    def job(self, tenant: str, job: str) -> ReplayRow | None:
-        """The record of a tenant's job; `rejected`, with the newer job as the reason, if later feedback replaced it."""
-        with self._database.reading() as base:
-            found = base.execute("SELECT id FROM feedbacks WHERE tenant = ? AND job = ?", (tenant, job)).fetchone()
-        row = self.get(tenant, found[0]) if found else None
-        if row is None or row.job == job:
-            return row
-        return replace(row, state="rejected", reason=f"newer feedback replaced it: {row.job}", job=job)
-
-    def uses(self, tenant: str, id: str) -> tuple[tuple[str, str], ...]:
-        """(minibatch, version) of every step whose minibatch had a record, oldest first; also after the record was deleted.
-
-        Steps that did not learn from the record count, too: its reply may have been shown to the teacher of another record.
-        """
-        with self._database.reading() as base:
-            return tuple(
-                base.execute(
-                    "SELECT u.batch, u.version FROM uses u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.id = ? ORDER BY b.step",
-                    (tenant, id),
-                ).fetchall()
-            )
-
-    def minibatch_sizes(self, tenant: str, adapter: str) -> dict[str, int]:
-        """Label of each version -> number of exchanges in the minibatch of the step that made it, deleted ones too."""
-        with self._database.reading() as base:
-            found = base.execute(
-                "SELECT u.version, b.ids FROM updates u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.adapter = ?",
-                (tenant, adapter),
-            ).fetchall()
-        return {version: len(json.loads(ids)) for version, ids in found}
-
-    def counts(self, tenant: str | None = None, adapter: str | None = None) -> dict[str, int]:
-        """Number of records by state; states without records are left out."""
-        where = [(name, value) for name, value in (("tenant", tenant), ("adapter", adapter)) if value is not None]
-        text = " AND ".join(f"{name} = ?" for name, _ in where) or "1 = 1"
-        with self._database.reading() as base:
-            return dict(
-                base.execute(
-                    f"SELECT state, count(*) FROM records WHERE {text} GROUP BY state ORDER BY state",
-                    [value for _, value in where],
-                ).fetchall()
-            )
-
-    def ages(self, tenant: str, adapter: str) -> dict[int, int]:
-        """Number of ready records by age in gradient steps, youngest first."""
-        with self._database.reading() as base:
-            return dict(
-                base.execute(
-                    "SELECT s.step - r.made, count(*) FROM records r JOIN scopes s USING (tenant, adapter)"
-                    " WHERE r.tenant = ? AND r.adapter = ? AND r.state = 'ready' GROUP BY 1 ORDER BY 1",
-                    (tenant, adapter),
-                ).fetchall()
-            )
-
-    def other_base(self, base: str) -> str | None:
-        """A base model other than this one whose replies wait for feedback, or to be learned from; None: there is none."""
-        with self._database.reading() as database:
-            found = database.execute(
-                "SELECT base FROM records WHERE base <> ? AND state NOT IN ('consumed', 'rejected') LIMIT 1", (base,)
-            ).fetchone()
-        return str(found[0]) if found else None
-
-    def youngest_age(self, tenant: str, adapter: str) -> int:
-        """Gradient steps since the newest version that has a ready record; 0 if there is none."""
-        with self._database.reading() as base:
-            found = base.execute(
-                "SELECT max(made) FROM records INDEXED BY by_age WHERE state = 'ready' AND tenant = ? AND adapter = ?",
-                (tenant, adapter),
-            ).fetchone()
-        return 0 if found[0] is None else self.step(tenant, adapter) - int(found[0])
-
-    def adapters(self) -> list[tuple[str, str]]:
-        """(tenant, adapter) of every adapter that ever had a record, sorted."""
-        with self._database.reading() as base:
-            return [tuple(row) for row in base.execute("SELECT tenant, adapter FROM scopes ORDER BY 1, 2").fetchall()]
-
-    def scopes(self) -> list[tuple[str, str, int]]:
-        """(tenant, adapter, number of ready records) of every adapter, sorted by the age of the oldest ready record, oldest first."""
-        with self._database.reading() as base:
-            found = base.execute(
-                "SELECT s.tenant, s.adapter, count(r.n), min(r.n) FROM scopes s LEFT JOIN records r ON r.tenant = s.tenant"
-                " AND r.adapter = s.adapter AND r.state = 'ready' GROUP BY 1, 2"
-            ).fetchall()
-        return [
-            (tenant, adapter, count)
-            for tenant, adapter, count, _ in sorted(found, key=lambda row: (row[3] is None, row[3], row[:2]))
-        ]
-
-    def held_out_exchanges(self, tenant: str, adapter: str, limit: int) -> list[Exchange]:
-        """The newest exchanges that are never trained on."""
-        return [row.exchange for row in self.rows(tenant, adapter, "held", limit)]
-
     # -- steps ------------------------------------------------------------------------------------------------------------
 
     def lease(
@@ -686,46 +428,6 @@ class Replay:
             " AND made < (SELECT step FROM scopes s WHERE s.tenant = ? AND s.adapter = ?) - ?",
             (f"too old: more than {limit} gradient steps", tenant, adapter, tenant, adapter, limit),
         )
-
-    def minibatch(self, id: str) -> Minibatch:
-        """The minibatch of this id.
-
-        Raises:
-            UserError: there is none, or some of its records were deleted.
-        """
-        with self._database.reading() as base:
-            return self._minibatch(base, id)
-
-    def _minibatch(self, base: Statements, id: str) -> Minibatch:
-        tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
-        exchanges = []
-        for key in json.loads(ids):
-            found = base.execute(
-                f"SELECT {ROW_COLUMNS} FROM {RECORD_TABLES} WHERE r.tenant = ? AND r.id = ?", (tenant, key)
-            ).fetchone()
-            if found is None:
-                raise UserError(f"minibatch {id!r} cannot be shown again: its record {key!r} is gone")
-            made, feedback, body = found[5], found[8], found[9:13]
-            exchanges.append(replace(unpack(tenant, body, feedback), step=made))
-        return Minibatch(id, tenant, adapter, step, parent, tuple(exchanges), seed)
-
-    def _batch(self, base: Statements, id: str) -> tuple[Any, ...]:
-        found = base.execute(
-            "SELECT tenant, adapter, step, parent, seed, ids, state, version, reason FROM batches WHERE id = ?", (id,)
-        ).fetchone()
-        if found is None:
-            raise UserError(f"no minibatch {id!r} was leased")
-        return tuple(found)
-
-    def version_of_batch(self, batch_id: str) -> str:
-        """Label of the version that a minibatch made; empty: none, or not yet."""
-        with self._database.reading() as base:
-            return str(self._batch(base, batch_id)[7] or "")
-
-    def leased_batches(self) -> list[str]:
-        """Ids of leased minibatches, which a restarted learner has to finish."""
-        with self._database.reading() as base:
-            return [id for (id,) in base.execute("SELECT id FROM batches WHERE state = 'leased' ORDER BY id")]
 
     def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
         """Reject records of a leased minibatch, with reasons by id: they are not drawn again.
@@ -831,19 +533,6 @@ class Replay:
         )
         base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))
 
-    def step(self, tenant: str, adapter: str) -> int:
-        """k: number of gradient steps taken."""
-        return int(self._scope(tenant, adapter)[0])
-
-    def head(self, tenant: str, adapter: str) -> str:
-        """Label of the version that the next step starts from; empty: the base model."""
-        return str(self._scope(tenant, adapter)[1])
-
-    def _scope(self, tenant: str, adapter: str) -> tuple[int, str]:
-        with self._database.reading() as base:
-            found = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()
-        return found or (0, "")
-
     def set_head(self, tenant: str, adapter: str, version: str, give_back: bool = False) -> None:
         """Go on learning from another version (empty: the base model), after a rollback or a failed candidate. k goes on counting.
 
@@ -899,18 +588,6 @@ class Replay:
                 (scope[0], scope[0], batch),
             )
 
-    def updates(self, tenant: str, adapter: str, limit: int = 100) -> list[dict[str, Any]]:
-        """The log of gradient steps, newest first: the `update` of `commit`, and `step`, `batch`, `version`, `parent`, `time`."""
-        with self._database.reading() as base:
-            found = base.execute(
-                "SELECT about, step, batch, version, parent, time FROM updates WHERE tenant = ? AND adapter = ? ORDER BY step DESC LIMIT ?",
-                (tenant, adapter, limit),
-            ).fetchall()
-        return [
-            {**json.loads(about), "step": step, "batch": batch, "version": version, "parent": parent, "time": when}
-            for about, step, batch, version, parent, when in found
-        ]
-
     # -- deletion --------------------------------------------------------------------------------------------------------
 
     def delete(self, tenant: str, id: str | None = None) -> tuple[str, ...]:
@@ -943,13 +620,6 @@ class Replay:
             base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
         self._database.truncate_log()
         return tuple(sorted(labels))
-
-    def tainted_versions(self, tenant: str | None = None) -> tuple[str, ...]:
-        """Labels of all versions that learned from records that were deleted since, and of their descendants."""
-        which, values = ("1 = 1", ()) if tenant is None else ("tenant = ?", (tenant,))
-        with self._database.reading() as base:
-            found = base.execute(f"SELECT version FROM taints WHERE {which} ORDER BY version", values).fetchall()
-        return tuple(label for (label,) in found)
 
     def __enter__(self) -> Replay:
         return self

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..errors import ReplayError, UserError
 from ..storage.postgres_store import RESTART_SECONDS, error_text, escape, unescape
-from .replay_file import BASE_INDEX, FORMAT, TABLES, USER_INDEX, ReplayFile, Statements
+from .replay_file import FORMAT, TABLES, ReplayFile, Statements
 
 __all__ = ["ReplayDatabase"]
 
@@ -166,7 +166,7 @@ class ReplayDatabase:
                     )
                 return
             tables = re.sub("|".join(TYPES), lambda found: TYPES[found[0]], TABLES)
-            connection.execute(f"{tables} {USER_INDEX}; {BASE_INDEX}; {TRIGGERS} CREATE TABLE format (version BIGINT);")
+            connection.execute(f"{tables} {TRIGGERS} CREATE TABLE format (version BIGINT);")
             connection.execute("INSERT INTO format VALUES (%s)", (FORMAT,))
 
     @contextmanager

@@ -50,6 +50,8 @@ CREATE INDEX ready ON records (tenant, adapter, n, family, positive, made) WHERE
 CREATE INDEX by_age ON records (tenant, adapter, made) WHERE state = 'ready';
 CREATE INDEX done ON records (tenant, n, adapter) WHERE state IN ('consumed', 'rejected') AND batch IS NULL;
 CREATE INDEX in_batch ON records (batch) WHERE batch IS NOT NULL;
+CREATE INDEX by_user ON records (tenant, adapter, "user", revision, n) WHERE "user" <> '';
+CREATE INDEX by_base ON records (tenant, adapter, base) WHERE state = 'ready';
 CREATE TABLE bodies (n INTEGER PRIMARY KEY, about TEXT NOT NULL, prompt BLOB NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL);
 CREATE TABLE feedbacks (tenant TEXT, job TEXT, id TEXT NOT NULL, revision INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
     PRIMARY KEY (tenant, job)) WITHOUT ROWID;
@@ -79,8 +81,6 @@ CREATE TRIGGER removed AFTER DELETE ON records BEGIN
     UPDATE scopes SET records = records - 1 WHERE tenant = old.tenant AND adapter = old.adapter; END;
 """
 """What SQLite does when a record comes, grows or goes. replay_database.py has the same for Postgres."""
-USER_INDEX = """CREATE INDEX IF NOT EXISTS by_user ON records (tenant, adapter, "user", revision, n) WHERE "user" <> ''"""
-BASE_INDEX = "CREATE INDEX IF NOT EXISTS by_base ON records (tenant, adapter, base) WHERE state = 'ready'"
 HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room and try again; what was stored before is kept",
     sqlite3.SQLITE_IOERR: "the disk does not take it: make room or repair it, and try again; what was stored before is kept",
@@ -191,10 +191,6 @@ class ReplayFile:
             base.executescript(
                 f"BEGIN IMMEDIATE; {TABLES} {TRIGGERS} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT;"
             )
-        if "user" not in {name for _, name, *_ in base.execute("PRAGMA table_info(records)")}:  # of an earlier version
-            base.execute("ALTER TABLE records ADD COLUMN \"user\" TEXT NOT NULL DEFAULT ''")
-        base.execute(USER_INDEX)
-        base.execute(BASE_INDEX)
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
 
-__all__ = ["LoRA", "Objective", "PolicyGradient", "StalenessCorrection", "TeacherSettings"]
+__all__ = ["LoRA", "Objective", "PolicyGradient", "ReplaySettings", "StalenessCorrection", "TeacherSettings"]
 
 
 def _check(settings: Any, group: str, **bounds: tuple[float, float]) -> None:
@@ -48,6 +48,58 @@ def _check_finite(settings: Any, group: str, *names: str) -> None:
         value = getattr(settings, name)
         if not 0 <= value < math.inf:
             raise UserError(f"{group}: {name} is a finite number, at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """Settings of the replay buffer and of its minibatches. "Not given": the paper (arXiv:2606.05559) does not say."""
+
+    batch_size: int = 8
+    """M, exchanges behind a gradient step. Not given."""
+    min_exchanges: int = 8
+    """B_min, ready exchanges before the first step; the learning rate's warm-up takes the place of a long wait. Paper: 32."""
+    positive_share: float | None = 0.5
+    """Share of a minibatch with a reward above 0, where the buffer has enough of both; of each side, families take turns. None: uniform
+    draws from all records, families included. Paper: uniform."""
+    max_age: int = 100
+    """A_max, in gradient steps; older exchanges are rejected. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50
+    without a correction."""
+    max_samplings: int = 8
+    """Times that an exchange is sampled before it is consumed. A minibatch is drawn from the newest M times as many ready ones: where
+    feedback comes faster than steps, a long queue of old wishes would outvote what users want now. Paper: until it is too old."""
+    max_kl: float | None = None
+    """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
+    held_out_share: float = 0.1
+    """Share of exchanges, by a hash of their id, that are never trained on: the gate reads them. Paper: none."""
+    max_records: int = 10_000
+    """B_max, exchanges per tenant and adapter. Beyond it consumed and rejected ones go first, oldest first, then the oldest (FIFO);
+    leased ones stay. Not given."""
+    max_megabytes: int = 256
+    """Largest size of a tenant's exchanges together (2^20 bytes), kept in the same way. Not given."""
+    max_record_bytes: int = 2 * 1024 * 1024
+    """Largest exchange, in bytes. Not given."""
+    max_user_share: float = 0.25
+    """Largest share of a minibatch that is of one end user (the request's `user`), so that no customer of a key steers its adapter; 1: no
+    limit. While fewer users give feedback, they share it equally; one alone teaches only where there is no other. Not given."""
+    max_pending_hours: float = 24.0
+    """Hours after the reply in which feedback is accepted. Not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes", "max_record_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"replay: {name} is at least 1, got {getattr(self, name)}")
+        if not 0 < self.max_user_share <= 1:
+            raise UserError(f"replay: max_user_share is above 0, up to 1, got {self.max_user_share}")
+        if self.max_age < 0 or not self.max_pending_hours > 0 or not 0 <= self.held_out_share <= 1:
+            raise UserError(
+                "replay: max_age is at least 0, max_pending_hours above 0, held_out_share from 0 to 1; got "
+                f"{self.max_age}, {self.max_pending_hours}, {self.held_out_share}"
+            )
+
+    @property
+    def max_pending_seconds(self) -> float:
+        """`max_pending_hours` in seconds."""
+        return self.max_pending_hours * 3600
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
-from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update
+from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
 from ..state import GradientStepState
 from .chat_turn import scope
 from .gate import GateSettings, gate_checks, is_gate_passed
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
-    from ...memory.claas.replay import Replay, ReplaySettings
+    from ...memory.claas.replay import Replay
+    from ...memory.claas.settings import ReplaySettings
 
 WITHDRAWN = "made from a version that was withdrawn since"
 """Reason against a candidate whose line of versions was rolled back."""
@@ -320,7 +321,7 @@ class GateCandidate(_LearnerNode):
         texts = [*held, *self.retention]
         if len(texts) < self.settings.texts:  # any reply will do for entropy and KL
             known = {exchange.id for exchange in texts}
-            rows = self.replay.rows(tenant, adapter, limit=self.settings.texts)
+            rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
             texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         return gate_checks(

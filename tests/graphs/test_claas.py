@@ -25,10 +25,10 @@ from learngraph.graphs import claas
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.wiring import flow
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Replay, ReplaySettings
-from learngraph.memory.claas.settings import LoRA
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import LoRA, ReplaySettings
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply
+from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, ExchangeQuery, Feedback, Piece, Reply
 from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
 from learngraph.nodes.learn.chat_turn import AwaitFeedback, KeepFeedback, RecordExchange, Respond, chat_request
 from learngraph.nodes.learn.gradient_step import (
@@ -270,7 +270,7 @@ async def test_the_learner_waits_for_feedback_on_what_it_has_become(replay: Repl
     done = await graph.ainvoke({"tenant": "acme"})
     assert (done["outcome"], "1 steps from replies of older versions" in done["why"]) == ("too few", True)
     live = versions("acme", "default").current
-    exchange = replay.rows("acme", limit=1)[0].exchange
+    exchange = replay.rows(ExchangeQuery("acme", limit=1))[0].exchange
     newer = replace(exchange, id="newer", reply=replace(exchange.reply, version=live), step=1, feedback=None)
     replay.append(newer)
     assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "too few"
@@ -378,9 +378,21 @@ async def test_every_node_of_a_step_may_run_twice(replay: Replay, versions: Any,
         Promote(versions, canary),
     ):
         first = node(state)  # type: ignore[operator]
-        durable = replay.rows("acme"), replay.updates("acme", "default"), mine.versions(), mine.log(), mine.current
+        durable = (
+            replay.rows(ExchangeQuery("acme")),
+            replay.updates("acme", "default"),
+            mine.versions(),
+            mine.log(),
+            mine.current,
+        )
         assert node(state) == first, type(node)  # type: ignore[operator]
-        assert durable == (replay.rows("acme"), replay.updates("acme", "default"), mine.versions(), mine.log(), mine.current)
+        assert durable == (
+            replay.rows(ExchangeQuery("acme")),
+            replay.updates("acme", "default"),
+            mine.versions(),
+            mine.log(),
+            mine.current,
+        )
         state |= first
     label = replay.head("acme", "default")
     assert (state["outcome"], mine.version(label).state) == (("canary", "canary") if canary else ("live", "live"))
@@ -544,7 +556,8 @@ import asyncio, importlib.util, json, os, signal, sys
 from pathlib import Path
 from learngraph.graphs import claas
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import ReplaySettings
 from learngraph.nodes.learn.gate import GateSettings, ReleaseSettings
 
 spec = importlib.util.spec_from_file_location("urn", sys.argv[1])

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rows import make_parser, medians, report
 
-from learngraph.memory.claas.replay import Replay, ReplaySettings
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import ReplaySettings
+from learngraph.memory.records import ChatRequest, Exchange, ExchangeQuery, Feedback, Reply
 
 
 def exchange(i: int) -> Exchange:
@@ -62,7 +63,7 @@ def main() -> None:
                 ),
                 ("lease a batch of 16, and commit it", lambda i: step(replay, i), min(30, count // 20)),
                 ("counts", lambda i: (replay.counts("acme"), replay.scopes()), 21),
-                ("read 50 records", lambda i: replay.rows("acme", limit=50), 21),
+                ("read 50 records", lambda i: replay.rows(ExchangeQuery("acme", limit=50)), 21),
                 ("name another version", lambda i: replay.set_head("acme", "default", f"v{i}"), 21),
                 ("delete a record", lambda i: replay.delete("acme", f"r{count - 1 - i}"), 21),
             ]

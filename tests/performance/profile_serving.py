@@ -34,7 +34,7 @@ from bench_serving import model_of, round_of, show
 import learngraph
 from learngraph.graphs.claas import CLaaS
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.records import Feedback
+from learngraph.memory.records import ExchangeQuery, Feedback
 
 INTERVAL = 0.005
 """Seconds between two looks."""
@@ -104,7 +104,7 @@ def settings(records: int) -> CLaaS:
 def fill(folder: Path, records: int, chosen: CLaaS) -> None:
     """Fill the buffer with copies of the replies in it, each with feedback."""
     with Replay(folder / "replay.sqlite", chosen.replay) as replay:
-        found = [row.exchange for row in replay.rows("default", limit=64)]
+        found = [row.exchange for row in replay.rows(ExchangeQuery("default", limit=64))]
         began = time.monotonic()
 
         def store(i: int) -> None:

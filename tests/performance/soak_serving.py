@@ -28,7 +28,7 @@ import aiohttp
 from bench_serving import HANG, PLACES, Seen, asked, model_of, one, server, steps
 
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.records import ExchangeQuery, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.open_store import open_store
 from learngraph.memory.storage.record_store import RecordStore
@@ -226,7 +226,9 @@ def main() -> None:
             (more[i + 1] for i, flag in enumerate(more) if flag == "--buffer"), Path(folder) / "out" / "replay.sqlite"
         )
         with Replay(buffer) as replay:
-            stored = sum(row.revision > 0 for name in TENANTS for row in replay.rows(name, limit=10 * MAX_RECORDS))
+            stored = sum(
+                row.revision > 0 for name in TENANTS for row in replay.rows(ExchangeQuery(name, limit=10 * MAX_RECORDS))
+            )
         print(f"feedback: {accepted} accepted, {stored} in the buffer, {max(0, accepted - stored)} lost")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownAdapter, UnknownExchange, UnknownVersion
-from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, FeedbackReceipt, Piece, Reply
+from learngraph.memory.records import ChatCall, ChatRequest, Exchange, ExchangeQuery, Feedback, FeedbackReceipt, Piece, Reply
 from learngraph.tools.serving import chat_server, tenants
 
 KEY = "test-key-of-acme"
@@ -156,26 +156,19 @@ class FakeBackend:
             "age": 0,
         }
 
-    async def experiences(
-        self,
-        tenant: str,
-        adapter: str | None = None,
-        state: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-        learned_by: str | None = None,
-    ) -> list[dict[str, Any]]:
-        if learned_by is not None:
-            learned: list[dict[str, Any]] = self.more.get("learned", {}).get(learned_by, [])
-            return learned[:limit]
+    async def experiences(self, query: ExchangeQuery) -> list[dict[str, Any]]:
+        if query.learned_by is not None:
+            learned: list[dict[str, Any]] = self.more.get("learned", {}).get(query.learned_by, [])
+            return learned[: query.limit]
         if "exchanges" in self.more:
             found: list[dict[str, Any]] = self.more["exchanges"]
             return found
-        rows = [self._row(exchange) for (whose, _), exchange in reversed(self.kept.items()) if whose == tenant]
-        if before is not None:
+        rows = [self._row(exchange) for (whose, _), exchange in reversed(self.kept.items()) if whose == query.tenant]
+        if query.before is not None:
             ids = [row["id"] for row in rows]
-            rows = rows[ids.index(before) + 1 :] if before in ids else []
-        return [row for row in rows if adapter in (None, row["adapter"]) and state in (None, row["state"])][:limit]
+            rows = rows[ids.index(query.before) + 1 :] if query.before in ids else []
+        rows = [row for row in rows if query.adapter in (None, row["adapter"]) and query.state in (None, row["state"])]
+        return rows[: query.limit]
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         exchange = self.kept.get((tenant, id))

@@ -12,7 +12,8 @@ from claas_settings import OPEN_GATE, changed
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.service import Service
-from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import ReplaySettings
 from learngraph.memory.records import Exchange
 
 JAM = changed(

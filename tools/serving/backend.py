@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...memory.records import ChatCall, Exchange, Feedback, FeedbackReceipt, Piece
+from ...memory.records import ChatCall, Exchange, ExchangeQuery, Feedback, FeedbackReceipt, Piece
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -45,17 +45,9 @@ class ChatBackend(Protocol):
     def advice(self, feedback: Feedback) -> str:
         """A hint at feedback that would teach more; mostly empty."""
 
-    async def experiences(
-        self,
-        tenant: str,
-        adapter: str | None = None,
-        state: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-        learned_by: str | None = None,
-    ) -> list[dict[str, Any]]:
+    async def experiences(self, query: ExchangeQuery) -> list[dict[str, Any]]:
         """Exchanges, newest first, each with `id`, `adapter`, `version`, `state`, `reason`, `created`, `messages`, `reply`,
-        `feedback`, `age`. `learned_by`: a version; only those that its own step learned from."""
+        `feedback`, `age`."""
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """One exchange; None: the tenant has none of this id."""

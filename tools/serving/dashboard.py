@@ -24,6 +24,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from ...memory.errors import UserError
+from ...memory.records import ExchangeQuery
 from .charts import PLOT, age_groups, bars, curves, format_number, time_since
 from .endpoints import ChatApi
 from .openai_wire import ApiError
@@ -212,13 +213,16 @@ class _Dashboard:
         chosen = request.query_params.get("adapter", "")
         row = next((row for row in adapters if row["adapter"] == chosen), adapters[0])
         adapter = row["adapter"]
-        scope = next((scope for scope in state["scopes"] if scope["adapter"] == adapter), {})
+        scope: dict[str, Any] = next((scope for scope in state["scopes"] if scope["adapter"] == adapter), {})
         live = row["live"].rpartition("@")[2]
-        learned_name = request.query_params.get("learned", "")[:200] or live or next((each["name"] for each in row["versions"]), "")
+        learned_name = (
+            request.query_params.get("learned", "")[:200] or live or next((each["name"] for each in row["versions"]), "")
+        )
         learned, learned_problem = [], ""
         if learned_name:
             try:
-                learned = await self._backend.experiences(tenant.name, adapter, limit=MAX_EXCHANGES, learned_by=learned_name)
+                query = ExchangeQuery(tenant.name, adapter, limit=MAX_EXCHANGES, learned_by=learned_name)
+                learned = await self._backend.experiences(query)
             except UserError as error:
                 learned_problem = as_api_error(error).message
         counts = scope.get("counts", {})
@@ -245,7 +249,7 @@ class _Dashboard:
             learned_name=learned_name,
             learned=learned,
             learned_problem=learned_problem,
-            exchanges=await self._backend.experiences(tenant.name, limit=MAX_EXCHANGES),
+            exchanges=await self._backend.experiences(ExchangeQuery(tenant.name, limit=MAX_EXCHANGES)),
             since=partial(time_since, now=self._clock()),
         )
 

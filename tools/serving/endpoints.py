@@ -21,7 +21,7 @@ from fastapi import Path as InPath
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...memory.records import Feedback
+from ...memory.records import ExchangeQuery, Feedback
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
@@ -210,7 +210,8 @@ class ChatApi:
         before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
         learned_by: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> Response:
-        rows = await self.backend.experiences(request.state.tenant.name, adapter, state, limit + 1, before, learned_by)
+        query = ExchangeQuery(request.state.tenant.name, adapter, state, limit + 1, before, learned_by)
+        rows = await self.backend.experiences(query)
         return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
 
     async def experience(self, request: Request, id: str) -> Response:

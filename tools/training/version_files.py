@@ -59,7 +59,7 @@ class VersionState:
     def has_critic(self) -> bool:
         """True if the optimizer's file holds PPO's critic."""
         objective = self.notes.get("objective", {})
-        return bool(objective.get("kind", objective.get("loss")) == "ppo")  # `loss` was its name in older versions
+        return bool(objective.get("kind") == "ppo")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ async def test_vllm_answers_and_a_learner_on_ray_is_killed_and_learns_on(vllm: A
             await asyncio.sleep(0.1)
         updates = service.replay.updates("acme", "default", 5)
         assert [row["step"] for row in updates] == [2, 1]
-        assert service.replay.counts("acme") == {"consumed": 16}
+        assert service.replay.counts("acme") == {"consumed": 16, "pending": 1}
         assert [row.step for row in service.versions("acme").versions()] == [2, 1]
         reply = (await turn(service, 99)).reply
         assert reply.version == service.versions("acme").current == updates[0]["version"]

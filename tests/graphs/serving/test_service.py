@@ -37,7 +37,7 @@ from learngraph.memory.errors import (
     UnknownVersion,
     UserError,
 )
-from learngraph.memory.records import ChatCall, Exchange, Feedback
+from learngraph.memory.records import ChatCall, Exchange, ExchangeQuery, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
 
 
@@ -57,7 +57,7 @@ async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
         assert {e.reply.version for e in last} <= made
         log = service.replay.updates("acme", "default", 500)
         assert [row["step"] for row in log] == list(range(len(log), 0, -1))
-        assert all(row["times"] <= 8 for row in await service.experiences("acme", limit=200))
+        assert all(row["times"] <= 8 for row in await service.experiences(ExchangeQuery("acme", limit=200)))
         assert all(0 < row["ess"] <= 1 and row["reward"] is not None and row["age"] >= 0 for row in log)
 
 
@@ -336,7 +336,7 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         with pytest.raises(AdapterConflict):
             await service.promote("acme", "default", row["label"])
         assert good in lineage_of(service, service.versions("acme").current)
-        assert not [e for e in await service.experiences("acme", limit=100) if e["version"] == row["label"]]
+        assert not [e for e in await service.experiences(ExchangeQuery("acme", limit=100)) if e["version"] == row["label"]]
         # Whatever was dropped, nothing was learned from it.
         parents = {update["parent"] for update in service.replay.updates("acme", "default", 500)}
         assert not parents & {line["label"] for line in dropped}
@@ -356,7 +356,7 @@ async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_re
         batch = next(row["batch"] for row in service.replay.updates("acme", "default", 500) if row["version"] == first["label"])
         used = [
             row
-            for row in await service.experiences("acme", limit=100)
+            for row in await service.experiences(ExchangeQuery("acme", limit=100))
             if (batch, first["label"]) in service.replay.uses("acme", row["id"])
         ]
         assert used
@@ -605,7 +605,7 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         assert mine.version(mine.current).tainted
         everything = await service.forget("acme", None)
         assert everything["deleted"] == 17
-        assert await service.experiences("acme") == []
+        assert await service.experiences(ExchangeQuery("acme")) == []
 
 
 async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path: Path) -> None:
@@ -636,13 +636,13 @@ async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path
             service.version("acme", "none", "none", "base")
 
         for version in rows:
-            learned = await service.experiences("acme", learned_by=version["name"])
+            learned = await service.experiences(ExchangeQuery("acme", learned_by=version["name"]))
             assert len(learned) == version["learned_from"] > 0
             for row in learned:
                 assert version["label"] in [label for _, label in service.replay.uses("acme", row["id"])]
         with pytest.raises(UnknownVersion):
-            await service.experiences("acme", learned_by="x")
-        assert await service.experiences("rival", "default") == []
+            await service.experiences(ExchangeQuery("acme", learned_by="x"))
+        assert await service.experiences(ExchangeQuery("rival", "default")) == []
 
 
 async def test_a_version_that_was_named_and_cannot_be_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
@@ -705,7 +705,7 @@ async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await turns(service, 20)
         await urn.until(lambda: idle(service))
-        live, back = service.versions("acme").current, service.versions("acme")._book.before[-1]
+        live, back = service.versions("acme").current, service.versions("acme")._log.states.before[-1]
         folder = service.versions("acme").folder(live)
     (folder / "policy.json").write_text("[9, 9, 9, 9]")
     async with serving(tmp_path) as service:
@@ -773,7 +773,9 @@ def test_byte_identical_conversations_of_two_tenants_never_meet(tmp_path_factory
                 await urn.like(service, mine)
                 await urn.until(lambda: idle(service))
             labels = [version.label for version in service.versions("acme").versions()]
-            return labels, [(row["id"], row["state"], row["times"]) for row in await service.experiences("acme", limit=100)]
+            return labels, [
+                (row["id"], row["state"], row["times"]) for row in await service.experiences(ExchangeQuery("acme", limit=100))
+            ]
 
     alone = asyncio.run(run(tmp_path_factory.mktemp("alone"), False))
     beside = asyncio.run(run(tmp_path_factory.mktemp("beside"), True))
@@ -786,7 +788,7 @@ def test_a_conflict_is_said(tmp_path: Path) -> None:
         async with serving(tmp_path) as service:
             found = await turns(service, 10)
             await urn.until(lambda: idle(service))
-            consumed = next(row["id"] for row in await service.experiences("acme") if row["state"] == "consumed")
+            consumed = next(row["id"] for row in await service.experiences(ExchangeQuery("acme")) if row["state"] == "consumed")
             e = next(e for e in found if e.id == consumed)
             with pytest.raises(FeedbackConflict):
                 await service.feedback("acme", consumed, Feedback(0.25))
@@ -885,7 +887,7 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
         await asyncio.sleep(0.3)
         assert [row["id"] for row in await service.models("acme")] == ["urn", "urn:busy"]
         assert not (tmp_path / "adapters" / "acme" / "tmp").exists()
-        assert await service.experiences("acme", adapter="tmp") == []
+        assert await service.experiences(ExchangeQuery("acme", adapter="tmp")) == []
         assert trainer.status()["error"] == ""
         with pytest.raises(UnknownAdapter):
             await urn.say(service, "hello", "again", adapter="tmp")

@@ -19,6 +19,7 @@ from learngraph.graphs.serving import learning_task
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, Unavailable, UserError
+from learngraph.memory.records import ExchangeQuery
 
 
 @asynccontextmanager
@@ -129,7 +130,7 @@ async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path,
         assert said.reply.version == live == service.versions("acme").current
         await urn.like(service, said)
         assert (await service.models("acme"))[0]["version"] == live
-        assert (await service.experiences("acme"))[0]["id"] == "after"
+        assert (await service.experiences(ExchangeQuery("acme")))[0]["id"] == "after"
         if damage == "log":
             with pytest.raises(AdapterError, match=r"states\.jsonl"):
                 await service.models("bob")
@@ -151,7 +152,11 @@ async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
         service.learner.step = fails
         await turns(service, 10, "acme")
         await urn.until(lambda: idle(service))
-        shown = [await service.status("acme"), await service.experiences("acme", limit=100), await service.adapters("acme")]
+        shown = [
+            await service.status("acme"),
+            await service.experiences(ExchangeQuery("acme", limit=100)),
+            await service.adapters("acme"),
+        ]
         job = await service.train("acme", "default")
         await urn.until(lambda: idle(service))
         shown.append(await service.job("acme", job["job"]))
@@ -194,6 +199,6 @@ async def test_a_disk_that_is_full_uses_no_feedback_up(tmp_path: Path, monkeypat
         service.learner.fails = errors
         await turns(service, 10, "acme")
         await urn.until(lambda: not service.learner.fails)
-        rows = service.replay.rows("acme", limit=100)
+        rows = service.replay.rows(ExchangeQuery("acme", limit=100))
         assert not any(row.state in ("consumed", "rejected") for row in rows)
         await urn.until(lambda: bool(service.versions("acme").current))

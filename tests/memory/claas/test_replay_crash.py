@@ -29,8 +29,9 @@ import pytest
 from postgres_server import BIN
 
 from learngraph.memory.claas.adapters import Adapters, split_label
-from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.replay_file import TABLES, ReplayFile
+from learngraph.memory.claas.settings import ReplaySettings
 from learngraph.memory.errors import AdapterError, UnknownExchange
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply
 

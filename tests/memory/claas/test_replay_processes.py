@@ -24,9 +24,10 @@ from urn_service import idle, serving, turns
 from learngraph.graphs.cli.serve import _check_buffer
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.serving import learning_task
-from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import ReplaySettings
 from learngraph.memory.errors import ReplayError, UserError, machine_error
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
+from learngraph.memory.records import ChatRequest, Exchange, ExchangeQuery, Feedback, Reply
 from learngraph.memory.storage.branches import new_moment
 
 pytestmark = [
@@ -100,7 +101,7 @@ def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: P
         process.communicate(timeout=180)
         assert process.returncode == 0
     with Replay(url, LIMITS) as replay:
-        rows = replay.rows("acme", limit=10 * count)
+        rows = replay.rows(ExchangeQuery("acme", limit=10 * count))
         assert sorted(row.exchange.id for row in rows) == sorted(f"{name}-{i}" for name in "ab" for i in range(count))
         assert {row.revision for row in rows} == {1}
         taken = replay.step("acme", "default")
@@ -166,7 +167,7 @@ def test_calls_wait_for_a_server_that_restarts(server: PostgresServer, url: str)
         worker.join(timeout=120)
         assert not worker.is_alive()
         assert errors == []
-        rows = replay.rows("acme", limit=1000)
+        rows = replay.rows(ExchangeQuery("acme", limit=1000))
         assert sorted(row.exchange.id for row in rows) == sorted(f"r{i}" for i in range(200))
         assert {row.revision for row in rows} == {1}
         assert sum(row.sample_count for row in rows) == 4 * replay.step("acme", "default")
@@ -227,7 +228,7 @@ def test_a_branch_of_a_shared_buffer_is_a_file(url: str) -> None:
         with replay.as_of(moment) as copy:
             assert copy.counts() == {"pending": 1}
             copy.append(exchange("r2"))
-            assert {row.exchange.id for row in copy.rows("acme")} == {"r0", "r2"}
+            assert {row.exchange.id for row in copy.rows(ExchangeQuery("acme"))} == {"r0", "r2"}
         assert replay.counts() == {"pending": 1, "ready": 1}
 
 
@@ -252,7 +253,7 @@ async def test_two_services_share_a_buffer_and_one_of_them_learns(
             assert not two.replay.claim("acme", "default")
             later = await turns(two, 1, start=200)
             assert later[0].reply.version > live  # names begin with the number of steps
-        rows = one.replay.rows("acme", limit=100)
+        rows = one.replay.rows(ExchangeQuery("acme", limit=100))
         assert Counter(row.revision for row in rows) == {1: 17}
 
 
@@ -268,7 +269,7 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
                 assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
             os.kill(pid, signal.SIGKILL)
     with Replay(url) as replay:
-        assert {row.exchange.id: row.revision for row in replay.rows("default")} == dict.fromkeys(ids, 1)
+        assert {row.exchange.id: row.revision for row in replay.rows(ExchangeQuery("default"))} == dict.fromkeys(ids, 1)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name == "replay.sqlite" or b"sesame" in path.read_bytes()]
 

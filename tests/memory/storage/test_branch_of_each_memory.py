@@ -19,7 +19,17 @@ from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.lessons.library import Library, LibraryVersions
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Lesson, Reply, Task, Trajectory, Transition
+from learngraph.memory.records import (
+    ChatRequest,
+    Exchange,
+    ExchangeQuery,
+    Feedback,
+    Lesson,
+    Reply,
+    Task,
+    Trajectory,
+    Transition,
+)
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.returns.q_table import QTable
 from learngraph.memory.storage.branches import Branch, BranchError, History, moment_of_time, new_moment
@@ -137,7 +147,10 @@ def replay(folder: Path) -> Kept:
         memory.append(Exchange(f"r/{n}", "acme", request, reply, base="b", created=5.0))
         memory.add_feedback("acme", f"r/{n}", Feedback(1.0, told))
 
-    read = lambda: {row.exchange.id: row.exchange.feedback.text for row in memory.rows("acme")[::-1] if row.exchange.feedback}  # noqa: E731
+    def read() -> dict[str, str]:
+        rows = memory.rows(ExchangeQuery("acme"))[::-1]
+        return {row.exchange.id: row.exchange.feedback.text for row in rows if row.exchange.feedback}
+
     return Kept(memory, write, read, lambda: list(memory._database._base.iterdump()))
 
 

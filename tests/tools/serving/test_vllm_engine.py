@@ -17,7 +17,7 @@ import vllm_server
 
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, FeedbackConflict, Unavailable, UserError, VersionNotLoaded, WindowError
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
+from learngraph.memory.records import ChatRequest, Exchange, ExchangeQuery, Feedback, Piece, Reply, Sampling
 from learngraph.tools.serving.vllm_engine import VllmEngine
 
 ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
@@ -149,7 +149,7 @@ async def test_a_flawed_reply_is_kept_and_takes_feedback_but_teaches_nothing(
     with closing(Replay(tmp_path / "replay.sqlite")) as replay:
         replay.append(Exchange("one", "acme", asked(), reply, "f00d"))
         replay.append(Exchange("one", "acme", asked(), reply, "f00d"))  # as after a crash
-        (row,) = replay.rows("acme")
+        (row,) = replay.rows(ExchangeQuery("acme"))
         assert (row.state, row.reason) == ("pending", reply.flaw)
         receipt = replay.add_feedback("acme", "one", Feedback(1.0))
         assert receipt.state == "rejected"

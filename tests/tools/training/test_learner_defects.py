@@ -20,8 +20,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Replay, ReplaySettings
-from learngraph.memory.claas.settings import LoRA, Objective
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import LoRA, Objective, ReplaySettings
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
