@@ -32,8 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...memory.claas.settings import ReplaySettings
-from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
+from ...memory.claas.settings import LoRA, Objective, ReplaySettings, StalenessCorrection, TeacherSettings
 from ...memory.errors import CommandError, UserError
 from ...nodes.learn.gate import GateSettings, ReleaseSettings
 from ..claas import CLaaS
