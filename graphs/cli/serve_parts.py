@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ...memory.errors import UserError
 from ...memory.records import Minibatch
 from ..claas import CLaaS, read_hindsight
-from .serve_learners import InlineLearner, LazyLearner
 from .serve_options import ServeOptions
 
 if TYPE_CHECKING:
@@ -55,21 +54,18 @@ class ServeParts:
         if options.learner == "off":
             return None
         if options.learner != "inline":
-            return LazyLearner(engine.base, self._open_worker)
-        from ...tools.training.learner import InProcessLearner
+            return self._worker or self._open_worker(engine.base)
+        from ...tools.training.learner import EngineLearner
 
         assert self.opened is not None  # ServeOptions: the model runs in this process
         settings, scratch = self._learner_settings(), options.out / "scratch"
-        return InlineLearner(InProcessLearner(self.opened, self._folder, self._write, settings, scratch=scratch), engine)
+        return EngineLearner(engine, self.opened, self._folder, self._write, settings, scratch=scratch)
 
-    def _open_worker(self) -> WorkerLearner:
-        """The learner in a process of its own, or on a cluster. One that was opened to ask for its base model is used."""
+    def _open_worker(self, base: str) -> WorkerLearner:
+        """The learner in a process of its own, or on a cluster. `base`: see `WorkerLearner`."""
         from ...tools.training.calls import ModelOptions
         from ...tools.training.learner_worker import WorkerLearner
 
-        if self._worker is not None:
-            opened, self._worker = self._worker, None
-            return opened
         options = self._options
         model = options.weights or options.model.replace("vllm:", "local:")
         return WorkerLearner(
@@ -80,6 +76,7 @@ class ServeParts:
             scratch=options.out / "scratch",
             nice=options.learner_nice,
             cluster=None if options.learner == "process" else options.learner,
+            base=base,
         )
 
     def _learner_settings(self) -> LearnerSettings:
@@ -117,7 +114,7 @@ class ServeParts:
             self.opened = self._open_model(options.weights)
             base = fingerprint(self.opened)
         elif options.learner != "off" and not (base := self._known_base()):
-            self._worker = self._open_worker()
+            self._worker = self._open_worker("")
             base = self._worker.base
         assert options.base_url is not None  # ServeOptions
         return VllmEngine(

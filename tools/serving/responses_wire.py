@@ -6,17 +6,17 @@ cannot do is refused by name, as everywhere here. A response's id takes feedback
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from ...memory.records import Reply
 from .openai_wire import (
     ApiError,
-    Name,
     ParsedRequest,
     Positive,
     StreamOptions,
@@ -44,112 +44,24 @@ UNSUPPORTED = {
     "reasoning": "the model has no such setting",
 }
 """Fields that are refused unless null -> the reason, or a remedy."""
-PARAMS = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
-"""Field of a chat request -> the field here that it comes from, for errors."""
 Logprobs = Literal["message.output_text.logprobs"]
-Id = Annotated[str, Field(min_length=1, max_length=256)]
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class InputTextPart(StrictBody):
-    """A text in a message's content; only texts are supported."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = None
-    """Of an earlier response that is sent back; not read."""
-
-
-Parts = str | Annotated[list[InputTextPart], Field(min_length=1)]
-
-
-class InputMessage(StrictBody):
-    """A message of the conversation. `developer` means `system`."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Parts
-    id: Id | None = None
-    status: Status | None = None
-    phase: None = None
-
-
-class InputCall(StrictBody):
-    """A function call that the model made."""
-
-    type: Literal["function_call"]
-    call_id: Id
-    name: Id
-    arguments: str
-    id: Id | None = None
-    status: Status | None = None
-
-
-class InputCallOutput(StrictBody):
-    """The result of a function call."""
-
-    type: Literal["function_call_output"]
-    call_id: Id
-    output: Parts
-    id: Id | None = None
-    status: Status | None = None
-
-
-def _item_type(item: Any) -> str:
-    return str(item.get("type") or "message") if isinstance(item, dict) else "message"
-
-
-Item = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
-    Discriminator(_item_type),
-]
-
-
-class ResponseTool(StrictBody):
-    """A function that the model may call; its parameters are a JSON schema."""
-
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseNamedTool(StrictBody):
-    type: Literal["function"]
-    name: Name
-
-
-class PlainTextFormat(StrictBody):
-    type: Literal["text"]
-
-
-class JsonFormat(StrictBody):
-    type: Literal["json_object"]
-
-
-class SchemaFormat(StrictBody):
-    type: Literal["json_schema"]
-    name: Name
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: str | None = None
-    strict: bool | None = None
+TEXT_PARTS = ("input_text", "output_text", "text")
+"""Types of the parts of a message that are texts."""
 
 
 class TextSettings(StrictBody):
-    format: Annotated[PlainTextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: dict[str, Any] | None = None
+    """`text`, `json_object`, or `json_schema` with `name` and `schema`."""
     verbosity: None = None
 
 
 class ResponseBody(StrictBody):
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`. What stands in `input`, `tools` and `text` is checked as that of the chat request which asks the same."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """As in a chat request."""
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[Item], Field(min_length=1, max_length=4096)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
+    """A text, or messages, function calls and their outputs."""
     instructions: str | None = None
     """Stands before the input, as a system message."""
     max_output_tokens: Positive | None = None
@@ -158,8 +70,9 @@ class ResponseBody(StrictBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[Logprobs | Literal["reasoning.encrypted_content"]] | None = None
     """`message.output_text.logprobs` shows log-probabilities. There is no reasoning to include."""
-    tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    """Functions: `type`, `name`, `description`, `parameters`, `strict`."""
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -176,6 +89,11 @@ class ResponseBody(StrictBody):
     prompt_cache_key: str | None = None
 
 
+SAME_FIELDS = {"model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "metadata", "store", "stream", "user"}
+SAME_FIELDS |= {"service_tier", "safety_identifier", "prompt_cache_key"}
+"""Fields that a chat request has, too."""
+
+
 def parse_response(data: Any, model: str, features: Collection[str], window: int, default_max_tokens: int) -> ParsedRequest:
     """The request in a body of `/v1/responses`; see `parse_chat`.
 
@@ -183,82 +101,101 @@ def parse_response(data: Any, model: str, features: Collection[str], window: int
         ApiError: names the field that is not supported, and the reason.
     """
     body = parse_body(ResponseBody, refuse_fields(data, UNSUPPORTED))
+    for n, tool in enumerate(body.tools or ()):
+        if tool.get("type") != "function":
+            raise ApiError(f"tools[{n}].type: only functions are called", param=f"tools[{n}].type", code="invalid_value")
+    messages, origins = _as_messages(body)
+    shape = body.text.format if body.text is not None else None
+    chat: dict[str, Any] = body.model_dump(include=SAME_FIELDS) | {
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ()),
+        "tools": [_nest(tool, "function") for tool in body.tools or ()] or None,
+        "tool_choice": _nest(body.tool_choice, "function") if isinstance(body.tool_choice, dict) else body.tool_choice,
+        "response_format": _nest(shape, "json_schema") if shape and shape.get("type") == "json_schema" else shape,
+    }
     try:
-        parsed = parse_chat(_as_chat(body), model, features, window, default_max_tokens)
+        parsed = parse_chat(chat, model, features, window, default_max_tokens)
     except ApiError as error:
-        error.param = PARAMS.get(error.param or "", error.param)
+        here = _field_here(error.param, origins)
+        error.message, error.param = error.message.replace(error.param or "\0", here or ""), here
         raise
     return replace(parsed, echo=_echoed_fields(body))
 
 
-def _as_chat(body: ResponseBody) -> dict[str, Any]:
-    """The body of a chat request that asks the same."""
-    found: dict[str, Any] = body.model_dump(
-        include={"model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "metadata", "store", "stream", "user"}
-        | {"service_tier", "safety_identifier", "prompt_cache_key"}
-    )
-    found["messages"] = _as_messages(body)
-    found["max_completion_tokens"] = body.max_output_tokens
-    found["logprobs"] = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
-    if body.tools:
-        found["tools"] = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in body.tools]
-    if isinstance(body.tool_choice, ResponseNamedTool):
-        found["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
-    else:
-        found["tool_choice"] = body.tool_choice
-    shape = body.text.format if body.text is not None else None
-    if isinstance(shape, SchemaFormat):
-        schema = shape.model_dump(exclude={"type"}, by_alias=True)
-        found["response_format"] = {"type": "json_schema", "json_schema": schema}
-    elif shape is not None:
-        found["response_format"] = {"type": shape.type}
-    return found
+def _nest(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """All but the type moved below a name, where a chat request has it."""
+    return {"type": flat.get("type"), name: {key: value for key, value in flat.items() if key != "type"}}
 
 
-def _as_messages(body: ResponseBody) -> list[dict[str, Any]]:
-    """The messages of a chat. Function calls belong to the assistant's message before them."""
-    found: list[dict[str, Any]] = []
-    if body.instructions:
-        found.append({"role": "system", "content": body.instructions})
-    items = [InputMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    for item in items:
-        if isinstance(item, InputMessage):
-            found.append({"role": item.role, "content": _plain_text(item.content)})
-        elif isinstance(item, InputCallOutput):
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain_text(item.output)})
-        else:
+def _field_here(param: str | None, origins: Sequence[str]) -> str | None:
+    """The field here that a field of the chat request comes from."""
+    if param is None:
+        return None
+    if found := re.match(r"messages\[(\d+)\]", param):
+        return origins[int(found[1])] + param[found.end() :]
+    for theirs, here in (("response_format", "text.format"), ("messages", "input"), ("max_tokens", "max_output_tokens")):
+        param = param.replace(theirs, here)
+    return param.replace(".function.", ".").replace(".json_schema.", ".")
+
+
+def _as_messages(body: ResponseBody) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages of a chat, and the field that each comes from. Function calls belong to the assistant's message before them.
+
+    Raises:
+        ApiError: an item is of another type.
+    """
+    found: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    origins = ["instructions"] if body.instructions else []
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for n, item in enumerate(items):
+        kind, place = item.get("type") or "message", "input" if isinstance(body.input, str) else f"input[{n}]"
+        if kind == "function_call":
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
-            function = {"name": item.name, "arguments": item.arguments}
+                origins.append(place)
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
             calls = found[-1].setdefault("tool_calls", [])
-            calls.append({"id": item.call_id, "type": "function", "function": function})
-    return found
+            calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+            continue
+        if kind == "function_call_output":
+            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _chat_content(item.get("output"))})
+        elif kind == "message" and item.get("role") in ("system", "developer", "user", "assistant"):
+            found.append({"role": item["role"], "content": _chat_content(item.get("content"))})
+        else:
+            problem = f"{place}: only messages, function calls and their outputs are understood"
+            raise ApiError(problem, param=place, code="invalid_value")
+        origins.append(place)
+    return found, origins
 
 
-def _plain_text(content: str | list[InputTextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _chat_content(content: Any) -> Any:
+    """A message's content as in a chat: its text parts have one type; annotations and log-probabilities of earlier responses are dropped."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "text", "text": part.get("text")} if isinstance(part, dict) and part.get("type") in TEXT_PARTS else part
+        for part in content
+    ]
 
 
 def _echoed_fields(body: ResponseBody) -> dict[str, Any]:
     """The fields of the request that the response repeats, with their defaults."""
-    shape = body.text.format if body.text is not None and body.text.format is not None else PlainTextFormat(type="text")
-    choice = body.tool_choice
+    shape = body.text.format if body.text is not None and body.text.format is not None else {"type": "text"}
+    names = ("instructions", "max_output_tokens", "safety_identifier", "user")
     return {
+        **{name: getattr(body, name) for name in names},
         "background": False,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "safety_identifier": body.safety_identifier,
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": shape.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": choice.model_dump() if isinstance(choice, ResponseNamedTool) else choice or "auto",
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "text": {"format": shape},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
-        "user": body.user,
     }
 
 

@@ -14,6 +14,7 @@ Losses and corrections are in tools/training/losses.py, examples and the teacher
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import threading
@@ -52,7 +53,7 @@ from .lora import (
 from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
-__all__ = ["InProcessLearner", "LoRATrainer", "measure_staleness", "open_trainer"]
+__all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer", "measure_staleness", "open_trainer"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
@@ -536,6 +537,23 @@ class InProcessLearner(LabelledLearner):
     def _call(self, name: str, *arguments: Any) -> Any:
         with self._lock:
             return getattr(self._trainer, name)(*arguments)
+
+
+class EngineLearner(InProcessLearner):
+    """A learner that works on the thread of a local engine, which owns the network, in turns with the replies.
+
+    Args:
+        engine: its `run` runs a function on its thread; it belongs to the event loop that runs now.
+        arguments: those of `InProcessLearner`.
+    """
+
+    def __init__(self, engine: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._engine, self._loop = engine, asyncio.get_running_loop()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        turn = self._engine.run(partial(super()._call, name, *arguments))
+        return asyncio.run_coroutine_threadsafe(turn, self._loop).result()
 
 
 def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:

@@ -28,10 +28,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ...memory.errors import UserError
 from ...memory.records import Minibatch
 from .calls import ClusterLost, LabelledLearner, LearnerSettings, ModelOptions, decode_error, encode_error
-from .learner import open_trainer
-from .ray_learner import RayTrainer
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -58,6 +57,11 @@ class WorkerLearner(LabelledLearner):
         scratch: see `LabelledLearner`.
         nice: the worker's priority, from 0 to 19, the lowest.
         cluster: address of the Ray cluster that takes the steps (see `RayTrainer`); None: the process itself.
+        base: fingerprint that the base model must have. Then the process starts in the background, which may take a while at low
+            priority, and calls wait for it. Empty: whatever it has, once it has started.
+
+    Raises:
+        UserError: without `base`, the model cannot be trained.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class WorkerLearner(LabelledLearner):
         scratch: Path | None = None,
         nice: int = 19,
         cluster: str | None = None,
+        base: str = "",
     ) -> None:
         super().__init__(folder, write, scratch)
         self._settings = (model, settings, cluster, nice)
@@ -79,8 +84,12 @@ class WorkerLearner(LabelledLearner):
         self._errors: Any = None
         self.restarts = 0
         """Number of workers that died and were replaced."""
-        self.base: str = self._call("base")
+        self.base = base
         """Fingerprint of the base model."""
+        if base:
+            threading.Thread(target=self._warm_up, name="learner", daemon=True).start()
+        else:
+            self.base = self._call("base")
 
     @property
     def process_id(self) -> int | None:
@@ -96,11 +105,19 @@ class WorkerLearner(LabelledLearner):
         with self._lock:
             self._discard_worker()
 
+    def _warm_up(self) -> None:
+        try:
+            self._call("base")
+        except Exception as error:  # the next call tries again, and raises it
+            if not self._is_closed.is_set():
+                log.error("%s", error)
+
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call the worker; if it dies, start another one and try again, up to `MAX_TRIES` times.
 
         Raises:
             WorkerDied: every attempt ended so, or the learner is closed.
+            RuntimeError: it does not start, or has another base model than it must have: not the fault of what it is asked.
         """
         with self._lock:
             for attempt in range(1, MAX_TRIES + 1):
@@ -142,15 +159,22 @@ class WorkerLearner(LabelledLearner):
             start_new_session=True,  # Ctrl-C goes to this process, which ends the worker
         )
         there.close()
+        if self._is_closed.is_set():
+            raise EOFError("closed meanwhile")
         pipe = self._pipe = Connection(here.detach())
         pipe.send(self._settings)
         if not pipe.poll(START_SECONDS):
             raise EOFError(f"no answer within {START_SECONDS:g} s")
         kind, answer = pipe.recv()
-        if kind != "done":
-            self._discard_worker()
-            raise decode_error(kind, answer)
-        return pipe
+        problem = None if kind == "done" else decode_error(kind, answer)
+        if problem is None and self.base not in ("", answer):
+            problem = UserError(f"it has base model {answer}, the engine {self.base}")
+        if problem is None:
+            return pipe
+        self._discard_worker()
+        if not self.base:
+            raise problem
+        raise RuntimeError(f"the learner cannot be started: {problem}") from problem
 
     def _discard_worker(self) -> str:
         """End the worker and close its pipe; returns how it ended, in words."""
@@ -207,6 +231,9 @@ def work(descriptor: int, parent: int, nice: int) -> None:
     for loop in (listen, watch):
         threading.Thread(target=loop, daemon=True).start()
     try:
+        from .learner import open_trainer  # here, for its torch is of no use in the process that asks
+        from .ray_learner import RayTrainer
+
         model, settings, cluster, _ = calls.get()
         trainer = open_trainer(model, settings) if cluster is None else RayTrainer(model, settings, cluster)
     except Exception as error:
@@ -216,7 +243,7 @@ def work(descriptor: int, parent: int, nice: int) -> None:
         for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-    pipe.send(("done", None))
+    pipe.send(("done", trainer.base))
     while True:
         name, arguments = calls.get()
         try:

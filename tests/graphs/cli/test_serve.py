@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import urn
@@ -24,13 +23,12 @@ from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
 from learngraph.graphs.cli.serve import ServeOptions
-from learngraph.graphs.cli.serve_learners import LazyLearner
 from learngraph.graphs.cli.serve_parts import ServeParts
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatCall, ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling
+from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Sampling
 
 pytest.importorskip("fastapi")
 
@@ -135,75 +133,6 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another folder"):
         serve_cli.build_service(replace(options, out=tmp_path / "file"), CLaaS())
-
-
-def test_a_learner_that_comes_up_late_is_waited_for() -> None:
-    class Slow:
-        base, closed = "b", False
-
-        def correct(self, batch: Minibatch) -> Correction:
-            return Correction(("x",))
-
-        def close(self) -> None:
-            self.closed = True
-
-    made: list[Slow] = []
-
-    def make() -> Slow:
-        time.sleep(0.05)
-        made.append(Slow())
-        return made[0]
-
-    late = LazyLearner("b", make)
-    batch: Any = None
-    assert late.correct(batch).kept == ("x",)
-    assert len(made) == 1
-    late.close()
-    assert made[0].closed
-    with pytest.raises(RuntimeError, match="closed"):
-        late.correct(batch)
-
-    def fails() -> Slow:
-        raise UserError("no such model")
-
-    with pytest.raises(RuntimeError, match="cannot be started: no such model"):
-        LazyLearner("b", fails).correct(batch)
-    with pytest.raises(RuntimeError, match="has base model b, the engine c"):
-        LazyLearner("c", Slow).correct(batch)
-
-
-def test_nobody_waits_for_a_learner_that_was_closed_before_it_came_up() -> None:
-    held = Event()
-
-    def make() -> Any:
-        held.wait()
-
-    late, batch = LazyLearner("b", make), cast(Any, None)
-    Thread(target=lambda: (time.sleep(0.05), late.close())).start()
-    with pytest.raises(RuntimeError, match="closed"):
-        late.correct(batch)
-    held.set()
-
-
-def test_a_learner_that_failed_to_come_up_is_tried_again() -> None:
-    tries = []
-
-    class Made:
-        base = "b"
-
-        def correct(self, batch: Minibatch) -> Correction:
-            return Correction(())
-
-    def make() -> Made:
-        tries.append(1)
-        if len(tries) == 1:
-            raise OSError("no room")
-        return Made()
-
-    late, batch = LazyLearner("b", make), cast(Any, None)
-    with pytest.raises(RuntimeError, match="no room"):
-        late.correct(batch)
-    assert late.correct(batch) == Correction(())
 
 
 # Once through, in another process

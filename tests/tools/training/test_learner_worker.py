@@ -16,7 +16,7 @@ from minibatches import StoredVersions, minibatch
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Reply
-from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.calls import LearnerSettings, ModelOptions
 from learngraph.tools.training.learner import InProcessLearner
@@ -86,6 +86,31 @@ def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path
     shelf = StoredVersions(tmp_path)
     with pytest.raises(UserError, match="targets 'no_such_proj'"):
         WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")), nice=0)
+
+
+def test_a_learner_that_starts_in_the_background_is_waited_for(pocket: LocalChatModel, tmp_path: Path) -> None:
+    shelf, base = StoredVersions(tmp_path), fingerprint(pocket)
+    late = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    assert late.correct(minibatch(pocket, base)).kept
+    late.close()
+    started = time.monotonic()
+    early = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    threading.Timer(0.3, early.close).start()
+    with pytest.raises(WorkerDied, match="closed"):
+        early.correct(minibatch(pocket, base))
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(("spec", "base", "said"), [("local:/none", "b", "no folder /none"), ("pocket", "c", "the engine c")])
+def test_a_learner_that_cannot_start_is_no_fault_of_a_minibatch_and_is_tried_again(
+    pocket: LocalChatModel, tmp_path: Path, spec: str, base: str, said: str
+) -> None:
+    shelf = StoredVersions(tmp_path)
+    late = WorkerLearner(ModelOptions(spec), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"cannot be started: .*{said}"):
+            late.correct(minibatch(pocket, base))
+    late.close()
 
 
 def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatModel) -> None:
