@@ -5,11 +5,12 @@ number P(i). Feedback on a reply is a number, a text, or both. A learner draws m
 each at most `max_samplings` (8) times and until it is `max_age` (100) steps old, and moves a LoRA adapter by a gradient step.
 Beyond the paper: importance weights for stale exchanges, a gate before a new version answers, a canary, and a way back.
 
-Serving, one chat turn:
+Serving, one chat turn. The service runs it in two parts: up to `record` when a chat comes, `keep` when feedback on its id does, days
+later if need be. In an app of yours, with a checkpointer, `await_feedback` stops the one run in between.
 
     respond         the live version, or a canary, answers token by token                       y ~ pi_k(. | x)
     record          prompt, tokens, log mu(y), P(i) join the buffer, pending                    B <- B + (x, y)
-    await_feedback  stop until feedback comes, days later if need be                            r, text
+    await_feedback  stop until the app resumes the run with feedback                            r, text
     keep            ready to be learned from, or held out for the gate                          B <- B + r
 
 Learning, one gradient step:
@@ -41,9 +42,9 @@ b = c = beta = 0. sdpo alone learns nothing from praise without words, ppo and r
 being higher or lower than others, so that rewards that are all alike teach nothing.
 eta is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
 
-Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Both graphs run under
-graphs/serving/service.py behind a chat API, and in any LangGraph app: the serving graph as a subgraph of an agent with a
-checkpointer, resumed by `Command(resume={"reward": 1, "text": "shorter, please"})`; the learning graph on a timer.
+Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Behind a chat API both graphs run under
+graphs/serving/service.py. In any LangGraph app the serving graph is a subgraph of an agent with a checkpointer, resumed by
+`Command(resume={"reward": 1, "text": "shorter, please"})`, and the learning graph runs on a timer.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_
 from ...memory.records import ExchangeQuery
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
+from .adapter_state import AdapterState, gradient_steps_of
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
 from .obstacles import Obstacle, ObstacleSurvey, find_obstacles, summarize_obstacles
-from .versions import AdapterState, LiveVersions
+from .versions import LiveVersions
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -198,7 +199,12 @@ class Administration:
                 }
             )
         means = [
-            {"version": label or "base", "step": _step_of(label), "reward": sum(mine) / len(mine), "feedbacks": len(mine)}
+            {
+                "version": label or "base",
+                "step": gradient_steps_of(label),
+                "reward": sum(mine) / len(mine),
+                "feedbacks": len(mine),
+            }
             for label, mine in rewards.items()
         ]
         return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows, "rewards": means}
@@ -371,8 +377,3 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         "job": row.job,
         "kl": row.kl,
     }
-
-
-def _step_of(label: str) -> int:
-    """The gradient step that made a version; 0: it is the base model."""
-    return int(label.rpartition("@")[2].partition("-")[0]) if label else 0

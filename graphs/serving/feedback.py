@@ -9,10 +9,10 @@ from collections.abc import Callable
 from ...memory.claas.replay import Replay
 from ...memory.records import Exchange, ExchangeQuery, Feedback
 from ...nodes.learn.gate import reward_drop, reward_windows
-from ...nodes.learn.gradient_step import lineage
 from ..claas import CLaaS
+from .adapter_state import AdapterState
 from .metrics import ServiceMetrics
-from .versions import AdapterState, LiveVersions
+from .versions import LiveVersions
 
 __all__ = ["FeedbackWatch"]
 
@@ -80,7 +80,7 @@ class FeedbackWatch:
                 await self._judge_canary(tenant, adapter, state, state.canary)
                 return
             rewards = state.rewards_by_version(state.versions.last_rollback)
-            line = ((label, rewards.get(label, [])) for label in lineage(state.versions, state.live))
+            line = ((label, rewards.get(label, [])) for label in state.versions.lineage(state.live))
             seen = await asyncio.to_thread(reward_windows, line, settings.rollout.watch_rewards, settings.rollout.watch_window)
             if seen is None:
                 return

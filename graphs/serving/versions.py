@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 import shutil
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -21,27 +18,20 @@ from typing import Any
 
 from ...memory.claas.adapters import Adapters, list_adapters
 from ...memory.claas.replay import Replay
+from ...memory.claas.replay_file import NAME
 from ...memory.errors import AdapterError, Unavailable, UnknownAdapter, UnknownVersion, UserError, machine_error
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
-from ...nodes.learn.gradient_step import lineage
 from ..claas import CLaaS
+from .adapter_state import MAX_NAMED, AdapterState, gradient_steps_of
 from .metrics import ServiceMetrics
 
-__all__ = ["AdapterState", "LiveVersions", "gradient_steps_of", "hash_fraction"]
+__all__ = ["LiveVersions", "hash_fraction"]
 
 LOG = logging.getLogger("learngraph.service")
-NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 MAX_PINS = 10_000
 """Most requests whose version is pinned before they begin; beyond that the oldest pin is dropped."""
-MAX_NAMED = 4
-"""Most versions of an adapter that stay loaded because requests named them."""
 MAX_RETRY_WAIT = 60.0
 """Seconds between two tries to load a version that cannot be loaded at present; the first tries are closer together."""
-
-
-def gradient_steps_of(label: str) -> int:
-    """The number of gradient steps behind a version, which its name begins with; 0 for the base model."""
-    return int(label.rpartition("@")[2].partition("-")[0]) if label else 0
 
 
 def hash_fraction(id: str) -> float:
@@ -54,42 +44,6 @@ def is_permanent(error: BaseException) -> bool:
     an engine that is away or a disk that does not answer."""
     failure = machine_error(error)
     return isinstance(error, AdapterError) and (failure is None or isinstance(failure, FileNotFoundError))
-
-
-@dataclass
-class AdapterState:
-    """An adapter's state between requests. All of it can be read from disk again."""
-
-    versions: Adapters
-    live: str = ""
-    """Label of the version that answers requests; empty: the base model."""
-    canary: str = ""
-    """Label of the canary; empty: there is none."""
-    previous_live: str = ""
-    """Label of the version that was live before. It stays loaded."""
-    rewards: OrderedDict[str, tuple[str, float, float]] = field(default_factory=OrderedDict)
-    """Exchange id -> (label, reward, Unix time of the reply), oldest first."""
-    has_new_rewards: bool = False
-    """True if there are rewards that the watch has not seen."""
-    named: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NAMED))
-    """Labels of the versions that requests named last. They stay loaded."""
-    switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def refresh(self) -> None:
-        """Read from disk which versions answer from now on."""
-        live = self.versions.current
-        if live != self.live:
-            self.previous_live = self.live
-        self.live = live
-        self.canary = self.versions.canary
-
-    def rewards_by_version(self, since: float = -math.inf) -> dict[str, list[float]]:
-        """Label -> rewards of replies that were made at `since` (Unix time) or later, oldest first."""
-        found: dict[str, list[float]] = {}
-        for label, reward, created in self.rewards.values():
-            if created >= since:
-                found.setdefault(label, []).append(reward)
-        return found
 
 
 class LiveVersions:
@@ -156,8 +110,8 @@ class LiveVersions:
     def names(self, tenant: str) -> list[str]:
         """A tenant's adapters; `default` is always among them."""
         folder, found = self._root / tenant, {DEFAULT_SCOPE}
-        if NAME_PATTERN.fullmatch(tenant) and folder.is_dir():
-            found |= {path.name for path in folder.iterdir() if NAME_PATTERN.fullmatch(path.name) and path.is_dir()}
+        if NAME.fullmatch(tenant) and folder.is_dir():
+            found |= {path.name for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()}
         return sorted(found)
 
     def exists(self, tenant: str, adapter: str) -> bool:
@@ -182,7 +136,7 @@ class LiveVersions:
         state = self._states.get((tenant, adapter))
         if state is None:
             for what, name in (("a tenant", tenant), ("an adapter", adapter)):
-                if not NAME_PATTERN.fullmatch(name):
+                if not NAME.fullmatch(name):
                     raise UserError(f"{what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
             if not create:
                 self.require_adapter(tenant, adapter)
@@ -370,7 +324,7 @@ class LiveVersions:
         """Versions that falling rewards may lead back to. At most `watch` versions with rewards are on trial at a time
         (nodes/learn/gate.py, `reward_windows`); the newest version before these is the target."""
         rewards = state.rewards_by_version()
-        line = (label for label in lineage(state.versions, state.live) if label in rewards)
+        line = (label for label in state.versions.lineage(state.live) if label in rewards)
         return list(islice(line, self._settings.rollout.watch_rewards + 1)) if self._settings.rollout.watch_rewards else []
 
     async def promote(self, tenant: str, adapter: str, label: str, why: str) -> None:

@@ -8,7 +8,7 @@ minibatch, makes the same version and writes the same log.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -61,16 +61,6 @@ class AdapterLearner(Protocol):
         ...
 
 
-def lineage(versions: Adapters, label: str) -> Iterator[str]:
-    """A version's label, its parent's, and so on to the base model (""), also where files were deleted."""
-    return versions.lineage(label)
-
-
-def is_from_live(versions: Adapters, label: str) -> bool:
-    """True if a version descends from the live one, with no withdrawn version in between."""
-    return versions.is_live_descendant(label)
-
-
 def is_gate_due(versions: Adapters, label: str, gate_every: int) -> bool:
     """True if a version is a candidate at a step that `gate_every` divides, and no canary is out."""
     version = versions.version(label)
@@ -104,7 +94,7 @@ class SampleMinibatch:
         tenant, adapter = scope(state)
         fresh = {"batch": "", "candidate": "", "checks": [], "outcome": "", "why": ""}
         versions, head = self.versions(tenant, adapter), self.replay.head(tenant, adapter)
-        if not is_from_live(versions, head):
+        if not versions.is_live_descendant(head):
             self.replay.set_head(tenant, adapter, versions.current)
         elif head and is_gate_due(versions, head, self.gate_every):
             return {**fresh, "candidate": head}
@@ -305,7 +295,7 @@ class GateCandidate(_LearnerNode):
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         tenant, adapter = scope(state)
         versions, candidate = self.versions(tenant, adapter), state["candidate"]
-        descends = is_from_live(versions, candidate)
+        descends = versions.is_live_descendant(candidate)
         checks = [Check("lineage", float(descends), 1.0, descends, "" if descends else WITHDRAWN)]
         if descends and self.settings.enabled:
             checks += self._measure(tenant, adapter, candidate, versions.current)

@@ -41,8 +41,6 @@ from learngraph.nodes.learn.gradient_step import (
     Skip,
     TakeGradientStep,
     describe_run,
-    is_from_live,
-    lineage,
 )
 from learngraph.nodes.prompt import PROMPTS_DIR
 from learngraph.tools.models import models
@@ -324,7 +322,7 @@ async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: 
     assert mine.version(done["update"].version).state == "dropped"
     learner.step = real
     done = await graph.ainvoke({"tenant": "acme"})
-    assert list(lineage(mine, done["candidate"])) == [done["candidate"], ""]
+    assert list(mine.lineage(done["candidate"])) == [done["candidate"], ""]
 
 
 async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, versions: Any) -> None:
@@ -341,11 +339,11 @@ async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, ve
     learner.measure = measure
     done = await graph.ainvoke({"tenant": "acme"})
     assert (done["outcome"], mine.current) == ("dropped", "")
-    assert not is_from_live(mine, first)
+    assert not mine.is_live_descendant(first)
     learner.measure = real
     done = await graph.ainvoke({"tenant": "acme"})
     assert done["outcome"] == "live"
-    assert list(lineage(mine, done["candidate"])) == [done["candidate"], ""]
+    assert list(mine.lineage(done["candidate"])) == [done["candidate"], ""]
 
 
 async def test_a_candidate_that_no_gate_saw_comes_first(replay: Replay, versions: Any) -> None:
@@ -444,7 +442,7 @@ async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
         done = await graph.ainvoke({"tenant": "acme"})
         assert (done["outcome"], done["candidate"], mine.canary) == ("canary", head, head)
         assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "stepped"
-        assert head in lineage(mine, replay.head("acme", "default"))
+        assert head in mine.lineage(replay.head("acme", "default"))
 
 
 async def test_a_head_that_is_gone_is_no_error(replay: Replay, versions: Any) -> None:

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, turns
 
 from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.serving.adapter_state import AdapterState, gradient_steps_of
 from learngraph.graphs.serving.learning_task import _Turn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
-from learngraph.graphs.serving.versions import AdapterState, gradient_steps_of, hash_fraction
+from learngraph.graphs.serving.versions import hash_fraction
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import TeacherSettings
 from learngraph.memory.errors import (
@@ -38,7 +39,6 @@ from learngraph.memory.errors import (
     UserError,
 )
 from learngraph.memory.records import ChatCall, Exchange, ExchangeQuery, Feedback
-from learngraph.nodes.learn.gradient_step import lineage
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path:
 
 
 def lineage_of(service: Service, label: str) -> list[str]:
-    return list(lineage(service.versions("acme"), label))
+    return list(service.versions("acme").lineage(label))
 
 
 async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> None:
