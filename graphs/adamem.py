@@ -64,7 +64,7 @@ from ..nodes.synthesize.strategy import (
 )
 from .wiring.banks import KEYS, KeyName, load_bank_memory, open_vectors
 from .wiring.flow import Node, Router, compile_graph, parse_flow, wire
-from .wiring.parts import SHARED, MethodInputs, WritingStyle, check_least, check_literals
+from .wiring.inputs import SHARED, MethodInputs, WritingStyle, check_least, check_literals
 
 HIGH_FLOW = """
 flowchart LR
@@ -229,7 +229,7 @@ class AdaMEM:
         """`rule-written` where strategies come from a rule; tables show it behind the method's name."""
         return "rule-written" if self.author == "rule" and self.mode != "raw" else ""
 
-    def memory(self, parts: MethodInputs) -> Trajectories:
+    def memory(self, inputs: MethodInputs) -> Trajectories:
         """The long-term memory: the trajectories of the bank, and those that the run itself adds.
 
         Raises:
@@ -237,21 +237,21 @@ class AdaMEM:
                 of this environment, or there is no such embedder.
         """
         if self.outcomes != "all":
-            parts.require_success_threshold("adamem", self.success_threshold, self.bank)
-        bank, key, threshold = parts.bank_trajectories(self.bank, "adamem"), self.retrieval_key, self.success_threshold
+            inputs.require_success_threshold("adamem", self.success_threshold, self.bank)
+        bank, key, threshold = inputs.bank_trajectories(self.bank, "adamem"), self.retrieval_key, self.success_threshold
         encoder = EncoderOptions(self.embedder, self.embedder_url, self.query_prompt, self.document_prompt)
         similarity = open_vectors(encoder, self.vectors_file or (self.bank and f"{self.bank}.vectors"))
         if not self.online and bank:
-            threshold = parts.bank_success_threshold(threshold)
+            threshold = inputs.bank_success_threshold(threshold)
             return load_bank_memory(self.bank, key=key, success_threshold=threshold, similarity=similarity)
-        success, limit = parts.success_predicate(threshold, bank), self.max_trajectories
+        success, limit = inputs.success_predicate(threshold, bank), self.max_trajectories
         return Trajectories(
-            parts.shelf, bank=bank, key=KEYS[key], similarity=similarity, success=success, limit=limit, run=parts.run
+            inputs.records, bank=bank, key=KEYS[key], similarity=similarity, success=success, limit=limit, run=inputs.run
         )
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: AdaMEM | None = None,
     *,
     memory: Trajectories | None = None,
@@ -260,12 +260,12 @@ def build(
     """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
 
     `memory`: a long-term memory of your own, with another key, any LangChain `Embeddings` (memory/search/vectors.py), or one that
-    several graphs share; `settings.memory(parts)` if not given.
+    several graphs share; `settings.memory(inputs)` if not given.
     """
     settings = settings or AdaMEM()
-    memory = settings.memory(parts) if memory is None else memory
+    memory = settings.memory(inputs) if memory is None else memory
     mode = MODES[settings.mode]
-    nodes = _frame(parts, settings, memory, mode) | deciding_nodes(parts, settings, memory, mode)
+    nodes = _frame(inputs, settings, memory, mode) | deciding_nodes(inputs, settings, memory, mode)
     builder = StateGraph(AdaMEMState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     wired = wire(builder, mode.flow, nodes, mode.routers)
     return compile_graph(wired, **{"name": f"adamem-{settings.mode}", **compile})
@@ -299,35 +299,35 @@ MODES: Mapping[str, Mode] = {
 }
 
 
-def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
+def _frame(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes that every mode has."""
     start = {"used": [], "precedents": [], "reasons": [], "vote": False, "written": -1}
     lists, values = ("candidates", "reasons", "precedents"), ("tentative", "nearest_similarity", "synthesis")
     return {
-        "begin": Begin(parts.environment, {**start, **dict.fromkeys((*values, "strategy"))}),
+        "begin": Begin(inputs.environment, {**start, **dict.fromkeys((*values, "strategy"))}),
         "choose": Choose(settings.temperature),
         "act": Act(
-            parts.environment,
-            parts.journal,
+            inputs.environment,
+            inputs.journal,
             journal_channels=(*lists, *values, "strategy"),
             clear_lists=lists,
             clear_values=values if mode.keeps_strategy else (*values, "strategy"),
         ),
-        "judge": parts.judge_node(),
-        "remember": Push(memory if settings.online else ReadOnlyMemory(), parts.environment, parts.journal),
+        "judge": inputs.judge_node(),
+        "remember": Push(memory if settings.online else ReadOnlyMemory(), inputs.environment, inputs.journal),
     }
 
 
 def deciding_nodes(
-    parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode, names: Collection[str] | None = None
+    inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode, names: Collection[str] | None = None
 ) -> dict[str, Node]:
     """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
-    running: Any = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
-    places = memory, parts.environment, parts.journal
-    excerpts = parts.excerpts(memory, settings.followup_steps, settings.max_state_chars)
+    running: Any = {**inputs.prompt_arguments(), "max_steps": settings.history_steps}
+    places = memory, inputs.environment, inputs.journal
+    excerpts = inputs.excerpts(memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     makers: dict[str, Callable[[], Node]] = {
-        "consider": lambda: parts.acting_policy(StrategyPrompt(**running), mode.draft),
+        "consider": lambda: inputs.acting_policy(StrategyPrompt(**running), mode.draft),
         "draft": lambda: Choose(settings.temperature),
         "decide": lambda: CheckTriggers(
             *places,
@@ -347,26 +347,26 @@ def deciding_nodes(
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "synthesize": lambda: _synthesize(parts, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
-        "propose": lambda: parts.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
+        "synthesize": lambda: _synthesize(inputs, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
+        "propose": lambda: inputs.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
     }
     wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
     return {name: make() for name, make in makers.items() if name in wanted}
 
 
-def _synthesize(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, excerpts: Excerpts, prompt: str) -> Node:
+def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, excerpts: Excerpts, prompt: str) -> Node:
     """The node that writes strategies. A scoring model continues a prompt that ends with `Strategy:`; others write that line."""
-    writes = parts.make_writing_policy is not None
+    writes = inputs.make_writing_policy is not None
     writer = StrategyWriter(
-        *(memory, parts.environment, parts.journal, excerpts),
-        layout=parts.prompt_arguments()["layout"],
-        count=parts.count_tokens,
-        window=parts.max_prompt_tokens,
-        prompt=Prompt.load(prompt if writes else "adamem/line", parts.prompts),
+        *(memory, inputs.environment, inputs.journal, excerpts),
+        layout=inputs.prompt_arguments()["layout"],
+        count=inputs.count_tokens,
+        window=inputs.max_prompt_tokens,
+        prompt=Prompt.load(prompt if writes else "adamem/line", inputs.prompts),
         needs_marker=writes,
         recent=settings.history_steps,
-        doubt=Prompt.load("adamem/doubt", parts.prompts),
-        admissible=parts.admissible_prompt(),
+        doubt=Prompt.load("adamem/doubt", inputs.prompts),
+        admissible=inputs.admissible_prompt(),
     )
     by_rule = settings.author == "rule"
-    return RecallStrategy(writer) if by_rule else synthesize(parts.require_chat_model("adamem"), writer, parts.prompts)
+    return RecallStrategy(writer) if by_rule else synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompts)

@@ -146,7 +146,7 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
     from ..nodes.act.policies import LocalPolicy, act_policy
     from ..nodes.prompt import Prompt
     from .methods import find_method
-    from .wiring.parts import MethodInputs
+    from .wiring.inputs import MethodInputs
 
     settings = method_settings(method) if settings is None else settings
     # Files change nothing in the picture, and may not be here.

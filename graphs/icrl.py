@@ -40,7 +40,7 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
-from .wiring.parts import SHARED, MethodInputs, check_least, check_literals
+from .wiring.inputs import SHARED, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -106,60 +106,60 @@ class ICRL:
         return cls(instruction="preset", selection="all", max_state_chars=None)
 
 
-def build(parts: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        parts: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
+        inputs: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
     """
     settings = settings or ICRL()
-    buffer = Buffer(parts.shelf)
-    layout = parts.layout(settings.rewards, settings.max_state_chars, notes=parts.chats)
-    brief = _brief(parts, settings)
+    buffer = Buffer(inputs.records)
+    layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=inputs.chats)
+    brief = _brief(inputs, settings)
     tell_best = settings.rewards != "none"
-    instructions = round_instructions(buffer, parts.prompts, tell_best=tell_best) if parts.chats else None
+    instructions = round_instructions(buffer, inputs.prompts, tell_best=tell_best) if inputs.chats else None
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "compose": Compose(
             buffer,
             render=layout.attempt,
-            count_tokens=parts.count_tokens,
-            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            count_tokens=inputs.count_tokens,
+            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
             keep=settings.selection,
             budget=settings.max_memory_tokens,
             last=settings.last_n,
             block=settings.rearrange_every,
             strategy=settings.instruction,
             one_based=settings.one_based,
-            list_actions=parts.list_actions,
+            list_actions=inputs.list_actions,
         ),
-        "propose": parts.make_policy(
+        "propose": inputs.make_policy(
             AttemptsPrompt(
                 buffer=buffer,
                 earlier_layout=layout,
                 instructions=instructions,
-                **parts.prompt_arguments(layout, brief),
+                **inputs.prompt_arguments(layout, brief),
             )
         ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": judges[settings.rewards]() if settings.rewards in judges else parts.judge_node(),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": judges[settings.rewards]() if settings.rewards in judges else inputs.judge_node(),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "icrl", **compile})
 
 
-def _brief(parts: MethodInputs, settings: ICRL) -> str:
+def _brief(inputs: MethodInputs, settings: ICRL) -> str:
     """The method's part of the system message.
 
     A model that chats reads the round's instruction in full at the end of the prompt. For one whose actions are scored only its
     name stands there, and the system message explains it.
     """
-    if not parts.chats and settings.instruction != "none":
-        return Prompt.load("icrl/brief", parts.prompts).text()
-    return Prompt.load("icrl/unrewarded" if settings.rewards == "none" else "icrl/rewarded", parts.prompts).text()
+    if not inputs.chats and settings.instruction != "none":
+        return Prompt.load("icrl/brief", inputs.prompts).text()
+    return Prompt.load("icrl/unrewarded" if settings.rewards == "none" else "icrl/rewarded", inputs.prompts).text()

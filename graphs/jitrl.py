@@ -77,8 +77,8 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
+from .wiring.inputs import SHARED, MethodInputs
 from .wiring.jitrl_settings import check_jitrl
-from .wiring.parts import SHARED, MethodInputs
 from .wiring.state_keys import history_similarity, make_trace_node
 
 FLOW = """
@@ -246,17 +246,17 @@ def _reference_tokens(state: str) -> list[Hashable]:
     return [*bag(ngrams(reference_words(state), 4))]
 
 
-def open_memory(settings: JitRL, parts: MethodInputs) -> Experiences:
+def open_memory(settings: JitRL, inputs: MethodInputs) -> Experiences:
     """The memory of a run: on its shelf, with the returns that its judge means, states compared as its environment says."""
     return settings.memory(
-        parts.shelf,
-        credits_future=getattr(parts.judge, "credits_future", False),
-        similarity=getattr(parts.environment, "state_similarity", None),
+        inputs.records,
+        credits_future=getattr(inputs.judge, "credits_future", False),
+        similarity=getattr(inputs.environment, "state_similarity", None),
     )
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: JitRL | None = None,
     *,
     experiences: Experiences | None = None,
@@ -265,9 +265,9 @@ def build(
     """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        parts: environment, policy, journal, judge, and the shelf that keeps what is remembered.
+        inputs: environment, policy, journal, judge, and the shelf that keeps what is remembered.
         settings: hyper-parameters.
-        experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, parts)` if not given.
+        experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, inputs)` if not given.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
 
@@ -275,31 +275,31 @@ def build(
         UserError: the memory discounts returns by another gamma than the settings say.
     """
     settings = settings or JitRL()
-    memory = open_memory(settings, parts) if experiences is None else experiences
+    memory = open_memory(settings, inputs) if experiences is None else experiences
     if memory.gamma != settings.gamma:
         raise UserError(
             f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
-            "make it with open_memory(settings, parts)"
+            "make it with open_memory(settings, inputs)"
         )
-    flow, view, keys = FLOW, parts.recent_steps_view(), dict[str, Node]()
+    flow, view, keys = FLOW, inputs.recent_steps_view(), dict[str, Node]()
     if settings.state_key != "room":
-        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", parts)}
-        parts = replace(parts, environment=WorldWithContext(parts.environment))
-        if parts.chats:
-            view = ContextPrompt(max_steps=parts.history_steps, **parts.prompt_arguments())
+        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", inputs)}
+        inputs = replace(inputs, environment=WorldWithContext(inputs.environment))
+        if inputs.chats:
+            view = ContextPrompt(max_steps=inputs.history_steps, **inputs.prompt_arguments())
     nodes: dict[str, Node] = {
         **keys,
-        "begin": Begin(parts.environment),
-        "propose": parts.make_policy(view),
+        "begin": Begin(inputs.environment),
+        "propose": inputs.make_policy(view),
         "act": Act(
-            parts.environment,
-            parts.journal,
+            inputs.environment,
+            inputs.journal,
             journal_channels=DECISION_CHANNELS,
             clear_lists=("neighbours", *DECISION_CHANNELS),
         ),
-        "judge": parts.judge_node(),
-        "remember": Remember(memory, parts.environment, parts.journal),
-        **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment, parts.journal),
+        "judge": inputs.judge_node(),
+        "remember": Remember(memory, inputs.environment, inputs.journal),
+        **VARIANT_NODES[settings.advantage_estimator](settings, memory, inputs.environment, inputs.journal),
     }
     builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, flow, nodes, {"act": route_episode_end}), **{"name": "jitrl", **compile})

@@ -44,7 +44,7 @@ class MethodSettings(Protocol):
     """The members of a method's settings that the command line and the studies may ask for. Every one of them is optional.
 
     Settings are a frozen dataclass whose fields all have defaults. Its class methods without arguments are presets: `paper`
-    becomes `METHOD:paper`. Fields marked with `metadata=SHARED` (graphs/wiring/parts.py) get the same value in every method of
+    becomes `METHOD:paper`. Fields marked with `metadata=SHARED` (graphs/wiring/inputs.py) get the same value in every method of
     a comparison. Where a member is missing, the default that stands here holds.
     """
 

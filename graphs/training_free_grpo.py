@@ -62,6 +62,7 @@ from ..nodes.update.consolidate import LessonSettings, consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
+from .wiring.inputs import MethodInputs, check_literals
 from .wiring.learning_run import (
     AcceptTest,
     CriticModel,
@@ -71,7 +72,6 @@ from .wiring.learning_run import (
     make_critic,
     make_players,
 )
-from .wiring.parts import MethodInputs, check_literals
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -252,7 +252,7 @@ _RANGES: Mapping[str, str] = {
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: TrainingFreeGRPO | None = None,
     *,
     problems: Sequence[Task] = (),
@@ -265,7 +265,7 @@ def build(
     """The graph of a learning run, from `{"run": name}` to `LearningRunResult`.
 
     Args:
-        parts: environment, journal, and the model that plays: a `nodes.cached_model.CachedChatModel` in a run that is to go on
+        inputs: environment, journal, and the model that plays: a `nodes.cached_model.CachedChatModel` in a run that is to go on
             after a crash, or that has a budget.
         settings: hyper-parameters.
         problems: what is learned on; the environment's first `settings.problems` of `train` if not given.
@@ -283,20 +283,20 @@ def build(
     resources = resources or RunResources()
     critic = critic or CriticModel()
     tasks, tests, dropped = steps.choose_problems(
-        parts.environment, settings.problems, settings.held_out, problems=problems, held_out=held_out
+        inputs.environment, settings.problems, settings.held_out, problems=problems, held_out=held_out
     )
     player, trial_player = make_players(
-        parts, settings, resources, lesson_react.fill_in(rollouts or RolloutGraphs(), parts, settings, resources.versions)
+        inputs, settings, resources, lesson_react.fill_in(rollouts or RolloutGraphs(), inputs, settings, resources.versions)
     )
     run = _Run(
-        parts=parts,
+        inputs=inputs,
         settings=settings,
         resources=resources,
         schedule=steps.Schedule(tuple(tasks), settings.batch_size, settings.epochs),
         dropped=tuple(dropped),
         player=player,
-        critic=make_critic(parts, settings, resources, critic, tasks),
-        model=critic.by_stage(parts, resources, required=settings.author == "model"),
+        critic=make_critic(inputs, settings, resources, critic, tasks),
+        model=critic.by_stage(inputs, resources, required=settings.author == "model"),
     )
     return _run_graph(run, AcceptTest(settings, resources, trial_player, run.critic.leak_reason, tasks, tests), compile)
 
@@ -305,7 +305,7 @@ def build(
 class _Run:
     """All that the nodes of a learning run are made of."""
 
-    parts: MethodInputs
+    inputs: MethodInputs
     settings: TrainingFreeGRPO
     resources: RunResources
     schedule: steps.Schedule
@@ -319,8 +319,8 @@ class _Run:
 def _run_graph(run: _Run, test: AcceptTest, compile: Mapping[str, Any]) -> Graph:
     """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
-    limits, count = run.critic.limits, run.parts.count_tokens
-    batch, player = steps.BeginStep(schedule), model_name(run.parts.model)
+    limits, count = run.critic.limits, run.inputs.count_tokens
+    batch, player = steps.BeginStep(schedule), model_name(run.inputs.model)
     fingerprint = group_fingerprint(run.critic, run.model, _group_settings(settings))
     inventor = None
     if settings.arm == "self-generated":

@@ -20,7 +20,7 @@ from ...memory.records import Observation, Task, Transition, Usage
 from ...memory.storage.journal import Journal
 from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from ..wiring.banks import KeyName
-from ..wiring.parts import MethodInputs
+from ..wiring.inputs import MethodInputs
 from .learner import ChatWorld, Place
 
 __all__ = [

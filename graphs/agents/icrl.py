@@ -18,7 +18,7 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Compose, attempts_in_prompt, round_instructions
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
-from ..wiring.parts import DEFAULT_WINDOW
+from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
 from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
 

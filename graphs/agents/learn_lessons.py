@@ -24,8 +24,8 @@ from ...memory.records import Observation, Task, Usage
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ..training_free_grpo import TrainingFreeGRPO, build
+from ..wiring.inputs import MethodInputs
 from ..wiring.learning_run import CriticModel, RolloutGraphs, RunResources
-from ..wiring.parts import MethodInputs
 from .evaluation import AgentTask
 from .lesson_groups import transcript_text
 from .lessons import LessonsMiddleware

@@ -33,7 +33,7 @@ from ...memory.storage.stored_rows import StoredRows
 from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.prompt import Prompt
-from ..wiring.parts import DEFAULT_WINDOW
+from ..wiring.inputs import DEFAULT_WINDOW
 from .critic import CriticMiddleware, Study, StudyIndex
 from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
 from .scopes import ScopeMemory

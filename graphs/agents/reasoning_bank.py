@@ -35,7 +35,7 @@ from ...nodes.synthesize.reasoning_bank import (
     study,
 )
 from ..baselines.reasoning_bank import ReasoningBank
-from ..wiring.parts import DEFAULT_WINDOW
+from ..wiring.inputs import DEFAULT_WINDOW
 from .critic import CriticMiddleware
 from .learner import Advice, ChatWorld, Consultation, PendingCall, Place, add_to_system_message
 

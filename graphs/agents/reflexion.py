@@ -24,7 +24,7 @@ from ...nodes.retrieve.attempts import Compose, note_line, notes_text
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.synthesize.reflect import write_about_attempt
 from ..baselines.reflexion import Reflexion
-from ..wiring.parts import DEFAULT_WINDOW
+from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
 from .critic import CriticMiddleware
 from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message

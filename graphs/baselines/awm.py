@@ -45,7 +45,7 @@ from ...nodes.synthesize.workflows import (
     write_workflows,
 )
 from ..wiring.flow import Node, Router, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -80,7 +80,7 @@ class WorkflowMemory:
         check_literals(self, "awm")
         check_least(self, "awm", max_note_tokens=1, max_state_chars=1, temperature=0)
 
-    def threshold(self, parts: MethodInputs) -> float | None:
+    def threshold(self, inputs: MethodInputs) -> float | None:
         """The return from which an attempt is learned from; None: every attempt is.
 
         Raises:
@@ -88,10 +88,10 @@ class WorkflowMemory:
         """
         if self.variant == "rewrite":
             return None
-        found = parts.success_threshold(self.success_threshold)
-        if found is None and parts.environment is not None:  # a drawing has no environment
+        found = inputs.success_threshold(self.success_threshold)
+        if found is None and inputs.environment is not None:  # a drawing has no environment
             silent = (
-                "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
+                "a judge's rewards have a scale of their own" if inputs.judge else f"{inputs.environment.name} does not say it"
             )
             raise UserError(
                 f"awm: which return is a success? {silent}; set success_threshold to the least one, or play awm?variant=rewrite, which "
@@ -101,51 +101,51 @@ class WorkflowMemory:
 
 
 def build(
-    parts: MethodInputs, settings: WorkflowMemory | None = None, **compile: Any
+    inputs: MethodInputs, settings: WorkflowMemory | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or WorkflowMemory()
-    buffer, lines = Buffer(parts.shelf), not parts.chats
-    layout = parts.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("awm/brief", parts.prompts).text()
+    buffer, lines = Buffer(inputs.records), not inputs.chats
+    layout = inputs.layout(clip=settings.max_state_chars)
+    brief = Prompt.load("awm/brief", inputs.prompts).text()
     name: WorkflowPrompt = "awm/line" if lines else "awm/induce" if settings.variant == "induce" else "awm/rewrite"
     share = 8 if settings.variant == "induce" else 4
-    prompt = Prompt.load(name, parts.prompts)
+    prompt = Prompt.load(name, inputs.prompts)
     writer = WorkflowWriter(
         buffer,
-        parts.journal,
+        inputs.journal,
         layout,
-        parts.count_tokens,
-        window=parts.max_prompt_tokens - sum(parts.count_tokens(template.template) for _, template in prompt.parts),
-        max_note_tokens=settings.max_note_tokens or max(1, parts.max_prompt_tokens // share),
+        inputs.count_tokens,
+        window=inputs.max_prompt_tokens - sum(inputs.count_tokens(template.template) for _, template in prompt.parts),
+        max_note_tokens=settings.max_note_tokens or max(1, inputs.max_prompt_tokens // share),
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "compose": Compose(
             buffer,
             render=note_line if lines else note_block,
-            count_tokens=parts.count_tokens,
-            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            count_tokens=inputs.count_tokens,
+            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
             keep="all" if settings.variant == "induce" else "last",
             last=1,
-            list_actions=parts.list_actions,
+            list_actions=inputs.list_actions,
         ),
-        "propose": parts.make_policy(
+        "propose": inputs.make_policy(
             WorkflowsPrompt(
                 buffer=buffer,
                 lines=lines,
-                max_steps=parts.history_steps,
-                **parts.prompt_arguments(parts.layout(clip=None), brief),
+                max_steps=inputs.history_steps,
+                **inputs.prompt_arguments(inputs.layout(clip=None), brief),
             )
         ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
         "induce": write_workflows(
-            name, parts.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", parts.prompts)
+            name, inputs.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", inputs.prompts)
         ),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
-    routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(parts))}
+    routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(inputs))}
     builder = StateGraph(WorkflowState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "awm", **compile})

@@ -19,7 +19,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt, Push
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels, RewardChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.inputs import SHARED, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -41,16 +41,16 @@ class BestOfN:
     """The temperature of the softmax over scored actions. With 0 all attempts are the same."""
 
 
-def build(parts: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "propose": parts.make_policy(EpisodePrompt(**parts.prompt_arguments())),
+        "begin": Begin(inputs.environment),
+        "propose": inputs.make_policy(EpisodePrompt(**inputs.prompt_arguments())),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "push": Push(Buffer(parts.shelf), parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "push": Push(Buffer(inputs.records), inputs.environment, inputs.journal),
     }
     builder = StateGraph(BestOfNState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "best-of-n", **compile})

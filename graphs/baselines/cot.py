@@ -16,7 +16,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs, WritingStyle
+from ..wiring.inputs import MethodInputs, WritingStyle
 
 FLOW = """
 flowchart LR
@@ -39,7 +39,7 @@ class ChainOfThought:
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: ChainOfThought | None = None,
     *,
     long: bool = False,
@@ -53,12 +53,12 @@ def build(
         UserError: the model only scores actions.
     """
     name = "long-cot" if long else "cot"
-    reason = parts.require_writer(name)
+    reason = inputs.require_writer(name)
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "reason": reason(EpisodePrompt(**parts.prompt_arguments()), LONG if long else SHORT),
+        "begin": Begin(inputs.environment),
+        "reason": reason(EpisodePrompt(**inputs.prompt_arguments()), LONG if long else SHORT),
         "choose": Choose(),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": name, **compile})

@@ -50,7 +50,7 @@ from ...nodes.update.configuration import (
     evolve_configuration,
 )
 from ..wiring.flow import Node, Router, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_least
+from ..wiring.inputs import SHARED, MethodInputs, check_least
 
 FLOW = """
 flowchart LR
@@ -91,50 +91,52 @@ class EvoTest:
             raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
 
 
-def build(parts: MethodInputs, settings: EvoTest | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: EvoTest | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 
     Raises:
         UserError: the model only scores actions, and cannot write a configuration.
     """
     settings = settings or EvoTest()
-    parts.require_writer("evotest")
-    buffer, first = Buffer(parts.shelf), Configuration(examples=settings.examples)
-    run_code = parts.run_code if settings.evolve_routine else None
-    layout = parts.layout()
-    prompt = Prompt.load("evotest/evolve", parts.prompts)
-    rules = f"{Prompt.load('evotest/routine', parts.prompts).text()}\n" if run_code else ""
+    inputs.require_writer("evotest")
+    buffer, first = Buffer(inputs.records), Configuration(examples=settings.examples)
+    run_code = inputs.run_code if settings.evolve_routine else None
+    layout = inputs.layout()
+    prompt = Prompt.load("evotest/evolve", inputs.prompts)
+    rules = f"{Prompt.load('evotest/routine', inputs.prompts).text()}\n" if run_code else ""
     view = ConfigurationPrompt(
         buffer=buffer,
-        environment=parts.environment,
-        max_steps=parts.history_steps,
-        **parts.prompt_arguments(parts.layout(clip=None), Prompt.load("evotest/brief", parts.prompts).text()),
+        environment=inputs.environment,
+        max_steps=inputs.history_steps,
+        **inputs.prompt_arguments(inputs.layout(clip=None), Prompt.load("evotest/brief", inputs.prompts).text()),
     )
-    asked = sum(parts.count_tokens(template.template) for _, template in prompt.parts) + parts.count_tokens(rules)
-    inputs = EvolutionInputs(
+    asked = sum(inputs.count_tokens(template.template) for _, template in prompt.parts) + inputs.count_tokens(rules)
+    evolution = EvolutionInputs(
         buffer=buffer,
-        journal=parts.journal,
+        journal=inputs.journal,
         first=first,
         layout=layout,
-        count_tokens=parts.count_tokens,
-        window=parts.max_prompt_tokens - asked,
-        max_guide_tokens=settings.max_guide_tokens or max(1, parts.max_prompt_tokens // 4),
+        count_tokens=inputs.count_tokens,
+        window=inputs.max_prompt_tokens - asked,
+        max_guide_tokens=settings.max_guide_tokens or max(1, inputs.max_prompt_tokens // 4),
         prompt=prompt,
         routine_rules=rules,
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment, {"configuration": {}, "digest": ""}),
+        "begin": Begin(inputs.environment, {"configuration": {}, "digest": ""}),
         "select": SelectConfiguration(buffer, first, settings.exploration),
-        "summarize": RunRoutine(run_code, parts.journal),
-        "propose": parts.make_policy(view),
+        "summarize": RunRoutine(run_code, inputs.journal),
+        "propose": inputs.make_policy(view),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates", "digest"), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "evolve": evolve_configuration(inputs, parts.require_chat_model("evotest"), Prompt.load("ask/again", parts.prompts)),
-        "check": CheckRoutine(run_code, parts.journal),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates", "digest"), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "evolve": evolve_configuration(
+            evolution, inputs.require_chat_model("evotest"), Prompt.load("ask/again", inputs.prompts)
+        ),
+        "check": CheckRoutine(run_code, inputs.journal),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
-    full = RouteEvolution(parts.success_threshold(settings.success_threshold))
+    full = RouteEvolution(inputs.success_threshold(settings.success_threshold))
     routers: dict[str, Router] = {"act": route_episode_end, "judge": full}
     builder = StateGraph(EvoTestState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "evotest", **compile})

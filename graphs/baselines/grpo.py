@@ -25,7 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.weights import WeightSettings
 from ...nodes.learn.train_weights import ReinforceGroup
-from ..wiring.parts import MethodInputs
+from ..wiring.inputs import MethodInputs
 from .sft import WeightTraining, trained_nodes, wire_trained
 
 
@@ -48,11 +48,11 @@ class GroupRelativeTraining(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: GroupRelativeTraining | None = None, **compile: Any
+    inputs: MethodInputs, settings: GroupRelativeTraining | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, of which each group has one version; arguments as in `graphs.icrl.build`."""
     settings = settings or GroupRelativeTraining()
     nodes = trained_nodes(
-        parts, "grpo", settings, lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size)
+        inputs, "grpo", settings, lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size)
     )
     return wire_trained(nodes, settings.group_size, **{"name": "grpo", **compile})

@@ -18,8 +18,8 @@ from ...nodes.extract.rollouts import LibraryPrompt
 from ...nodes.prompt import Prompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.inputs import THINK_THEN_ACT, MethodInputs
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
-from ..wiring.parts import THINK_THEN_ACT, MethodInputs
 from .react import FLOW
 
 
@@ -44,7 +44,7 @@ class LessonReAct:
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: LessonReAct | None = None,
     *,
     lessons: LibraryVersions,
@@ -53,7 +53,7 @@ def build(
     """The graph of one episode, from `LessonReActInput` to `EpisodeResult`.
 
     Args:
-        parts: the environment, the model, the journal.
+        inputs: the environment, the model, the journal.
         settings: the hyper-parameters.
         lessons: where the library that the input names is looked up.
         compile: as in `graphs.icrl.build`.
@@ -62,17 +62,17 @@ def build(
     view = LibraryPrompt(
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,
-        show_ids=parts.make_writing_policy is not None,
-        **parts.prompt_arguments(
-            parts.layout("dense" if settings.show_rewards else "none"),
-            Prompt.load("reasoning_bank/brief", parts.prompts).text(),
+        show_ids=inputs.make_writing_policy is not None,
+        **inputs.prompt_arguments(
+            inputs.layout("dense" if settings.show_rewards else "none"),
+            Prompt.load("reasoning_bank/brief", inputs.prompts).text(),
         ),
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "propose": parts.acting_policy(view, THINK_THEN_ACT),
+        "begin": Begin(inputs.environment),
+        "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
+        "act": Act(inputs.environment, inputs.journal, clear_lists=("candidates",)),
     }
     builder = StateGraph(LessonReActState, input_schema=LessonReActInput, output_schema=EpisodeResult)
     wired = wire(builder, FLOW, nodes, {"act": route_episode_end})
@@ -85,12 +85,12 @@ def agent_settings(settings: ComparisonSettings, temperature: float) -> LessonRe
 
 
 def fill_in(
-    graphs: RolloutGraphs, parts: MethodInputs, settings: ComparisonSettings, versions: LibraryVersions
+    graphs: RolloutGraphs, inputs: MethodInputs, settings: ComparisonSettings, versions: LibraryVersions
 ) -> RolloutGraphs:
     """The graphs that play rollouts: as given, and where none is given ReAct with lessons."""
 
     def default(temperature: float) -> CompiledStateGraph[Any, Any, Any, Any]:
-        return build(parts, agent_settings(settings, temperature), lessons=versions)
+        return build(inputs, agent_settings(settings, temperature), lessons=versions)
 
     return replace(
         graphs,

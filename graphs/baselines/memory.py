@@ -34,7 +34,7 @@ from ...nodes.state import (
     RewardChannels,
 )
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.inputs import SHARED, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -56,34 +56,34 @@ class Transcripts:
     """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
-def build(parts: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Transcripts()
-    buffer = Buffer(parts.shelf)
-    layout = parts.layout(clip=None)
-    brief = Prompt.load("memory/brief", parts.prompts).text()
+    buffer = Buffer(inputs.records)
+    layout = inputs.layout(clip=None)
+    brief = Prompt.load("memory/brief", inputs.prompts).text()
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "compose": Compose(
             buffer,
             render=layout.attempt,
-            count_tokens=parts.count_tokens,
-            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            count_tokens=inputs.count_tokens,
+            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
             keep="all",
-            list_actions=parts.list_actions,
+            list_actions=inputs.list_actions,
         ),
-        "propose": parts.make_policy(
+        "propose": inputs.make_policy(
             AttemptsPrompt(
                 buffer=buffer,
                 earlier_layout=layout,
-                max_steps=parts.history_steps,
-                **parts.prompt_arguments(layout, brief),
+                max_steps=inputs.history_steps,
+                **inputs.prompt_arguments(layout, brief),
             )
         ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(TranscriptsState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "memory", **compile})

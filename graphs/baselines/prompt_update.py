@@ -43,7 +43,7 @@ from ...nodes.state import (
 )
 from ..jitrl import VARIANT_NODES, JitRL, open_memory
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.inputs import SHARED, MethodInputs
 from ..wiring.state_keys import make_trace_node
 
 FLOW = """
@@ -132,7 +132,7 @@ class PromptUpdate:
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: PromptUpdate | None = None,
     *,
     experiences: Experiences | None = None,
@@ -143,34 +143,34 @@ def build(
     jitrl = settings.as_jitrl()
     memory = experiences
     if memory is None:
-        memory = open_memory(jitrl, parts)
+        memory = open_memory(jitrl, inputs)
     flow, keys, view_form = FLOW, dict[str, Node](), AdvantagesPrompt
     if settings.state_key != "room":
-        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", parts)}
-        parts = replace(parts, environment=WorldWithContext(parts.environment))
-        view_form = AdvantagesWithContext if parts.chats else AdvantagesPrompt
-    same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, parts.environment, parts.journal)
+        flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", inputs)}
+        inputs = replace(inputs, environment=WorldWithContext(inputs.environment))
+        view_form = AdvantagesWithContext if inputs.chats else AdvantagesPrompt
+    same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, inputs.environment, inputs.journal)
     view = view_form(
-        max_steps=parts.history_steps,
-        advice=Prompt.load("prompt_update/advantages", parts.prompts) if parts.chats else None,
-        **parts.prompt_arguments(parts.layout(clip=None)),
+        max_steps=inputs.history_steps,
+        advice=Prompt.load("prompt_update/advantages", inputs.prompts) if inputs.chats else None,
+        **inputs.prompt_arguments(inputs.layout(clip=None)),
     )
     nodes: dict[str, Node] = {
         **keys,
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "recall": same["recall"],
         "list": ListActions(),
         "advise": same["advise"],
-        "propose": parts.make_policy(view),
+        "propose": inputs.make_policy(view),
         "choose": Choose(settings.temperature),
         "act": Act(
-            parts.environment,
-            parts.journal,
+            inputs.environment,
+            inputs.journal,
             journal_channels=("candidates", "estimates"),
             clear_lists=("neighbours", "candidates", "estimates"),
         ),
-        "judge": parts.judge_node(),
-        "remember": Remember(memory, parts.environment, parts.journal),
+        "judge": inputs.judge_node(),
+        "remember": Remember(memory, inputs.environment, inputs.journal),
     }
     routers = {"list": route_known_actions, "act": route_episode_end}
     builder = StateGraph(PromptUpdateState, input_schema=EpisodeInput, output_schema=EpisodeResult)

@@ -17,7 +17,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, THINK_THEN_ACT, MethodInputs
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -41,15 +41,15 @@ class ReAct:
     """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
-def build(parts: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
-    view = EpisodePrompt(max_steps=settings.history_steps, **parts.prompt_arguments())
+    view = EpisodePrompt(max_steps=settings.history_steps, **inputs.prompt_arguments())
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "propose": parts.acting_policy(view, THINK_THEN_ACT),
+        "begin": Begin(inputs.environment),
+        "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ReActState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "react", **compile})

@@ -61,7 +61,7 @@ from ...nodes.synthesize.reasoning_bank import (
     verdict,
 )
 from ..wiring.flow import Node, Router, compile_graph, wire
-from ..wiring.parts import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -130,7 +130,7 @@ class ReasoningBank:
         """AdaMEM's comparison: lessons from a bank's successes, the most fitting one shown, nothing learned on the way."""
         return cls(retrieval_unit="items", outcomes="success", online=False)
 
-    def read_bank(self, parts: MethodInputs) -> dict[str, AttemptOutcome]:
+    def read_bank(self, inputs: MethodInputs) -> dict[str, AttemptOutcome]:
         """The trajectories of the bank from this environment with their outcome, by id; empty without a bank.
 
         Raises:
@@ -138,15 +138,15 @@ class ReasoningBank:
         """
         if not self.bank:
             return {}
-        least = parts.bank_success_threshold(self.success_threshold)
+        least = inputs.bank_success_threshold(self.success_threshold)
         found = {}
-        for trajectory in parts.bank_trajectories(self.bank, "reasoning-bank"):
+        for trajectory in inputs.bank_trajectories(self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least
-            if trajectory.domain == parts.environment.name and (ended or self.outcomes == "all"):
+            if trajectory.domain == inputs.environment.name and (ended or self.outcomes == "all"):
                 found[trajectory.id] = AttemptOutcome(trajectory, ended)
         if not found:
             wanted = "success" if self.outcomes == "success" else "trajectory"
-            raise UserError(f"reasoning-bank: {self.bank} holds no {wanted} of {parts.environment.name}")
+            raise UserError(f"reasoning-bank: {self.bank} holds no {wanted} of {inputs.environment.name}")
         return found
 
 
@@ -157,40 +157,42 @@ def open_lessons(shelf: TrajectoryStore | None) -> Lessons:
     return Lessons(RecordStore(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
 
 
-def build(parts: MethodInputs, settings: ReasoningBank | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(
+    inputs: MethodInputs, settings: ReasoningBank | None = None, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReasoningBank()
-    model = parts.require_chat_model("reasoning-bank")
-    _check(parts, settings)
-    lessons = open_lessons(parts.shelf)
-    buffer = Buffer(parts.shelf)
-    bank = settings.read_bank(parts)
-    layout = parts.layout(clip=settings.max_state_chars)
-    again = Prompt.load("ask/again", parts.prompts)
-    extractor = _extractor(parts, settings, layout)
+    model = inputs.require_chat_model("reasoning-bank")
+    _check(inputs, settings)
+    lessons = open_lessons(inputs.records)
+    buffer = Buffer(inputs.records)
+    bank = settings.read_bank(inputs)
+    layout = inputs.layout(clip=settings.max_state_chars)
+    again = Prompt.load("ask/again", inputs.prompts)
+    extractor = _extractor(inputs, settings, layout)
     view = ReasoningBankPrompt(
         library=lessons,
-        max_lesson_tokens=parts.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens,
-        **parts.prompt_arguments(layout, Prompt.load("reasoning_bank/brief", parts.prompts).text()),
+        max_lesson_tokens=inputs.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens,
+        **inputs.prompt_arguments(layout, Prompt.load("reasoning_bank/brief", inputs.prompts).text()),
     )
     if settings.verdict == "model" and settings.online:
-        judge_success: Node = verdict(model, parts.environment, parts.journal, sheet=extractor.sheet, prompts=parts.prompts)
+        judge_success: Node = verdict(model, inputs.environment, inputs.journal, sheet=extractor.sheet, prompts=inputs.prompts)
     else:
-        judge_success = VerdictByReturn(parts.success_threshold(settings.success_threshold))
+        judge_success = VerdictByReturn(inputs.success_threshold(settings.success_threshold))
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
+        "begin": Begin(inputs.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
         "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
         "shelve": AddLessons(lessons),
-        "consult": Consult(lessons, parts.environment, k=settings.k, by=settings.retrieval_unit),
-        "propose": parts.acting_policy(view, THINK_THEN_ACT),
+        "consult": Consult(lessons, inputs.environment, k=settings.k, by=settings.retrieval_unit),
+        "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
         "verdict": judge_success,
-        "extract": extract(model, extractor, buffer, parts.journal, again, rollouts=settings.group_size),
+        "extract": extract(model, extractor, buffer, inputs.journal, again, rollouts=settings.group_size),
         "keep": AddLessons(lessons),
-        "remember": Push(buffer, parts.environment, parts.journal),
+        "remember": Push(buffer, inputs.environment, inputs.journal),
     }
     routers: dict[str, Router] = {
         "pool": route_unread,
@@ -201,32 +203,32 @@ def build(parts: MethodInputs, settings: ReasoningBank | None = None, **compile:
     return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "reasoning-bank", **compile})
 
 
-def _extractor(parts: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:
+def _extractor(inputs: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:
     """The writer of items, with room left in its prompts for the longest question around the attempts."""
-    prompts = extractor_prompts(parts.prompts)
-    longest = max(sum(parts.count_tokens(template.template) for _, template in prompt.parts) for prompt in prompts.values())
+    prompts = extractor_prompts(inputs.prompts)
+    longest = max(sum(inputs.count_tokens(template.template) for _, template in prompt.parts) for prompt in prompts.values())
     return LessonExtractor(
-        sheet=AttemptSheet(layout, parts.count_tokens, parts.max_prompt_tokens - longest),
-        environment=parts.environment,
+        sheet=AttemptSheet(layout, inputs.count_tokens, inputs.max_prompt_tokens - longest),
+        environment=inputs.environment,
         prompts=prompts,
         max_items=settings.max_items,
         max_contrast_items=settings.max_contrast_items,
-        line_only=parts.make_writing_policy is None,
+        line_only=inputs.make_writing_policy is None,
     )
 
 
-def _check(parts: MethodInputs, settings: ReasoningBank) -> None:
-    """Raise UserError for settings that cannot work with these parts."""
-    drawn = parts.environment is None  # a drawing has no environment, and no bank
+def _check(inputs: MethodInputs, settings: ReasoningBank) -> None:
+    """Raise UserError for settings that cannot work with these inputs."""
+    drawn = inputs.environment is None  # a drawing has no environment, and no bank
     if not settings.online and not settings.bank and not drawn:
         raise UserError("reasoning-bank: online=False learns nothing but from a bank; set bank to a file of trajectories")
-    if settings.verdict == "model" and parts.make_writing_policy is None:
+    if settings.verdict == "model" and inputs.make_writing_policy is None:
         raise UserError(
             "reasoning-bank: verdict=model has a model write its verdict, and this one only scores actions; use verdict=return"
         )
-    unsaid = settings.online and settings.verdict == "return" and parts.success_threshold(settings.success_threshold) is None
+    unsaid = settings.online and settings.verdict == "return" and inputs.success_threshold(settings.success_threshold) is None
     if unsaid and not drawn:
-        silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
+        silent = "a judge's rewards have a scale of their own" if inputs.judge else f"{inputs.environment.name} does not say it"
         raise UserError(
             f"reasoning-bank: which return is a success? {silent}; set success_threshold to the least one, "
             "or have a model say it (verdict=model)"

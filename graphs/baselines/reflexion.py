@@ -37,7 +37,7 @@ from ...nodes.state import (
 )
 from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_literals
+from ..wiring.inputs import SHARED, MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -72,42 +72,42 @@ class Reflexion:
         check_literals(self, "reflexion")
 
 
-def build(parts: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
-    buffer = Buffer(parts.shelf)
-    layout = parts.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("reflexion/brief", parts.prompts).text()
+    buffer = Buffer(inputs.records)
+    layout = inputs.layout(clip=settings.max_state_chars)
+    brief = Prompt.load("reflexion/brief", inputs.prompts).text()
     compose = Compose(
         buffer,
         render=note_line,
-        count_tokens=parts.count_tokens,
-        window=parts.max_prompt_tokens - parts.count_tokens(brief),
+        count_tokens=inputs.count_tokens,
+        window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
         keep=settings.selection,
         budget=settings.max_memory_tokens,
         last=settings.last_n,
-        list_actions=parts.list_actions,
+        list_actions=inputs.list_actions,
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "compose": compose,
-        "propose": parts.make_policy(
-            ReflectionsPrompt(buffer=buffer, max_steps=parts.history_steps, **parts.prompt_arguments(layout, brief))
+        "propose": inputs.make_policy(
+            ReflectionsPrompt(buffer=buffer, max_steps=inputs.history_steps, **inputs.prompt_arguments(layout, brief))
         ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
         "reflect": write_about_attempt(
-            "reflexion/plan" if parts.chats else "reflexion/reflect",
-            model=parts.require_chat_model("reflexion"),
+            "reflexion/plan" if inputs.chats else "reflexion/reflect",
+            model=inputs.require_chat_model("reflexion"),
             buffer=buffer,
-            journal=parts.journal,
+            journal=inputs.journal,
             layout=layout,
-            count=parts.count_tokens,
-            window=parts.max_prompt_tokens,
-            prompts=parts.prompts,
+            count=inputs.count_tokens,
+            window=inputs.max_prompt_tokens,
+            prompts=inputs.prompts,
         ),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(ReflexionState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(

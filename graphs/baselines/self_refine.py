@@ -41,7 +41,7 @@ from ...nodes.state import (
 )
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_literals
+from ..wiring.inputs import SHARED, MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -76,42 +76,42 @@ class SelfRefine:
         check_literals(self, "self-refine")
 
 
-def build(parts: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
-    buffer = Buffer(parts.shelf)
-    layout = parts.layout(settings.rewards, settings.max_state_chars, notes=True)
-    brief = Prompt.load("self_refine/brief", parts.prompts).text()
-    request: AttemptPrompt = "self_refine/criticism" if parts.chats else "self_refine/feedback"
+    buffer = Buffer(inputs.records)
+    layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=True)
+    brief = Prompt.load("self_refine/brief", inputs.prompts).text()
+    request: AttemptPrompt = "self_refine/criticism" if inputs.chats else "self_refine/feedback"
     if settings.rewards != "none":
-        request = "self_refine/rewarded_criticism" if parts.chats else "self_refine/rewarded_feedback"
+        request = "self_refine/rewarded_criticism" if inputs.chats else "self_refine/rewarded_feedback"
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "compose": Compose(
             buffer,
             render=layout.attempt,
-            count_tokens=parts.count_tokens,
-            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            count_tokens=inputs.count_tokens,
+            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
             budget=settings.max_memory_tokens,
-            list_actions=parts.list_actions,
+            list_actions=inputs.list_actions,
         ),
-        "propose": parts.make_policy(
-            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **parts.prompt_arguments(layout, brief))
+        "propose": inputs.make_policy(
+            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
         ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": NoJudge() if settings.rewards == "none" else parts.judge_node(),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": NoJudge() if settings.rewards == "none" else inputs.judge_node(),
         "feedback": write_about_attempt(
             request,
-            model=parts.require_chat_model("self-refine"),
+            model=inputs.require_chat_model("self-refine"),
             buffer=buffer,
-            journal=parts.journal,
+            journal=inputs.journal,
             layout=layout,
-            count=parts.count_tokens,
-            window=parts.max_prompt_tokens,
-            prompts=parts.prompts,
+            count=inputs.count_tokens,
+            window=inputs.max_prompt_tokens,
+            prompts=inputs.prompts,
         ),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(

@@ -38,7 +38,7 @@ from ...nodes.learn.train_weights import (
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_least
+from ..wiring.inputs import SHARED, MethodInputs, check_least
 from ..wiring.weights import open_weight_trainer, scoring_policy
 
 FLOW = """
@@ -104,16 +104,16 @@ class RejectionSampling(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: RejectionSampling | None = None, **compile: Any
+    inputs: MethodInputs, settings: RejectionSampling | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or RejectionSampling()
-    nodes = trained_nodes(parts, "sft", settings, lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best))
+    nodes = trained_nodes(inputs, "sft", settings, lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best))
     return wire_trained(nodes, settings.every, **{"name": "sft", **compile})
 
 
 def trained_nodes(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     method: str,
     settings: WeightTraining,
     make_train: Callable[[WeightTrainer, TrainingLog, ReadSteps], TrainVersion],
@@ -121,7 +121,7 @@ def trained_nodes(
     """The nodes of an episode that is played with a version of the adapter and may end in a training.
 
     Args:
-        parts: environment, journal, policy and the maker of the trainer.
+        inputs: environment, journal, policy and the maker of the trainer.
         method: the method's name, for errors.
         settings: how weights are trained.
         make_train: makes the node `train`, which alone differs from method to method.
@@ -129,17 +129,17 @@ def trained_nodes(
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """
-    trainer, log = open_weight_trainer(parts, method, settings.training), parts.training_log
-    policy = scoring_policy(parts, method)
+    trainer, log = open_weight_trainer(inputs, method, settings.training), inputs.training_log
+    policy = scoring_policy(inputs, method)
     return {
         "find_version": FindVersion(log),
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "propose": VersionedPolicy(policy, trainer),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "keep": KeepAttempt(log, parts.journal),
-        "train": make_train(trainer, log, ReadSteps(policy, parts.journal)),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "keep": KeepAttempt(log, inputs.journal),
+        "train": make_train(trainer, log, ReadSteps(policy, inputs.journal)),
     }
 
 

@@ -12,7 +12,7 @@ from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, uniform_policy
+from ..wiring.inputs import SHARED, MethodInputs, uniform_policy
 
 FLOW = """
 flowchart LR
@@ -34,19 +34,21 @@ class Static:
     """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
 
-def build(parts: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Static()
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "propose": parts.make_policy(parts.recent_steps_view()),
+        "begin": Begin(inputs.environment),
+        "propose": inputs.make_policy(inputs.recent_steps_view()),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "static", **compile})
 
 
-def build_random(parts: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build_random(
+    inputs: MethodInputs, settings: Static | None = None, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The same graph with a uniform policy: every admissible action is equally likely."""
-    return build(replace(parts, make_policy=uniform_policy), settings, **{"name": "random", **compile})
+    return build(replace(inputs, make_policy=uniform_policy), settings, **{"name": "random", **compile})

@@ -35,7 +35,7 @@ from ...nodes.state import (
     RewardChannels,
 )
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -83,44 +83,44 @@ class Synapse:
         """Three exemplars from a bank that stays as it is."""
         return cls(k=3, online=False)
 
-    def memory(self, parts: MethodInputs) -> Trajectories:
+    def memory(self, inputs: MethodInputs) -> Trajectories:
         """One record per trajectory, found by its task's text: the bank's, and what the run itself adds.
 
         Raises:
             UserError: only successes are wanted and the return of a success is unknown, or there is nothing to remember.
         """
         if self.outcomes == "success":
-            parts.require_success_threshold("synapse", self.success_threshold, self.bank)
-        if not self.bank and not self.online and parts.environment is not None:  # a drawing has no environment, and no bank
+            inputs.require_success_threshold("synapse", self.success_threshold, self.bank)
+        if not self.bank and not self.online and inputs.environment is not None:  # a drawing has no environment, and no bank
             raise UserError("synapse: online=False remembers nothing but a bank; set bank to a file of trajectories")
-        bank = parts.bank_trajectories(self.bank, "synapse")
+        bank = inputs.bank_trajectories(self.bank, "synapse")
         return Trajectories(
-            parts.shelf,
+            inputs.records,
             bank=bank,
             key=goal_key,
-            success=parts.success_predicate(self.success_threshold, bank),
+            success=inputs.success_predicate(self.success_threshold, bank),
             first_only=True,
-            run=parts.run if self.online else "",
+            run=inputs.run if self.online else "",
         )
 
 
-def build(parts: MethodInputs, settings: Synapse | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Synapse()
-    memory = settings.memory(parts)
-    layout = parts.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("synapse/brief", parts.prompts).text()
-    room = parts.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
-    exemplars = Exemplars(memory, layout, count_tokens=parts.count_tokens, max_tokens=room)
-    view = ExemplarsPrompt(exemplars=exemplars, **parts.prompt_arguments(layout, brief))
+    memory = settings.memory(inputs)
+    layout = inputs.layout(clip=settings.max_state_chars)
+    brief = Prompt.load("synapse/brief", inputs.prompts).text()
+    room = inputs.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
+    exemplars = Exemplars(memory, layout, count_tokens=inputs.count_tokens, max_tokens=room)
+    view = ExemplarsPrompt(exemplars=exemplars, **inputs.prompt_arguments(layout, brief))
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment, {"precedents": [], "used": []}),
-        "retrieve": Recollect(memory, parts.environment, parts.journal, k=settings.k, kind=settings.outcomes),
-        "propose": parts.acting_policy(view, THINK_THEN_ACT),
+        "begin": Begin(inputs.environment, {"precedents": [], "used": []}),
+        "retrieve": Recollect(memory, inputs.environment, inputs.journal, k=settings.k, kind=settings.outcomes),
+        "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "remember": Push(memory if settings.online else ReadOnlyMemory(), parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "remember": Push(memory if settings.online else ReadOnlyMemory(), inputs.environment, inputs.journal),
     }
     builder = StateGraph(SynapseState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "synapse", **compile})

@@ -20,7 +20,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from ...nodes.state import EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.inputs import MethodInputs
 from .static import StaticState
 
 FLOW = """
@@ -46,7 +46,7 @@ class Tabular:
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: Tabular | None = None,
     *,
     table: QTable | None = None,
@@ -54,17 +54,17 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`.
 
-    `table`: a table of your own; one on `parts.shelf` with the settings' gamma and learning rate if not given.
+    `table`: a table of your own; one on `inputs.records` with the settings' gamma and learning rate if not given.
     """
     settings = settings or Tabular()
     if table is None:
-        table = QTable(parts.shelf, settings.gamma, settings.learning_rate, settings.initial_value)
+        table = QTable(inputs.records, settings.gamma, settings.learning_rate, settings.initial_value)
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
-        "look_up": LookUpQValues(table, parts.environment),
+        "begin": Begin(inputs.environment),
+        "look_up": LookUpQValues(table, inputs.environment),
         "choose": EpsilonGreedy(settings.epsilon),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "keep": UpdateQTable(table, parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "keep": UpdateQTable(table, inputs.environment, inputs.journal),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "tabular", **compile})

@@ -38,7 +38,7 @@ from ...nodes.act.tool_use import (
 from ...nodes.prompt import Prompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs, check_least
+from ..wiring.inputs import SHARED, MethodInputs, check_least
 
 FLOW = """
 flowchart LR
@@ -92,7 +92,7 @@ class ToolAgent:
 
 
 def build(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: ToolAgent | None = None,
     *,
     tools: ToolFactory | None = None,
@@ -102,7 +102,7 @@ def build(
     """The graph of one episode, from `ToolAgentInput` to `ToolAgentOutput`.
 
     Args:
-        parts: the environment, which can `read` a written answer, and the model, which can call tools.
+        inputs: the environment, which can `read` a written answer, and the model, which can call tools.
         settings: hyper-parameters.
         tools: makes the tools of a rollout (`tools.agent_tools.interpreter.Toolbox`); None: there are none.
         lessons: the versions among which the library of the input is looked up.
@@ -112,8 +112,8 @@ def build(
         UserError: there is no model, or the environment cannot read a written answer.
     """
     settings = settings or ToolAgent()
-    model = parts.require_chat_model("tool-agent")
-    world = parts.environment
+    model = inputs.require_chat_model("tool-agent")
+    world = inputs.environment
     read = getattr(world, "read", None)
     if world is not None and read is None:  # a drawing has no environment
         raise UserError(
@@ -122,23 +122,23 @@ def build(
         )
     toolset = Toolset(tools)
     dialogue = Dialogue(
-        task_prompt=Prompt.load("tool_agent/solve", parts.prompts),
-        last_turn_prompt=Prompt.load("tool_agent/last", parts.prompts),
-        turns_left_prompt=Prompt.load("tool_agent/left", parts.prompts),
-        lessons_prompt=Prompt.load("training_free_grpo/lessons", parts.prompts) if lessons else None,
+        task_prompt=Prompt.load("tool_agent/solve", inputs.prompts),
+        last_turn_prompt=Prompt.load("tool_agent/last", inputs.prompts),
+        turns_left_prompt=Prompt.load("tool_agent/left", inputs.prompts),
+        lessons_prompt=Prompt.load("training_free_grpo/lessons", inputs.prompts) if lessons else None,
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,
         max_turns=settings.max_turns,
-        count_tokens=parts.count_tokens,
-        max_tokens=parts.max_prompt_tokens,
+        count_tokens=inputs.count_tokens,
+        max_tokens=inputs.max_prompt_tokens,
     )
     options = {} if settings.temperature is None else {"temperature": settings.temperature}
     nodes: dict[str, Node] = {
         "begin": BeginWithTools(world, toolset=toolset),
-        "think": Think(model, toolset, dialogue, retry_prompt=Prompt.load("ask/again", parts.prompts), options=options),
+        "think": Think(model, toolset, dialogue, retry_prompt=Prompt.load("ask/again", inputs.prompts), options=options),
         "use": UseTools(toolset, settings.max_output_chars, settings.max_transcript_chars),
         "answer": Submit(read or (lambda reply: (reply,)), toolset),
-        "act": Act(world, parts.journal),
+        "act": Act(world, inputs.journal),
     }
     builder = StateGraph(ToolAgentState, input_schema=ToolAgentInput, output_schema=ToolAgentOutput)
     return compile_graph(

@@ -34,7 +34,7 @@ from ...nodes.learn.curriculum import (
 )
 from ...nodes.state import EpisodeInput, EpisodeResult
 from ..wiring.flow import compile_graph, wire
-from ..wiring.parts import SHARED, MethodInputs
+from ..wiring.inputs import SHARED, MethodInputs
 from .sft import TrainedState, WeightTraining, trained_nodes
 
 FLOW = """
@@ -77,16 +77,16 @@ class SelfEvolvingCurriculum(WeightTraining):
 
 
 def build(
-    parts: MethodInputs, settings: SelfEvolvingCurriculum | None = None, **compile: Any
+    inputs: MethodInputs, settings: SelfEvolvingCurriculum | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`. The world has `task(seed, split)`."""
     settings = settings or SelfEvolvingCurriculum()
-    threshold = parts.success_threshold(settings.success_threshold)
-    practice: TaskWorld = parts.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
+    threshold = inputs.success_threshold(settings.success_threshold)
+    practice: TaskWorld = inputs.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
     nodes = trained_nodes(
-        parts, "webrl", settings, lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold)
+        inputs, "webrl", settings, lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold)
     ) | {
-        "plan": PlanPractice(practice, parts.training_log, settings.every, settings.tasks, threshold),
+        "plan": PlanPractice(practice, inputs.training_log, settings.every, settings.tasks, threshold),
         "pick": PickTask(),
         "return_to_task": ReturnToTask(),
     }

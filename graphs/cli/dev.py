@@ -54,7 +54,7 @@ from ..experiments.play import make_method_inputs
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.inputs import MethodInputs
 from .dev_settings import DevChoice, DevRequestError, check_names, context_schema, read_choice
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -291,7 +291,7 @@ def _inputs(method: str, env: str, model: str) -> tuple[MethodInputs, Path]:
     journal = Journal(folder / "steps.jsonl")
     inputs: MethodInputs = make_method_inputs(options, environment, opened, journal, METHODS[method])
     if METHODS[method].has_memory:
-        inputs = replace(inputs, shelf=RecordStore(_store(), ("trajectories", *own, env, model), Trajectory))
+        inputs = replace(inputs, records=RecordStore(_store(), ("trajectories", *own, env, model), Trajectory))
     return inputs, folder
 
 

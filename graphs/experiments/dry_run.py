@@ -152,7 +152,7 @@ def _writes(options: RunOptions) -> bool:
 
 
 def _window(options: RunOptions) -> int:
-    from ..wiring.parts import DEFAULT_WINDOW
+    from ..wiring.inputs import DEFAULT_WINDOW
 
     return options.window or DEFAULT_WINDOW
 

@@ -157,7 +157,7 @@ def run_graph(
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     if options.policy_history_steps is None and not setup.shows_recent_steps:
         inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
-    inputs = replace(inputs, shelf=files.shelf, run=job.run, make_trainer=make_trainer, training_log=files.training)
+    inputs = replace(inputs, records=files.shelf, run=job.run, make_trainer=make_trainer, training_log=files.training)
     episode: Any = method.build(inputs, setup.methods[job.method])
     if job.attempts_at_once > 1:
         episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
@@ -237,7 +237,7 @@ def make_method_inputs(
         judging: the model that judges; the same if not given.
     """
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
-    from ..wiring.parts import DEFAULT_WINDOW, MethodInputs, uniform_policy
+    from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, uniform_policy
 
     # A method that needs no model makes no use of a judge either.
     judge = judge_node(options, environment, judging or model, journal) if method is None or method.needs_model else None

@@ -20,7 +20,7 @@ from ...nodes.act.policies import PromptView
 from .. import jitrl
 from ..baselines import static, tabular
 from ..jitrl import JitRL
-from ..wiring.parts import MethodInputs
+from ..wiring.inputs import MethodInputs
 from ..wiring.supersteps import UncheckpointedGraph
 from .recorded_worlds import RecordedWorld
 from .reward_variants import HindsightOracle, RewardVariant, VariantWorld, hindsight_rewards, make_policy
@@ -171,16 +171,16 @@ def build_arm(
     changed = VariantWorld(world, variant.shift * CONSTANTS[family(world.name)], variant.gives_up)
     judge = HindsightOracle(journal) if variant.judged else None
     policy = make_policy(variant, world, model)
-    parts = MethodInputs(changed, journal, policy, judge=judge, history_steps=0)
+    inputs = MethodInputs(changed, journal, policy, judge=judge, history_steps=0)
     settings = arm.method_settings(world.name, variant)
     match arm.method:
         case "jitrl":
-            graph = jitrl.build(parts, settings, experiences=_make_memory(arm.control, settings, run))
+            graph = jitrl.build(inputs, settings, experiences=_make_memory(arm.control, settings, run))
         case "static":
-            graph = static.build(parts, settings)
+            graph = static.build(inputs, settings)
         case "tabular":
             values = (settings.gamma, settings.learning_rate, settings.initial_value)
-            graph = tabular.build(parts, settings, table=_HindsightTable(None, *values) if variant.judged else None)
+            graph = tabular.build(inputs, settings, table=_HindsightTable(None, *values) if variant.judged else None)
     loop = UncheckpointedGraph(graph)
     # The record of every decision is not read here, and would take a sixth of the time.
     act = loop.links["act"]

@@ -22,7 +22,7 @@ from ...nodes.cached_model import CachedChatModel, SpendingLimit
 from ...nodes.extract.critic import Critic
 from ...nodes.prompt import PROMPTS_DIR
 from .flow import to_mermaid
-from .parts import MethodInputs
+from .inputs import MethodInputs
 
 __all__ = ["group_fingerprint", "model_fingerprint", "rollout_fingerprint"]
 
@@ -30,10 +30,10 @@ _DEPTH = 6
 """Levels of nested settings that a fingerprint holds."""
 
 
-def rollout_fingerprint(parts: MethodInputs, graph: Runnable[Any, Any], name: str = "") -> str:
+def rollout_fingerprint(inputs: MethodInputs, graph: Runnable[Any, Any], name: str = "") -> str:
     """A digest of the model, the window, the prompt files, the graph that plays, and its `name`; not of problem and lessons."""
-    found: list[Any] = [name, model_fingerprint(parts.model), parts.window, parts.history_steps, parts.list_actions]
-    found.append(_prompt_files(parts.prompts))
+    found: list[Any] = [name, model_fingerprint(inputs.model), inputs.window, inputs.history_steps, inputs.list_actions]
+    found.append(_prompt_files(inputs.prompts))
     if isinstance(graph, CompiledStateGraph):
         nodes = [(title, getattr(spec.runnable, "func", None) or spec.runnable) for title, spec in graph.builder.nodes.items()]
         found += [graph.name, to_mermaid(graph), sorted([title, _settings(node)] for title, node in nodes)]

@@ -34,7 +34,7 @@ from .arrows import (
 )
 from .data_flow import find_missing
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
-from .inputs import InputError, input_mistake
+from .input_errors import InputError, input_mistake
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 
 __all__ = [
@@ -214,8 +214,8 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         try:
             stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
-            async with aclosing(stream) as parts:
-                async for part in parts:
+            async with aclosing(stream) as inputs:
+                async for part in inputs:
                     yield part
         except (KeyError, AttributeError, TypeError) as error:
             self._explain(input, error)
@@ -259,8 +259,8 @@ def compile_graph(
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder)
         builder = _assemble(builder, _checked(wiring, builder))
     compiled = builder.compile(**options)
-    parts = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
-    return UnboundedGraph(**parts).with_config(recursion_limit=1_000_000)
+    inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
+    return UnboundedGraph(**inputs).with_config(recursion_limit=1_000_000)
 
 
 # An edited drawing

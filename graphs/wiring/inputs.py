@@ -1,56 +1,395 @@
-"""The input of a graph, where it is the reason that the graph failed: in words, in place of a KeyError from within a node.
+"""The inputs that every method is built from: `build(MethodInputs(environment=world), settings)`.
 
-It is looked at only then. A thread that goes on may be given less than its graph needs to begin with, so nothing can be refused
-beforehand.
+Every input but the environment has a default that works: a uniform policy, a journal and a memory in this process, and the
+environment's own rewards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
 
-from typing_extensions import is_typeddict
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
+from typing_extensions import TypedDict
 
+from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...memory.errors import UserError
+from ...memory.records import Trajectory
+from ...memory.returns.experiences import TrajectoryStore
+from ...memory.storage.journal import Journal
+from ...nodes.act.episode import Environment, takes_unlisted_actions
+from ...nodes.act.policies import (
+    LocalPolicy,
+    PromptView,
+    RecentStepsPrompt,
+    Scorer,
+    UniformPolicy,
+    act_policy,
+    answer_policy,
+)
+from ...nodes.ask import estimate_tokens
+from ...nodes.evaluate.judge import EnvironmentJudge
+from ...nodes.learn.train_weights import WeightTrainer
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import EpisodePrompt, Layout
+from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
+from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
+from ...nodes.update.configuration import CodeRunner
+from .banks import load_bank, reaches_return
+from .flow import Node
 
-__all__ = ["InputError", "input_mistake"]
+DEFAULT_WINDOW = 32_768
+"""The window in tokens of a model that does not state its own."""
+DEFAULT_RESERVE = 4_096
+"""Tokens of such a window that are left for the system message, the template and the reply (a long chain of thought, say)."""
+SHARED: Mapping[str, bool] = {"shared": True}
+"""Metadata of a settings field that a comparison gives to all its methods: `k: int = field(default=4, metadata=SHARED)`.
+
+`learngraph run adamem --k 8 --compare synapse` then plays both methods with k = 8. `methods.shared_fields` reads the mark.
+"""
 
 
-class InputError(UserError, ValueError):
-    """The input of a graph lacks something, or has something of another type."""
+@dataclass(frozen=True)
+class WritingStyle:
+    """The way in which a method has a writing model asked for actions. Prompts are named by their files in nodes/prompts/."""
+
+    action_prompt: str = "act/write"
+    """The prompt for one action, in worlds that are played step by step."""
+    answer_prompt: str = "act/answer"
+    """The prompt for a whole answer, in worlds that read one (they have `read`)."""
+    thinks_before_each_action: bool = False
+    """True if an answer of several actions is asked for action by action, with a thought before each."""
+    vote_mark: str = ""
+    """The mark of a further line in the reply, `Memory` for `Memory: yes`, that sets the channel `vote`; empty: no such line."""
 
 
-def input_mistake(schema: Any, given: Any, error: Exception) -> str:
-    """A sentence about the input if it is the reason of `error`; empty if it is not.
+_PLAIN = WritingStyle()
+THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
+"""The style of ReAct (arXiv:2210.03629): a thought before every action."""
 
-    Args:
-        schema: the graph's input as a TypedDict; about others nothing is said.
-        given: the input.
-        error: what the graph failed with.
+
+def check_literals(settings: Any, method: str) -> None:
+    """Check that every setting whose type is a `Literal` has one of its values.
+
+    Raises:
+        UserError: naming the setting, what came, and what is accepted.
     """
-    if not is_typeddict(schema) or not isinstance(given, Mapping):
-        return ""
-    hints = get_type_hints(schema, include_extras=True)
-    wanted = {name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint for name, hint in hints.items()}
-    needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired and name in schema.__required_keys__]
-    lacking = [name for name in needed if name not in given]
-    form = ", ".join(f"{name}: {_type_name(wanted[name])}" for name in needed)
-    if isinstance(error, KeyError):
-        if not lacking or error.args[:1] not in [(name,) for name in lacking]:
-            return ""
-        missing = " and ".join(f"`{name}`" for name in lacking)
-        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}"
-    for name, value in given.items():
-        hint = wanted.get(name)
-        if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):
-            came = f"{type(value).__name__} ({value!r:.60})"
-            return f"`{name}` of the input is to be a {_type_name(hint)}, got a {came}; the input is {{{form}}}"
-    return ""
+    for name, hint in get_type_hints(type(settings)).items():
+        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
+            raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
 
 
-def _list(given: Mapping[Any, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in given) or "nothing"
+def check_least(settings: Any, method: str, **least: float) -> None:
+    """Check that these settings are not below their least values; a setting that is None passes.
+
+    Raises:
+        UserError: naming the setting, the least value, and what came.
+    """
+    for name, value in least.items():
+        if (given := getattr(settings, name)) is not None and given < value:
+            raise UserError(f"{method}: {name} is at least {value:g}, got {given}")
 
 
-def _type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint)
+def uniform_policy(view: PromptView) -> Node:
+    """A policy that finds every admissible action equally likely, whatever the prompt view shows."""
+    return UniformPolicy()
+
+
+class ScoringModel(Scorer, Protocol):
+    """A model in this process that scores action texts, such as `tools.local.model.LocalChatModel`."""
+
+    @property
+    def window(self) -> int:
+        """Tokens of its longest prompt and reply together."""
+        ...
+
+    def get_num_tokens(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
+
+
+class PromptArguments(TypedDict):
+    """The arguments of `nodes.retrieve.attempts.EpisodePrompt` that every method shares."""
+
+    journal: Journal
+    layout: Layout
+    count_tokens: Callable[[str], int]
+    window: int
+    list_actions: bool
+    brief: str
+
+
+@dataclass(frozen=True)
+class MethodInputs:
+    """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
+
+    environment: Environment
+    """The world that is played."""
+    journal: Journal = field(default_factory=Journal)
+    """The log of steps. The default lives in this process."""
+    make_policy: Callable[[PromptView], Node] = field(default=uniform_policy, repr=False)
+    """Prompt view -> the node that proposes candidate actions with logits in nats."""
+    records: TrajectoryStore | None = None
+    """The store of finished episodes; None keeps them in this process."""
+    judge: Node | None = None
+    """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
+    history_steps: int | None = None
+    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm, evotest and reflexion show to the policy; None: all."""
+    model: Runnable[Any, Any] | None = field(default=None, repr=False)
+    """A chat model, for methods that have text written beside actions."""
+    make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
+    """Prompt view and style -> a policy that writes its action; None: the model only scores actions."""
+    count_tokens: Callable[[str], int] = field(default=estimate_tokens, repr=False)
+    """Tokens of a text, as the model counts them."""
+    window: int = DEFAULT_WINDOW
+    """Tokens of the longest prompt and reply together."""
+    reserved_tokens: int | None = None
+    """Tokens of the window that are left for the system message, the template and the reply; 4096 if not given, but at most a
+    quarter of the window."""
+    list_actions: bool = False
+    """True if prompts list the admissible actions."""
+    run: str = ""
+    """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
+    prompts: Path | None = None
+    """A directory whose prompt files take the place of those of the same name."""
+    run_code: CodeRunner | None = field(default=None, repr=False)
+    """A sandbox for code that a model writes (`tools.agent_tools.interpreter.run_alone`); None: no such code runs."""
+    make_trainer: Callable[[WeightSettings], WeightTrainer] | None = field(default=None, repr=False)
+    """Settings -> a trainer of the model's weights (`tools.training.trl_trainers.TrlTrainer`); None: they stay as they are."""
+    training_log: TrainingLog = field(default_factory=TrainingLog, repr=False)
+    """The log of attempts and trainings, for methods that train weights. The default lives in this process."""
+
+    @classmethod
+    def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:
+        """Inputs for a model in this process, which scores the admissible actions and counts its own tokens.
+
+        Args:
+            environment: the world.
+            journal: the log of steps.
+            model: scores action texts.
+            more: further fields of `MethodInputs`, by name.
+        """
+        prompt = Prompt.load("act/score", more.get("prompts"))
+        # The reply is an action: short. The system message of the prompt counts as it is.
+        reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
+        ours: dict[str, Any] = {
+            "history_steps": 0,
+            "count_tokens": model.get_num_tokens,
+            "window": model.window,
+            "reserved_tokens": min(reserve, model.window // 4),
+        }
+        return cls(environment, journal, lambda view: LocalPolicy(model, view, prompt), model=cast(Any, model), **ours | more)
+
+    @classmethod
+    def with_chat_model(
+        cls, environment: Environment, journal: Journal, model: BaseChatModel, *, stepwise: bool = False, **more: Any
+    ) -> MethodInputs:
+        """Inputs for a chat model that writes its actions.
+
+        It writes a whole answer where the environment can read one (it has `read`), else a thought and an action at every step.
+
+        Args:
+            environment: the world.
+            journal: the log of steps.
+            model: writes.
+            stepwise: ask for one action at a time also where the environment can read a whole answer.
+            more: further fields of `MethodInputs`, by name.
+        """
+        prompts = more.get("prompts")
+        read = None if stepwise else getattr(environment, "read", None)
+        free_text = takes_unlisted_actions(environment) and getattr(environment, "free_text", True)
+
+        def write(view: PromptView, style: WritingStyle = _PLAIN) -> Node:
+            by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1
+            if read is None or by_step:
+                return act_policy(
+                    model,
+                    view,
+                    name=style.action_prompt,
+                    prompts=prompts,
+                    free_text=free_text,
+                    vote_mark=style.vote_mark,
+                )
+            return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
+
+        ours: dict[str, Any] = {
+            "history_steps": 20,
+            "model": model,
+            "make_writing_policy": write,
+            "list_actions": read is None,
+            "window": getattr(model, "window", None) or DEFAULT_WINDOW,
+        }
+        return cls(environment, journal, write, **ours | more)
+
+    def judge_node(self) -> Node:
+        """The node that rewards a finished episode: the judge, or the environment's own rewards."""
+        return self.judge or EnvironmentJudge(self.journal)
+
+    @property
+    def chats(self) -> bool:
+        """True if the model writes its actions; False if it only scores them."""
+        return self.make_writing_policy is not None
+
+    def layout(
+        self, rewards: Literal["dense", "sparse", "zero", "none"] = "dense", clip: int | None = 200, *, notes: bool = False
+    ) -> Layout:
+        """The layout of attempts in prompts, as suits the model.
+
+        Args:
+            rewards: which rewards are shown.
+            clip: for a model that scores, characters of a past state's first line. For one that chats any number means that long
+                observations lose their middle. None: both are shown whole.
+            notes: whether the note on an attempt is shown with it.
+        """
+        if not self.chats:
+            return Layout(rewards, clip, notes)
+        return ChatLayout(
+            rewards,
+            notes=notes,
+            count_tokens=self.count_tokens,
+            max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
+            full_success=getattr(self.judge, "full_success", None) if self.judge else self.success_threshold(None),
+            horizon=getattr(self.environment, "horizon", None) if self.list_actions else None,
+            # A world that reads a written answer says at its end whether that is right.
+            show_end="always" if not hasattr(self.environment, "read") else "never" if self.judge else "with rewards",
+        )
+
+    def prompt_arguments(self, layout: Layout | None = None, brief: str = "") -> PromptArguments:
+        """The arguments of `EpisodePrompt` and its subclasses, by name.
+
+        The running attempt is written as `layout` says, but without rewards where a judge will give them at the end, and with
+        whole states for a model that writes: it needs what it has read (a page, a passage) at later steps, too.
+        """
+        layout = layout or self.layout()
+        rewards: Any = "none" if self.judge else layout.rewards
+        if isinstance(layout, ChatLayout):
+            running: Layout = replace(layout, rewards=rewards, max_observation_tokens=None)
+        else:
+            running = replace(layout, rewards=rewards, clip=None if self.chats else layout.clip)
+        return {
+            "journal": self.journal,
+            "layout": running,
+            "count_tokens": self.count_tokens,
+            "window": self.max_prompt_tokens,
+            "list_actions": self.list_actions,
+            "brief": brief,
+        }
+
+    def recent_steps_view(self) -> PromptView:
+        """A view of the task, the last `history_steps` of the episode and the present observation."""
+        if self.chats:
+            return EpisodePrompt(max_steps=self.history_steps, **self.prompt_arguments())
+        return RecentStepsPrompt(self.journal, self.history_steps)
+
+    def bank_trajectories(self, path: str, method: str) -> tuple[Trajectory, ...]:
+        """The trajectories of a bank file; none without a path. The file is read again only when it has changed.
+
+        Raises:
+            UserError: the file is no bank, or holds no trajectory of this environment.
+        """
+        if not path:
+            return ()
+        bank = load_bank(path)
+        if not any(trajectory.domain == self.environment.name for trajectory in bank):
+            raise UserError(
+                f"{method}: {path} holds no trajectory of {self.environment.name}; it has those of {bank[0].domain}"
+            )
+        return bank
+
+    def success_threshold(self, given: float | None) -> float | None:
+        """The return from which an attempt of this run counts as a success: as given, or the environment's; None: unknown.
+
+        A judge's rewards have a scale of their own, on which the environment's threshold means nothing.
+        """
+        return given if given is not None or self.judge else getattr(self.environment, "solved", None)
+
+    def bank_success_threshold(self, given: float | None) -> float | None:
+        """The return from which an attempt of a bank counts as a success; None: unknown.
+
+        The rewards of a bank are the environment's, whatever judges the attempts of this run. Under a judge the given threshold
+        is on the judge's scale and says nothing about the bank.
+        """
+        return replace(self, judge=None).success_threshold(None if self.judge else given)
+
+    def require_success_threshold(self, method: str, given: float | None, bank: str = "") -> None:
+        """Check that the return from which an attempt is a success is known, in this run and in the bank (if there is one).
+
+        Raises:
+            UserError: it is not; names the setting to use. A drawing has no environment, and nothing is checked.
+        """
+        if self.environment is None:
+            return
+        silent = "a judge's rewards have a scale of their own" if self.judge else f"{self.environment.name} does not say it"
+        if self.success_threshold(given) is None:
+            raise UserError(
+                f"{method}: which return is a success? {silent}; set success_threshold to the least one, "
+                "or take all attempts (outcomes=all)"
+            )
+        if bank and self.bank_success_threshold(given) is None:
+            raise UserError(
+                f"{method}: which return is a success in {bank}? {self.environment.name} does not say it, and success_threshold is "
+                "on the judge's scale; take all attempts (outcomes=all)"
+            )
+
+    def success_predicate(self, given: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
+        """A predicate: did an attempt of this bank or of this run succeed? It gives None where that is unknown."""
+        ids = {trajectory.id for trajectory in bank}
+        in_bank = reaches_return(self.bank_success_threshold(given))
+        in_run = reaches_return(self.success_threshold(given))
+        return lambda attempt: (in_bank if attempt.id in ids else in_run)(attempt)
+
+    def excerpts(self, memory: PrecedentMemory, following_steps: int | None, max_state_chars: int | None) -> Excerpts:
+        """The layout of remembered steps in prompts, as suits the model; all of them take half the prompt at most.
+
+        Args:
+            memory: holds the steps.
+            following_steps: steps shown of those that followed one; None: all.
+            max_state_chars: characters of a past state, at most 400 for a model that only scores; None: all.
+        """
+        room = self.max_prompt_tokens // 2
+        if self.make_writing_policy is None:
+            return Excerpts(memory, self.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
+        layout = self.prompt_arguments()["layout"]
+        return SituationExcerpts(memory, self.count_tokens, room, following_steps, max_state_chars, layout=layout)
+
+    def admissible_prompt(self) -> Prompt | None:
+        """The text with which prompts list the admissible actions; None where they do not, or the world lists none."""
+        if self.make_writing_policy is None:
+            return None
+        name = "act/suggested" if takes_unlisted_actions(self.environment) else "act/admissible"
+        return Prompt.load(name, self.prompts)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, without the system message and the template around it."""
+        return self.window - (min(DEFAULT_RESERVE, self.window // 4) if self.reserved_tokens is None else self.reserved_tokens)
+
+    def acting_policy(self, view: PromptView, style: WritingStyle) -> Node:
+        """A policy that writes in this style, or the plain policy where the model only scores actions."""
+        return self.make_writing_policy(view, style) if self.make_writing_policy else self.make_policy(view)
+
+    def require_chat_model(self, method: str) -> Runnable[Any, Any]:
+        """The chat model, for a method that cannot do without.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.model is None:
+            raise UserError(
+                f"{method} has a model write, and there is none here: a uniform prior only picks actions. Give a chat model or a "
+                "scoring model (pocket, local:PATH, openai:NAME)"
+            )
+        return self.model
+
+    def require_writer(self, method: str) -> Callable[[PromptView, WritingStyle], Node]:
+        """The maker of policies that write, for a method that cannot do without.
+
+        Raises:
+            UserError: the model only scores actions.
+        """
+        if self.make_writing_policy is None:
+            raise UserError(f"{method} reasons in writing before it acts; give a model that writes, such as openai:NAME")
+        return self.make_writing_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...memory.errors import UserError
-from .parts import check_literals
+from .inputs import check_literals
 
 __all__ = ["check_jitrl"]
 

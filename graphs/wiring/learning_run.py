@@ -34,7 +34,7 @@ from ...nodes.update.consolidate import LessonSettings
 from ...nodes.update.library import RouteCandidate
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
-from .parts import MethodInputs
+from .inputs import MethodInputs
 from .supersteps import UncheckpointedGraph
 
 __all__ = [
@@ -116,20 +116,20 @@ class CriticModel:
     """(model, stage) -> the model with its calls cached, counted and limited. None: by the run's resources, unless the model is
     a `CachedChatModel`."""
 
-    def by_stage(self, parts: MethodInputs, resources: RunResources, *, required: bool = True) -> StageModel:
+    def by_stage(self, inputs: MethodInputs, resources: RunResources, *, required: bool = True) -> StageModel:
         """Gives the model of a stage (`summarise`, `contrast`, ...): calls are cached and counted by stage.
 
         Args:
-            parts: the model that plays.
+            inputs: the model that plays.
             resources: the cache and the limits.
             required: whether a run without any model is an error; if not, the model of every stage is None then.
 
         Raises:
             UserError: a model is required, and there is none.
         """
-        if self.model is None and parts.model is None and not required:
+        if self.model is None and inputs.model is None and not required:
             return lambda stage: cast(Any, None)
-        model = self.model or parts.require_chat_model("training-free-grpo")
+        model = self.model or inputs.require_chat_model("training-free-grpo")
 
         def stage_model(stage: str) -> Runnable[Any, Any]:
             if self.cache_model:
@@ -143,7 +143,7 @@ class CriticModel:
 
 
 def rollout_player(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: ComparisonSettings,
     graph: Runnable[Any, Any],
     resources: RunResources,
@@ -155,7 +155,7 @@ def rollout_player(
     """The node that plays rollouts with a graph and keeps them in the cache: in learning, in the accept test, in evaluation.
 
     Args:
-        parts: the environment, the journal, and the model that plays.
+        inputs: the environment, the journal, and the model that plays.
         settings: `lessons_per_prompt`, `timeout` and `truth` are used: without ground truth, transcripts hold no rewards.
         graph: plays a rollout (see `RolloutGraphs`); as a plain loop, where that is possible.
         resources: the versions of the library, the cache, and the limits.
@@ -172,44 +172,44 @@ def rollout_player(
     rewards: Literal["dense", "none"] = "dense" if settings.truth == "given" else "none"
     return RolloutPlayer(
         plays,
-        parts.environment,
-        parts.journal,
+        inputs.environment,
+        inputs.journal,
         resources.versions,
         resources.cache,
-        name=rollout_fingerprint(parts, graph, name),
+        name=rollout_fingerprint(inputs, graph, name),
         lessons_per_prompt=settings.rollouts.lessons_per_prompt,
         layout=Layout(rewards=rewards, clip=None),
-        count=parts.count_tokens,
-        max_transcript_tokens=parts.max_prompt_tokens // 2,
+        count=inputs.count_tokens,
+        max_transcript_tokens=inputs.max_prompt_tokens // 2,
         timeout=settings.rollouts.timeout,
         slots=resources.slots,
         meter=resources.meter,
         stage=stage,
-        counts_as_paid=parts.make_writing_policy is None or not isinstance(parts.model, CachedChatModel),
+        counts_as_paid=inputs.make_writing_policy is None or not isinstance(inputs.model, CachedChatModel),
         close=close,
     )
 
 
 def make_players(
-    parts: MethodInputs, settings: ComparisonSettings, resources: RunResources, rollouts: RolloutGraphs
+    inputs: MethodInputs, settings: ComparisonSettings, resources: RunResources, rollouts: RolloutGraphs
 ) -> tuple[RolloutPlayer, RolloutPlayer]:
     """The player of rollouts that are learned from, and the player of the accept test; both graphs are given."""
 
     def player(graph: Runnable[Any, Any] | None, stage: str) -> RolloutPlayer:
         assert graph is not None
-        return rollout_player(parts, settings, graph, resources, stage=stage, name=rollouts.name, close=rollouts.close)
+        return rollout_player(inputs, settings, graph, resources, stage=stage, name=rollouts.name, close=rollouts.close)
 
     return player(rollouts.learning, "rollout"), player(rollouts.trial, "trial")
 
 
-def library_limits(parts: MethodInputs, settings: LessonSettings) -> LibraryLimits:
+def library_limits(inputs: MethodInputs, settings: LessonSettings) -> LibraryLimits:
     """The limits of a library that these prompts have room for."""
-    tokens = max(min(settings.max_library_tokens, parts.max_prompt_tokens // 2), 1)
+    tokens = max(min(settings.max_library_tokens, inputs.max_prompt_tokens // 2), 1)
     return LibraryLimits(settings.max_words, settings.max_lessons, tokens, settings.duplicate_similarity)
 
 
 def make_critic(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: ComparisonSettings,
     resources: RunResources,
     critic: CriticModel,
@@ -218,18 +218,18 @@ def make_critic(
     """The settings and functions of the nodes that compare and edit.
 
     Args:
-        parts: the environment, the prompts, the window.
+        inputs: the environment, the prompts, the window.
         settings: who compares, with how much ground truth, and the limits of the library.
         resources: the versions of the library.
         critic: the model that compares.
         tasks: the problems that are learned on.
     """
-    world: Any = parts.environment
+    world: Any = inputs.environment
     has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.rewards.compare_failed_groups)
     return Critic(
         resources.versions,
-        critic_prompts(parts.prompts),
-        library_limits(parts, settings.lessons),
+        critic_prompts(inputs.prompts),
+        library_limits(inputs, settings.lessons),
         max_insights=settings.lessons.max_insights,
         max_step_edits=settings.lessons.max_step_edits,
         truth=settings.truth,
@@ -237,11 +237,11 @@ def make_critic(
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
         bare_answers=true_answers(world),
         final_answer=getattr(world, "answer", None),
-        count=parts.count_tokens,
-        max_prompt_tokens=parts.max_prompt_tokens,
-        line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
+        count=inputs.count_tokens,
+        max_prompt_tokens=inputs.max_prompt_tokens,
+        line_only=settings.author == "rule" or (critic.model is None and inputs.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
-        author="" if settings.author == "rule" else model_name(critic.model or parts.model),
+        author="" if settings.author == "rule" else model_name(critic.model or inputs.model),
     )
 
 

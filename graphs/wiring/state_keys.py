@@ -9,7 +9,7 @@ from ...memory.search.similarity import Similarity, reference_words, shingles
 from ...memory.search.vectors import CosineSimilarity
 from ...nodes.retrieve.context import HISTORY, STATE, TraceHistory, write_summary
 from .flow import Node
-from .parts import MethodInputs
+from .inputs import MethodInputs
 
 __all__ = ["compare_by_embeddings", "compare_by_words", "history_similarity", "make_trace_node"]
 
@@ -41,19 +41,19 @@ def compare_by_embeddings(embedder: str) -> Similarity:
     return CosineSimilarity(SectionEncoder(encoder, {STATE: 0.75, HISTORY: 0.25}), prompts=prompts)
 
 
-def make_trace_node(is_written: bool, parts: MethodInputs) -> Node:
+def make_trace_node(is_written: bool, inputs: MethodInputs) -> Node:
     """The node that puts the history into the state key.
 
     Args:
         is_written: the model writes the history and names the state; else a rule does.
-        parts: environment, journal and model.
+        inputs: environment, journal and model.
 
     Raises:
         UserError: the model is to write, and it does not.
     """
     if not is_written:
-        return TraceHistory(parts.environment, parts.journal)
-    if parts.model is None or not parts.chats:
+        return TraceHistory(inputs.environment, inputs.journal)
+    if inputs.model is None or not inputs.chats:
         raise UserError("jitrl: state_key='summary' needs a model that writes; state_key='hierarchy' sums up by rule")
-    layout, window = parts.layout(clip=None), parts.max_prompt_tokens
-    return write_summary(parts.model, parts.environment, parts.journal, layout, parts.count_tokens, window, parts.prompts)
+    layout, window = inputs.layout(clip=None), inputs.max_prompt_tokens
+    return write_summary(inputs.model, inputs.environment, inputs.journal, layout, inputs.count_tokens, window, inputs.prompts)

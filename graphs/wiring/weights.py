@@ -8,7 +8,7 @@ from ...memory.claas.weights import WeightSettings
 from ...memory.errors import UserError
 from ...nodes.act.policies import LocalPolicy
 from ...nodes.learn.train_weights import WeightTrainer
-from .parts import MethodInputs
+from .inputs import MethodInputs
 
 __all__ = ["NoWeightsError", "open_weight_trainer", "scoring_policy"]
 
@@ -19,15 +19,15 @@ class NoWeightsError(UserError, ValueError):
     fails_again = True
 
 
-def open_weight_trainer(parts: MethodInputs, method: str, settings: WeightSettings) -> WeightTrainer:
+def open_weight_trainer(inputs: MethodInputs, method: str, settings: WeightSettings) -> WeightTrainer:
     """The trainer of the weights of the model that plays.
 
     Raises:
         NoWeightsError: the model has none that could be trained here. A drawing has no environment, and gets no trainer.
     """
-    if parts.make_trainer is not None:
-        return parts.make_trainer(settings)
-    if parts.environment is None:
+    if inputs.make_trainer is not None:
+        return inputs.make_trainer(settings)
+    if inputs.environment is None:
         return cast(WeightTrainer, None)
     raise NoWeightsError(
         f"{method} trains the weights of the model that plays, and there are none here: a model behind an API keeps its own, and a "
@@ -35,13 +35,13 @@ def open_weight_trainer(parts: MethodInputs, method: str, settings: WeightSettin
     )
 
 
-def scoring_policy(parts: MethodInputs, method: str) -> LocalPolicy:
+def scoring_policy(inputs: MethodInputs, method: str) -> LocalPolicy:
     """The policy that scores actions with the model's weights; it is shown what JitRL's and static's are shown.
 
     Raises:
         NoWeightsError: the actions are not drawn from such scores.
     """
-    policy = parts.make_policy(parts.recent_steps_view())
+    policy = inputs.make_policy(inputs.recent_steps_view())
     if not isinstance(policy, LocalPolicy):
         raise NoWeightsError(
             f"{method} trains the log-probabilities that its actions are drawn from, and here they are drawn from others; play it "

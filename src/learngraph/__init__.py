@@ -3,8 +3,8 @@
     import learngraph
 
     world = ...                                             # a learngraph.Environment
-    parts = learngraph.MethodInputs(environment=world)      # a uniform policy, a memory in this process
-    graph = learngraph.jitrl.build(parts)                   # a LangGraph CompiledStateGraph
+    inputs = learngraph.MethodInputs(environment=world)      # a uniform policy, a memory in this process
+    graph = learngraph.jitrl.build(inputs)                   # a LangGraph CompiledStateGraph
     learngraph.picture(graph)                               # its drawing, in a notebook
 
 Importing this package takes milliseconds: each name below is loaded when it is used for the first time. `python -m learngraph` is
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .graphs.wiring.flow import check as check
     from .graphs.wiring.flow import rewire as rewire
     from .graphs.wiring.flow import wire as wire
-    from .graphs.wiring.parts import MethodInputs as MethodInputs
+    from .graphs.wiring.inputs import MethodInputs as MethodInputs
     from .graphs.wiring.picture import picture as picture
     from .memory.errors import UserError as UserError
     from .memory.storage.chroma_store import ChromaStore as ChromaStore
@@ -67,7 +67,7 @@ __all__ = [
 _LOADED_ON_USE = {
     "ChromaStore": (".memory.storage.chroma_store", "ChromaStore"),
     "Environment": (".nodes.act.episode", "Environment"),
-    "MethodInputs": (".graphs.wiring.parts", "MethodInputs"),
+    "MethodInputs": (".graphs.wiring.inputs", "MethodInputs"),
     "UserError": (".memory.errors", "UserError"),
     "adamem": (".graphs.adamem", ""),
     "catalogue": (".nodes.catalogue", "catalogue"),

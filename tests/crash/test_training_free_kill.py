@@ -35,7 +35,7 @@ CONTEXT.set_forkserver_preload(
 def learn(folder: str, pause: float = 0.0) -> None:
     """A run whose files are all in a folder; goes on where an earlier process left off."""
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.graphs.wiring.parts import MethodInputs
+    from learngraph.graphs.wiring.inputs import MethodInputs
     from learngraph.memory.storage.journal import Journal
     from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -60,7 +60,7 @@ def learn(folder: str, pause: float = 0.0) -> None:
 def write(folder: str, pause: float = 0.0) -> None:
     """The same with a model that writes: calls, some of which fail whenever they are made, are what a crash may lose."""
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.graphs.wiring.parts import MethodInputs
+    from learngraph.graphs.wiring.inputs import MethodInputs
     from learngraph.memory.storage.journal import Journal
     from learngraph.nodes.cached_model import CachedChatModel
 
@@ -89,7 +89,7 @@ def write(folder: str, pause: float = 0.0) -> None:
     )
 
 
-def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) -> None:
+def play(home: Path, inputs: Callable[[Cache], Any], settings: Any, **more: Any) -> None:
     """One process of a run."""
     from learngraph.graphs import training_free_grpo
     from learngraph.graphs.wiring.learning_run import RunResources
@@ -99,7 +99,7 @@ def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) 
     versions, log, cache = LibraryVersions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
     with open_checkpoints(home / "checkpoints.db") as saver:
         graph = training_free_grpo.build(
-            parts(cache), settings, resources=RunResources(versions, cache, log), checkpointer=saver, **more
+            inputs(cache), settings, resources=RunResources(versions, cache, log), checkpointer=saver, **more
         )
         config: Any = {"configurable": {"thread_id": "run"}}
         begun = graph.get_state(config).values

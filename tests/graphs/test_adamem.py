@@ -19,7 +19,7 @@ from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.arms import blueprint
 from learngraph.graphs.wiring import flow, run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
@@ -212,8 +212,8 @@ class Shelf(dict[str, Trajectory]):
 
 
 def rounds(settings: AdaMEM, chat: Chat, shelf: Shelf, count: int = 2, **compile: Any) -> Any:
-    parts = MethodInputs.with_chat_model(TOY, Journal(), chat, shelf=shelf)
-    return run.build(adamem.build(parts, settings), **compile).invoke(
+    inputs = MethodInputs.with_chat_model(TOY, Journal(), chat, records=shelf)
+    return run.build(adamem.build(inputs, settings), **compile).invoke(
         run.RunInput(task=TASK, run="r", episode=0, episodes=count)
     )
 
@@ -234,7 +234,7 @@ def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
     shelf = Shelf()
     rounds(AdaMEM(mode="max"), Chat(), shelf, count=3)
     again, journal = Chat(), Journal()
-    graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, shelf=shelf), AdaMEM(mode="max", online=False))
+    graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, records=shelf), AdaMEM(mode="max", online=False))
     graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert "strategy" not in again.kinds()  # as when it was played first
     graph.invoke({"task": TASK, "run": "another", "episode": 0})
@@ -364,8 +364,8 @@ def test_a_bank_that_is_none_is_refused(tmp_path: Path, bank: str) -> None:
 
 def test_a_run_tells_refreshes_and_unreadable_decisions(bank: str) -> None:
     log = Rows()
-    parts = MethodInputs.with_chat_model(TOY, Journal(), Chat(vote=lambda n: ""))
-    run.build(adamem.build(parts, AdaMEM(bank=bank)), log).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
+    inputs = MethodInputs.with_chat_model(TOY, Journal(), Chat(vote=lambda n: ""))
+    run.build(adamem.build(inputs, AdaMEM(bank=bank)), log).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     (row,) = log.values()
     assert row["refreshes"] == 1
     assert row["malformed"] == row["steps"] - 1

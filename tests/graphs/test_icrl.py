@@ -17,7 +17,7 @@ from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory
@@ -227,7 +227,7 @@ def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> 
 def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -> None:
     chat, shelf = ScriptedChat(replies=["no idea"]), Shelf()
     log = Rows()
-    out = play(icrl.build(answering(chat, shelf=shelf)), 2, log=log)
+    out = play(icrl.build(answering(chat, records=shelf)), 2, log=log)
     assert [t.transitions[0].action for t in shelf] == ["no idea", "no idea"]
     assert [t.value for t in shelf] == [None, None]
     assert out["values"] == [None, None]
@@ -240,8 +240,8 @@ def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -
 
 def test_rewards_of_a_rule_are_what_the_method_sees_and_the_score_stays_the_truth() -> None:
     chat = ScriptedChat(replies=["4\n5"])
-    parts = answering(chat)
-    out = play(icrl.build(replace(parts, judge=RuleJudge(Sums().verify, parts.journal))), 2)
+    inputs = answering(chat)
+    out = play(icrl.build(replace(inputs, judge=RuleJudge(Sums().verify, inputs.journal))), 2)
     assert (out["scores"], out["values"]) == ([0.0, 0.0], [6.0, 6.0])
     assert "Action: 4\nReward: 3\n" in chat.prompt(1)
     assert "Result: Total reward: 6 in 2 steps.\n" in chat.prompt(1), "the world's full success is on another scale"
@@ -272,16 +272,16 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
     chat = ScriptedChat(replies=["hm.\nAction: a longer action", "Action: 4", "Action: 5"])
     make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
     for build in make:
-        parts = MethodInputs.with_chat_model(
+        inputs = MethodInputs.with_chat_model(
             Wordy(), Journal(), chat, stepwise=True, count_tokens=len, window=window, reserved_tokens=900, history_steps=None
         )
         settings = {"settings": icrl.ICRL(selection=keep, last_n=2)} if build is icrl.build else {}
         if build in (reflexion.build, self_refine.build):
             chat = ScriptedChat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
-            parts = replace(
-                parts, model=chat, make_policy=lambda seen, chat=chat: act_policy(chat, seen), make_writing_policy=None
+            inputs = replace(
+                inputs, model=chat, make_policy=lambda seen, chat=chat: act_policy(chat, seen), make_writing_policy=None
             )
-        play(build(parts, **settings), 6)
+        play(build(inputs, **settings), 6)
         longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
         assert 600 < longest <= window
 
@@ -319,7 +319,7 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
 
 def test_self_refine_shows_feedback_and_no_reward() -> None:
     chat, shelf = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
-    out = play(self_refine.build(answering(chat, shelf=shelf)), 3)
+    out = play(self_refine.build(answering(chat, records=shelf)), 3)
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     assert "You saw:\n1 of 2\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
     assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(5))
@@ -330,7 +330,7 @@ def test_self_refine_shows_feedback_and_no_reward() -> None:
 @pytest.mark.parametrize("rewards", ["dense", "sparse"])
 def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_asked_for(rewards: Any) -> None:
     chat, shelf = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), Shelf()
-    out = play(self_refine.build(answering(chat, shelf=shelf), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
+    out = play(self_refine.build(answering(chat, records=shelf), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     end = "Result: no success after 2 steps. Total reward: 0 (a full success is 1).\n"
     for request in (1, 2, 3, 4):  # feedback, attempt, feedback, attempt
@@ -391,9 +391,9 @@ def test_a_plan_is_not_carried_into_the_next_episode_of_a_thread() -> None:
 
 @pytest.mark.parametrize("rewards", [[float("nan"), 1.0], [1.0], ["2", 1.0]])
 def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) -> None:
-    parts = replace(answering(ScriptedChat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
+    inputs = replace(answering(ScriptedChat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
     with pytest.raises(UserError, match="one finite number or None per step, got"):
-        play(icrl.build(parts), 1)
+        play(icrl.build(inputs), 1)
 
 
 @pytest.mark.parametrize("wrong", [{"instruction": "exploite"}, {"selection": "best"}, {"rewards": "dence"}])

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition, Usage
@@ -38,8 +38,8 @@ TOY = KeywordKeep()
 def episode(memory: Experiences | None = None, journal: Journal | None = None, **more: Any) -> Any:
     """A JitRL episode in the toy world with a uniform prior."""
     settings = more.pop("settings", jitrl.JitRL(gamma=0.5))
-    parts = MethodInputs(TOY, journal if journal is not None else Journal(), judge=more.pop("judge", None))
-    return jitrl.build(parts, settings, experiences=memory, **more)
+    inputs = MethodInputs(TOY, journal if journal is not None else Journal(), judge=more.pop("judge", None))
+    return jitrl.build(inputs, settings, experiences=memory, **more)
 
 
 def scores(graph: Any, seed: int = 0, episodes: int = 20) -> list[float]:
@@ -152,8 +152,8 @@ OF_THE_WORLD = [
 @pytest.mark.parametrize("settings", OF_THE_WORLD, ids=lambda settings: settings.advantage_estimator)
 def test_every_estimator_compares_states_as_the_world_says(settings: jitrl.JitRL) -> None:
     world, journal = Rooms(), Journal()
-    parts = MethodInputs(world, journal)
-    memory = jitrl.open_memory(settings, parts)
+    inputs = MethodInputs(world, journal)
+    memory = jitrl.open_memory(settings, inputs)
     assert memory.similarity == world.state_similarity
     assert jitrl.open_memory(settings, MethodInputs(TOY, journal)).similarity != world.state_similarity
     states = [join_sections({"room": room, "rest": "a lamp"}) for room in ("hall", "cave")]
@@ -161,7 +161,7 @@ def test_every_estimator_compares_states_as_the_world_says(settings: jitrl.JitRL
     query = join_sections({"room": "cave", "rest": "no lamp at all"})
     (found,) = memory.neighbours(query, 10, settings.min_similarity, task=TOY.task(0).id, domain=world.name)
     assert found.count == 1
-    result = merge_steps(jitrl.build(parts, settings)).invoke({"task": world.task(0), "run": "r0", "episode": 0})
+    result = merge_steps(jitrl.build(inputs, settings)).invoke({"task": world.task(0), "run": "r0", "episode": 0})
     assert result["step"] > 0
 
 
@@ -232,10 +232,10 @@ def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
     from learngraph.memory.storage.record_store import RecordStore
 
     shelf = RecordStore(InMemoryStore(), ("toy",), Trajectory)
-    assert len(scores(jitrl.build(MethodInputs(TOY, shelf=shelf)), episodes=3)) == 3
+    assert len(scores(jitrl.build(MethodInputs(TOY, records=shelf)), episodes=3)) == 3
     assert [trajectory.episode for trajectory in shelf.all()] == [0, 1, 2]
     memory = Experiences(gamma=0.8)
-    scores(jitrl.build(MethodInputs(TOY, shelf=shelf), experiences=memory), episodes=2)
+    scores(jitrl.build(MethodInputs(TOY, records=shelf), experiences=memory), episodes=2)
     assert len({experience.id.rpartition("/")[0] for experience in memory}) == 2
     assert len([*shelf.all()]) == 3
 

@@ -22,7 +22,7 @@ import rest_method
 from learngraph.graphs import methods
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import parse_flow
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.errors import UserError
@@ -88,9 +88,9 @@ class Imitator:
         return {"candidates": [Candidate(action, 4.0 if action in paid else 0.0) for action in here.actions]}
 
 
-def play(parts: MethodInputs, name: str, task: Task, episodes: int = 12) -> list[float]:
+def play(inputs: MethodInputs, name: str, task: Task, episodes: int = 12) -> list[float]:
     plan = {"task": task, "run": name, "episode": 0, "episodes": episodes}
-    scores: list[float] = run.build(merge_steps(rest_method.build(parts))).invoke(plan)["scores"]
+    scores: list[float] = run.build(merge_steps(rest_method.build(inputs))).invoke(plan)["scores"]
     return scores
 
 

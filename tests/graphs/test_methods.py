@@ -9,7 +9,7 @@ import pytest
 
 from learngraph.graphs import methods
 from learngraph.graphs.methods import METHODS, MethodSettings
-from learngraph.graphs.wiring.parts import MethodInputs, WritingStyle
+from learngraph.graphs.wiring.inputs import MethodInputs, WritingStyle
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +19,9 @@ OPTIONAL = set(MethodSettings.__annotations__)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_built_from_inputs_and_settings(name: str) -> None:
-    """`build(parts, settings=None, *, ..., **compile)`."""
-    parts, settings, *others = signature(METHODS[name].build).parameters.values()
-    assert (parts.name, settings.name, settings.default) == ("parts", "settings", None)
+    """`build(inputs, settings=None, *, ..., **compile)`."""
+    inputs, settings, *others = signature(METHODS[name].build).parameters.values()
+    assert (inputs.name, settings.name, settings.default) == ("inputs", "settings", None)
     assert others[-1].kind == Parameter.VAR_KEYWORD
     assert all(one.kind == Parameter.KEYWORD_ONLY and one.default is not Parameter.empty for one in others[:-1])
 
@@ -73,10 +73,10 @@ def test_a_style_says_how_a_model_that_writes_is_asked() -> None:
     from langchain_core.messages import AIMessage
 
     model = GenericFakeChatModel(messages=iter([AIMessage("I am sure.\nMemory: yes\nAction: back")]))
-    parts = MethodInputs.with_chat_model(KeywordKeep(), MethodInputs(KeywordKeep()).journal, model)
-    assert parts.make_writing_policy is not None
+    inputs = MethodInputs.with_chat_model(KeywordKeep(), MethodInputs(KeywordKeep()).journal, model)
+    assert inputs.make_writing_policy is not None
     view = lambda state: {"brief": "", "instruction": "go", "steps": "", "observation": "here"}  # noqa: E731
-    policy = parts.acting_policy(view, WritingStyle("adamem/consider", vote_mark="Memory"))
+    policy = inputs.acting_policy(view, WritingStyle("adamem/consider", vote_mark="Memory"))
     world = KeywordKeep()
     state = {
         "task": world.task(0),

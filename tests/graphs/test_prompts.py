@@ -21,7 +21,7 @@ from learngraph.graphs import icrl, jitrl
 from learngraph.graphs.baselines import awm, evotest, memory, prompt_update, react, reflexion, self_refine, static
 from learngraph.graphs.baselines.awm import WorkflowMemory
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import verbalized_policy

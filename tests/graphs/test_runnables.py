@@ -33,7 +33,7 @@ from learngraph.graphs.methods import METHODS
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import UnboundedGraph
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task
 from learngraph.memory.storage.journal import Journal

@@ -34,8 +34,8 @@ from learngraph.graphs.experiments.training_free import bench as training_free_b
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.fingerprint import model_fingerprint
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
-from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
@@ -186,7 +186,7 @@ class Chat(BaseChatModel):
 
 
 def build_run(
-    parts: MethodInputs,
+    inputs: MethodInputs,
     settings: TrainingFreeGRPO | None = None,
     *,
     rollout: Any = None,
@@ -199,7 +199,7 @@ def build_run(
     """The graph of a run, its resources by their own names."""
     kept = {item.name: more.pop(item.name) for item in fields(RunResources) if item.name in more}
     return training_free_grpo.build(
-        parts,
+        inputs,
         settings,
         resources=RunResources(**{key: value for key, value in kept.items() if value is not None}),
         rollouts=RolloutGraphs(rollout, trial_rollout, name, close),
@@ -208,16 +208,16 @@ def build_run(
     )
 
 
-def lesson_graph(parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, temperature: float = 0.7) -> Any:
+def lesson_graph(inputs: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, temperature: float = 0.7) -> Any:
     """The default rollout."""
-    return lesson_react.build(parts, lesson_react.agent_settings(settings, temperature), lessons=versions)
+    return lesson_react.build(inputs, lesson_react.agent_settings(settings, temperature), lessons=versions)
 
 
 def player_of(
-    parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, cache: Cache, graph: Any, **more: Any
+    inputs: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, cache: Cache, graph: Any, **more: Any
 ) -> Any:
     """The node that plays rollouts with a graph."""
-    return rollout_player(parts, settings, graph, RunResources(versions, cache), **more)
+    return rollout_player(inputs, settings, graph, RunResources(versions, cache), **more)
 
 
 class Bench:
@@ -239,9 +239,9 @@ class Bench:
 
     def graph(self, **compile: Any) -> Any:
         model = CachedChatModel(self.chat, self.name, self.cache, "rollout", self.meter)
-        parts = MethodInputs.with_chat_model(self.world, Journal(), model)
+        inputs = MethodInputs.with_chat_model(self.world, Journal(), model)
         return build_run(
-            parts,
+            inputs,
             self.settings,
             problems=self.problems,
             held_out=self.held_out,
@@ -353,11 +353,11 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
 
         return RunnableLambda(propose)
 
-    parts = MethodInputs(toy, journal, policy)
+    inputs = MethodInputs(toy, journal, policy)
     asked = {"task": task, "run": "r", "episode": 0, "library": "r/0"}
     for top, shown in ((0, lessons[::-1]), (1, [lessons[0]])):
         told.clear()
-        graph = lesson_graph(parts, TrainingFreeGRPO(rollouts=RolloutSettings(lessons_per_prompt=top)), versions)
+        graph = lesson_graph(inputs, TrainingFreeGRPO(rollouts=RolloutSettings(lessons_per_prompt=top)), versions)
         assert graph.invoke(asked)["score"] == 10
         assert len(told) == 9
         assert first in lessons[0]
@@ -373,11 +373,11 @@ def test_rollouts_are_known_by_the_lessons_that_they_are_shown() -> None:
     )
     versions.put("r/0", Library(two))
     versions.put("r/1", Library(two).with_votes([("L0", 1)]), parent="r/0")
-    parts = MethodInputs.with_chat_model(world, Journal(), chat)
+    inputs = MethodInputs.with_chat_model(world, Journal(), chat)
     for top, alike, shown in ((1, False, [("L1",), ("L0",)]), (0, True, [("L0", "L1")] * 2)):
         settings = TrainingFreeGRPO(rollouts=RolloutSettings(lessons_per_prompt=top))
-        graph = lesson_graph(parts, settings, versions)
-        roll = player_of(parts, settings, versions, Cache(), graph)
+        graph = lesson_graph(inputs, settings, versions)
+        roll = player_of(inputs, settings, versions, Cache(), graph)
         asked = {"task": world.task(0, "dev"), "run": "r/trial", "episode": 0}
         rollouts = [roll.invoke({**asked, "library": name}) for name in ("r/0", "r/1")]
         assert [rollout.shown for rollout in rollouts] == shown
@@ -547,12 +547,12 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     hot, cool, critic = (Chat(temperature=t) for t in (0.7, 0.3, 0.0))
     settings = TrainingFreeGRPO(group_size=4, epochs=1, trial=AcceptSettings(rollouts=1))
     journal = Journal()
-    parts, others = (
+    inputs, others = (
         MethodInputs.with_chat_model(world, journal, CachedChatModel(chat, f"at {chat.temperature}", cache))
         for chat in (hot, cool)
     )
     build_run(
-        parts,
+        inputs,
         settings,
         problems=[world.task(n) for n in range(4)],
         held_out=[world.task(n, "dev") for n in range(5)],
@@ -874,15 +874,15 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
         return word
 
     def name(model: Any, *tools: Any) -> str:
-        parts = MethodInputs.with_chat_model(world, Journal(), model)
+        inputs = MethodInputs.with_chat_model(world, Journal(), model)
         settings = TrainingFreeGRPO()
-        graph: Any = lesson_graph(parts, settings, versions)
+        graph: Any = lesson_graph(inputs, settings, versions)
         if tools:
-            graph = tool_agent.build(parts, tools=lambda run, task, episode: tools, lessons=versions)
-        roll = player_of(parts, settings, versions, cache, graph)
+            graph = tool_agent.build(inputs, tools=lambda run, task, episode: tools, lessons=versions)
+        roll = player_of(inputs, settings, versions, cache, graph)
         if not tools:  # it stays the same when something was played
             roll.invoke({"task": world.task(0), "run": "r/0", "episode": 0, "library": "r/0"})
-            assert player_of(parts, settings, versions, cache, graph).name == roll.name
+            assert player_of(inputs, settings, versions, cache, graph).name == roll.name
         return roll.name
 
     versions.put("r/0", Library((Lesson("L0", LESSON),)))
@@ -982,8 +982,8 @@ def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
 
 def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() -> None:
     bench = Bench()
-    parts = MethodInputs.with_chat_model(bench.world, Journal(), CachedChatModel(bench.chat, "scripted", bench.cache))
-    bench.more["rollout"] = lesson_graph(parts, bench.settings, bench.versions)
+    inputs = MethodInputs.with_chat_model(bench.world, Journal(), CachedChatModel(bench.chat, "scripted", bench.cache))
+    bench.more["rollout"] = lesson_graph(inputs, bench.settings, bench.versions)
     with pytest.raises(JournalError, match="another journal"):
         bench.run()
 
@@ -991,10 +991,10 @@ def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() ->
 def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     bench = Bench()
     model = CachedChatModel(bench.chat, "scripted", bench.cache)
-    parts = MethodInputs.with_chat_model(bench.world, Journal(), model)
-    agent = tool_agent.build(parts, lessons=bench.versions)
+    inputs = MethodInputs.with_chat_model(bench.world, Journal(), model)
+    agent = tool_agent.build(inputs, lessons=bench.versions)
     graph = build_run(
-        parts,
+        inputs,
         bench.settings,
         problems=bench.problems,
         held_out=bench.held_out,
@@ -1007,8 +1007,8 @@ def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     assert [row["train"] for row in bench.rows][1] == 1.0
     names = {
-        player_of(parts, bench.settings, bench.versions, bench.cache, one).name
-        for one in (agent, tool_agent.build(parts, tool_agent.ToolAgent(max_turns=3), lessons=bench.versions))
+        player_of(inputs, bench.settings, bench.versions, bench.cache, one).name
+        for one in (agent, tool_agent.build(inputs, tool_agent.ToolAgent(max_turns=3), lessons=bench.versions))
     }
     assert len(names) == 2  # other settings, other rollouts
 
@@ -1085,10 +1085,10 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
 
     versions.put("r/0", Library())
     settings = TrainingFreeGRPO(truth=truth, accept="always")
-    parts = MethodInputs.with_chat_model(toy, Journal(), Acts())
+    inputs = MethodInputs.with_chat_model(toy, Journal(), Acts())
     for temperature in (None, 0.3):  # learning, and test
-        graph = lesson_graph(parts, settings, versions, temperature)
-        roll = player_of(parts, settings, versions, Cache(), graph)
+        graph = lesson_graph(inputs, settings, versions, temperature)
+        roll = player_of(inputs, settings, versions, Cache(), graph)
         told.clear()
         rollout = roll.invoke({"task": task, "run": "r/0", "episode": 0, "library": "r/0"})
         assert rollout.reward == 1.0
@@ -1266,10 +1266,10 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
         }
 
     bench = Bench()
-    parts = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
+    inputs = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
     meter = SpendingLimit(bench.cache, max_tokens=3000)
     settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always")
-    graph = build_run(parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play))
+    graph = build_run(inputs, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play))
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
     assert meter.total_usage == Usage(3, 2700, 300)

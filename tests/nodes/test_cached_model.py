@@ -25,7 +25,7 @@ from langchain_core.tools import tool
 from openai_server import OpenAIServer
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
@@ -380,9 +380,9 @@ def test_a_model_that_scores_still_does() -> None:
     assert model.score(QUESTION, ["a", "bb"]) == [-1.0, -2.0]
     assert model.cache.usage_by_stage() == {}
     toy = open_environment("toy")
-    parts = MethodInputs.with_scoring_model(toy, MethodInputs(toy).journal, model)
-    assert (parts.window, parts.count_tokens("a b c")) == (512, 3)
-    node = parts.make_policy(lambda state: {})
+    inputs = MethodInputs.with_scoring_model(toy, MethodInputs(toy).journal, model)
+    assert (inputs.window, inputs.count_tokens("a b c")) == (512, 3)
+    node = inputs.make_policy(lambda state: {})
     assert isinstance(node, LocalPolicy)
     assert model.invoke(QUESTION, seed=9).text == model.invoke(QUESTION, seed=9).text == "1"
     assert model.model.told == [(QUESTION, {"seed": 9})]  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.returns.experiences import Experiences
@@ -74,7 +74,7 @@ class Kept:
 def practised() -> Kept:
     """20 episodes of the task."""
     world, shelf = KeywordKeep(), Kept()
-    episode = merge_steps(jitrl.build(MethodInputs(world, shelf=shelf)))
+    episode = merge_steps(jitrl.build(MethodInputs(world, records=shelf)))
     run.build(episode).invoke({"task": world.task(0), "run": "before", "episode": 0, "episodes": 20})
     return shelf
 
@@ -84,11 +84,11 @@ SHELF = practised()
 
 def build(method: str, steps: int, journal: Journal | None = None, **compile: Any) -> Any:
     journal = journal if journal is not None else Journal()
-    parts = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: Stay())
+    inputs = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: Stay())
     if method == "static":
-        return static.build(parts, static.Static(temperature=0), **compile)
+        return static.build(inputs, static.Static(temperature=0), **compile)
     memory = Experiences(SHELF, gamma=0.8)
-    return jitrl.build(parts, jitrl.JitRL(temperature=0, min_prior=0), experiences=memory, **compile)
+    return jitrl.build(inputs, jitrl.JitRL(temperature=0, min_prior=0), experiences=memory, **compile)
 
 
 def attempt() -> dict[str, Any]:
@@ -199,15 +199,15 @@ def checkpoint_bytes(folder: Path, long: int) -> None:
     """Targets 7 and 8."""
     for method in LOOPS:
         for merged in (True, False):
-            sizes, parts = {}, (0, 0, 0)
+            sizes, inputs = {}, (0, 0, 0)
             for steps in (60, long):
                 path = folder / f"{method}-{merged}-{steps}.sqlite"
                 play(method, steps, path, merged)
-                parts = stored(path)
-                sizes[steps] = sum(parts) / steps
+                inputs = stored(path)
+                sizes[steps] = sum(inputs) / steps
             name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}, {HOW[merged]}"
             report(name, sizes[long] / sizes[60], number=7, at_most=1.02, limit=1)
-            note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in parts)
+            note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in inputs)
             name = f"checkpoint bytes per step: {method}, {HOW[merged]}"
             report(name, sizes[long] / 1e3, "kB", number=8, at_most=2.5 if merged else None, note=note)
         path = folder / f"{method}-run.sqlite"

@@ -34,7 +34,7 @@ from rows import cpu, make_parser, ratios, report
 from learngraph.graphs import adamem, jitrl
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
@@ -161,13 +161,13 @@ class Walk:
 
 def build_episode(method: str, world: Walk, count: int) -> Any:
     """The graph of an episode with so many steps in its memory."""
-    parts = MethodInputs.with_scoring_model(world, Journal(), Canned(window=32_768))  # type: ignore[arg-type]
+    inputs = MethodInputs.with_scoring_model(world, Journal(), Canned(window=32_768))  # type: ignore[arg-type]
     memory: Any = Experiences(gamma=jitrl.JitRL().gamma) if method == "jitrl" else Trajectories(success=lambda one: True)
     for number in range(count // STEPS):
         memory.add(world.walked(number))
     if method == "jitrl":
-        return merge_steps(jitrl.build(parts, jitrl.JitRL(cross_task=True), experiences=memory))
-    return merge_steps(adamem.build(parts, adamem.AdaMEM(cross_task=True), memory=memory))
+        return merge_steps(jitrl.build(inputs, jitrl.JitRL(cross_task=True), experiences=memory))
+    return merge_steps(adamem.build(inputs, adamem.AdaMEM(cross_task=True), memory=memory))
 
 
 def play(graph: Any, world: Walk, number: int) -> None:
@@ -234,10 +234,10 @@ def long_run(name: str, episodes: int) -> list[float]:
     preset = name.partition(":")[2]
     settings: Callable[[], Any] = getattr(method.settings, preset) if preset else method.settings
     if method.needs_chat:
-        parts = MethodInputs.with_chat_model(world, Journal(), CannedWriter(), window=Canned().window)
+        inputs = MethodInputs.with_chat_model(world, Journal(), CannedWriter(), window=Canned().window)
     else:
-        parts = MethodInputs.with_scoring_model(world, Journal(), Canned())  # type: ignore[arg-type]
-    graph = run.build(merge_steps(method.build(parts, settings())), log)
+        inputs = MethodInputs.with_scoring_model(world, Journal(), Canned())  # type: ignore[arg-type]
+    graph = run.build(merge_steps(method.build(inputs, settings())), log)
     plan: Any = {"task": world.task(0), "run": "bench", "episode": 0, "episodes": episodes}
     log.times = [time.process_time()]
     graph.invoke(plan, ANY)

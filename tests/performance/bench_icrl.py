@@ -31,7 +31,7 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal
@@ -74,8 +74,8 @@ def prompts(settings: icrl.ICRL, rounds: int, window: int = 10**6) -> list[str]:
     def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type, union-attr]
 
-    parts = MethodInputs(world, Journal(), make_policy=policy, window=window)
-    UncheckpointedGraph(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+    inputs = MethodInputs(world, Journal(), make_policy=policy, window=window)
+    UncheckpointedGraph(run.build(icrl.build(inputs, settings))).invoke(plans(world, 1, rounds)[0])
     return model.prompts
 
 
@@ -194,10 +194,10 @@ def pocket(rounds: int) -> None:
         def count(text: str, model: Any = model) -> int:
             return len(model.tokenizer(text)["input_ids"])
 
-        parts = MethodInputs(world, Journal(), make_policy=policy, count_tokens=count, window=model.window)
+        inputs = MethodInputs(world, Journal(), make_policy=policy, count_tokens=count, window=model.window)
         what = f"the same as `pocket` counts it at every step of {rounds} rounds of the toy world, attempts: {name}"
         try:
-            UncheckpointedGraph(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+            UncheckpointedGraph(run.build(icrl.build(inputs, settings))).invoke(plans(world, 1, rounds)[0])
         except UserError as error:
             report(what, [], note=str(error))
             continue

@@ -32,7 +32,7 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -84,8 +84,8 @@ def graph(environment: Any, url: str, journal: Journal | None = None, transform:
     def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, environment.read)
 
-    parts = MethodInputs(environment, journal or Journal(), make_policy=policy, model=model)
-    episode = icrl.build(parts)
+    inputs = MethodInputs(environment, journal or Journal(), make_policy=policy, model=model)
+    episode = icrl.build(inputs)
     return run.build(transform(episode) if transform else episode, **compile)
 
 

@@ -36,8 +36,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from rows import make_parser, report
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
-from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache, cache_key
@@ -89,9 +89,9 @@ class Marked:
         return 1.0
 
 
-def drawn(*parts: Any) -> str:
+def drawn(*inputs: Any) -> str:
     """A word that says from what it was drawn."""
-    return blake2b(repr(parts).encode(), digest_size=4).hexdigest()
+    return blake2b(repr(inputs).encode(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,11 @@ class Plan:
         def recorded(_: Any, stage: str) -> CachedChatModel:
             return CachedChatModel(model(stage), stage, self.cache, stage, self.meter, self.slots)
 
-        parts = MethodInputs.with_chat_model(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
+        inputs = MethodInputs.with_chat_model(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
         chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "epochs": 1}
         chosen["lessons"] = LessonSettings(duplicate_similarity=2.0, max_lessons=10_000, max_library_tokens=10**6)
         built = build(
-            parts,
+            inputs,
             TrainingFreeGRPO(**{"problems": self.problems, "group_size": self.group, **chosen, **self.settings}),
             problems=[world.task(n) for n in range(self.problems)],
             held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],

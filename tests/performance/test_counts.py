@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.returns.experiences import Experiences
@@ -39,10 +39,10 @@ def attempt(world: KeywordKeep) -> dict[str, Any]:
 
 
 def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
-    parts = MethodInputs(world, make_policy=lambda view: policy)
+    inputs = MethodInputs(world, make_policy=lambda view: policy)
     if method == "static":
-        return static.build(parts, **compile)
-    return jitrl.build(parts, **compile)
+        return static.build(inputs, **compile)
+    return jitrl.build(inputs, **compile)
 
 
 @pytest.mark.parametrize(

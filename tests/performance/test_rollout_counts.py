@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from learngraph.graphs import icrl
 from learngraph.graphs.experiments.pool import play_in_threads
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Task
@@ -73,9 +73,9 @@ def answers(model: Said, world: Guess) -> Any:
     return policy
 
 
-def graph(model: Said, settings: icrl.ICRL, world: Guess | None = None, **parts: Any) -> Any:
+def graph(model: Said, settings: icrl.ICRL, world: Guess | None = None, **inputs: Any) -> Any:
     world = world or Guess()
-    made = MethodInputs(world, Journal(), make_policy=answers(model, world), **parts)  # type: ignore[arg-type]
+    made = MethodInputs(world, Journal(), make_policy=answers(model, world), **inputs)  # type: ignore[arg-type]
     return run.build(icrl.build(made, settings))
 
 
@@ -83,9 +83,9 @@ def plan(rounds: int, n: int = 0) -> dict[str, Any]:
     return {"task": Task(f"guess-{n}", "say something", n), "run": f"r{n}", "episode": 0, "episodes": rounds}
 
 
-def prompts(settings: icrl.ICRL, rounds: int = 60, **parts: Any) -> list[str]:
+def prompts(settings: icrl.ICRL, rounds: int = 60, **inputs: Any) -> list[str]:
     model = Said()
-    UncheckpointedGraph(graph(model, settings, **parts)).invoke(plan(rounds))
+    UncheckpointedGraph(graph(model, settings, **inputs)).invoke(plan(rounds))
     return model.prompts
 
 

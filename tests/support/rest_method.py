@@ -19,7 +19,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from learngraph.graphs.methods import Method
 from learngraph.graphs.wiring.flow import Node, compile_graph, wire
-from learngraph.graphs.wiring.parts import SHARED, MethodInputs, check_least
+from learngraph.graphs.wiring.inputs import SHARED, MethodInputs, check_least
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Shown
 from learngraph.nodes.act.choose import Choose
@@ -82,18 +82,18 @@ class FilterAttempts:
         return {"shown": [Shown(attempt.id) for attempt in good[-self.max_attempts :]], "mode": ""}
 
 
-def build(parts: MethodInputs, settings: ReST | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: ReST | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt."""
     settings = settings or ReST()
-    buffer = Buffer(parts.shelf)
+    buffer = Buffer(inputs.records)
     nodes: dict[str, Node] = {
-        "begin": Begin(parts.environment),
+        "begin": Begin(inputs.environment),
         "filter": FilterAttempts(buffer, settings.max_attempts),
-        "propose": parts.make_policy(AttemptsPrompt(buffer=buffer, earlier_layout=Layout(), **parts.prompt_arguments())),
+        "propose": inputs.make_policy(AttemptsPrompt(buffer=buffer, earlier_layout=Layout(), **inputs.prompt_arguments())),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": parts.judge_node(),
-        "push": Push(buffer, parts.environment, parts.journal),
+        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": inputs.judge_node(),
+        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(ReSTState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "rest", **compile})

@@ -21,7 +21,7 @@ class CounterfactualAgent:
     """The agent of a run, which can be put in any situation of it and asked for a draft, or for an action under a strategy."""
 
     environment: Any
-    parts: Any
+    inputs: Any
     draft: Any
     """The node that proposes an action without a strategy."""
     act: Any
@@ -52,19 +52,19 @@ class CounterfactualAgent:
         from ....nodes.synthesize.strategy import StrategyPrompt
         from ....tools.models.models import open_model
         from ...adamem import ACT, DRAFT
-        from ...wiring.parts import MethodInputs
+        from ...wiring.inputs import MethodInputs
 
         opened: Any = open_model(model, **(asked_with or ModelOptions()).model_arguments())
         more: dict[str, Any] = {"prompts": prompts}
         if window is not None:
             more["window"] = min(window, getattr(opened, "window", window))
         if hasattr(opened, "score"):
-            parts = MethodInputs.with_scoring_model(environment, Journal(), opened, **more)
+            inputs = MethodInputs.with_scoring_model(environment, Journal(), opened, **more)
         else:
-            parts = MethodInputs.with_chat_model(environment, Journal(), opened, stepwise=True, **more)
-        seen: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": history_steps}
-        draft = parts.acting_policy(EpisodePrompt(**seen), DRAFT)
-        return cls(environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), ACT), Choose(temperature))
+            inputs = MethodInputs.with_chat_model(environment, Journal(), opened, stepwise=True, **more)
+        seen: dict[str, Any] = {**inputs.prompt_arguments(), "max_steps": history_steps}
+        draft = inputs.acting_policy(EpisodePrompt(**seen), DRAFT)
+        return cls(environment, inputs, draft, inputs.acting_policy(StrategyPrompt(**seen), ACT), Choose(temperature))
 
     def __call__(self, task: Task, actions: Sequence[str], name: str, advice: str = "") -> str:
         """The action of the agent after these actions, under the strategy `advice` if there is one. A `Policy` of `mft.advantage`."""
@@ -78,7 +78,7 @@ class CounterfactualAgent:
             self._scored.clear()
         head, observation = self._after(task, tuple(actions))
         where = {"task": task, "run": name, "episode": 0, "step": len(actions), "head": head, "observation": observation}
-        where["score"] = sum(step.reward or 0.0 for step in self.parts.journal.history(head))
+        where["score"] = sum(step.reward or 0.0 for step in self.inputs.journal.history(head))
         state = {**where, "strategy": Strategy(advice) if advice else None, "usage": Usage()}
         node = self.act if advice else self.draft
         if isinstance(node, Runnable):
@@ -107,7 +107,7 @@ class CounterfactualAgent:
             if actions:
                 head, before = self._after(task, actions[:-1])
                 step = build_transition(self.environment, before, actions[-1], after.reward)
-                self._at[actions] = self.parts.journal.append(head, step), after
+                self._at[actions] = self.inputs.journal.append(head, step), after
             else:
                 self._at[actions] = Journal.start("again", 0, task.id), after
         return self._at[actions]

@@ -163,7 +163,7 @@ class SeedWorker(SeedModels):
         if arm.library_source == "shuffled":
             control = shuffle_lessons(learned, seed)
         else:
-            parts = self.parts(journal, "rollout", arm.settings.temperature)
+            parts = self.inputs(journal, "rollout", arm.settings.temperature)
             limits = library_limits(parts, arm.settings.lessons)
             played = await self._initial_rollouts(arm, versions, journal)
             control = random_lessons(played, len(learned.lessons), limits, seed, tokens=parts.count_tokens)
@@ -201,7 +201,7 @@ class SeedWorker(SeedModels):
         from ...wiring.learning_run import CriticModel, RolloutGraphs
 
         train, held_out = self.split.for_settings(settings)
-        parts = self.parts(journal, "rollout", settings.temperature)
+        parts = self.inputs(journal, "rollout", settings.temperature)
         async with open_checkpoints_async(place / "checkpoints.sqlite") as saver:
             graph = training_free_grpo.build(
                 parts,

@@ -84,7 +84,7 @@ def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit
             if arm.learns or arm.library_source == "self-generated":
                 train, held_out = splits[seed].for_settings(arm.settings)
                 training_free_grpo.build(
-                    bench.parts(journal, "rollout", 0.0),
+                    bench.inputs(journal, "rollout", 0.0),
                     arm.settings,
                     problems=train,
                     held_out=held_out,
@@ -105,7 +105,7 @@ def _absent_model(scores: bool) -> Any:
     from langchain_core.language_models import BaseChatModel
 
     from ....nodes.ask import estimate_tokens
-    from ...wiring.parts import DEFAULT_WINDOW
+    from ...wiring.inputs import DEFAULT_WINDOW
 
     class AbsentModel(BaseChatModel):
         @property

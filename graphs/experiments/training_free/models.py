@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ....memory.lessons.library import LibraryVersions
     from ....memory.storage.cache import Cache
     from ....nodes.cached_model import SpendingLimit
+    from ...wiring.inputs import MethodInputs
     from ...wiring.learning_run import RunResources
-    from ...wiring.parts import MethodInputs
 
 __all__ = ["SeedModels", "spending_meter"]
 
@@ -79,7 +79,7 @@ class SeedModels:
         from ...wiring.learning_run import rollout_player
 
         return rollout_player(
-            self.parts(journal, stage, temperature),
+            self.inputs(journal, stage, temperature),
             arm.settings if arm.library_source != "method" else self.setup.arms[0].settings,
             self.rollout_graph(arm, versions, journal, stage, temperature),
             self.resources(versions),
@@ -93,23 +93,23 @@ class SeedModels:
         from ...baselines.tool_agent import ToolAgent
         from ...methods import find_method
 
-        parts = self.parts(journal, stage, temperature)
+        inputs = self.inputs(journal, stage, temperature)
         tools = shared_toolbox(self.options.tool_names, self.options.corpus)
         if arm.library_source == "method":
             settings = arm.settings
             if getattr(settings, "temperature", None) is not None:  # of a softmax over scored actions
                 settings = replace(settings, temperature=temperature)
-            return find_method(arm.method).build(parts, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
+            return find_method(arm.method).build(inputs, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
         if tools is not None:
             agent = ToolAgent(
                 self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.rollouts.lessons_per_prompt
             )
-            return tool_agent.build(parts, agent, tools=tools, lessons=versions)
-        return lesson_react.build(parts, lesson_react.agent_settings(arm.settings, temperature), lessons=versions)
+            return tool_agent.build(inputs, agent, tools=tools, lessons=versions)
+        return lesson_react.build(inputs, lesson_react.agent_settings(arm.settings, temperature), lessons=versions)
 
-    def parts(self, journal: Any, stage: str, temperature: float) -> MethodInputs:
+    def inputs(self, journal: Any, stage: str, temperature: float) -> MethodInputs:
         """The inputs of a stage's rollouts: each stage has a model of its own, at its own temperature."""
-        from ...wiring.parts import MethodInputs
+        from ...wiring.inputs import MethodInputs
 
         options = self.options
         world = shared_world(options.test_env or options.env if stage == "test" else options.env, options.horizon)

@@ -17,7 +17,7 @@ from pydantic import Field
 from learngraph.graphs.baselines import awm
 from learngraph.graphs.baselines.awm import WorkflowMemory
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory
@@ -77,8 +77,8 @@ class Agent(BaseChatModel):
 
 def play(agent: Agent, episodes: int, settings: WorkflowMemory | None = None, **more: Any) -> Any:
     """The attempts one after the other; `agent.attempt` counts them."""
-    parts = MethodInputs.with_chat_model(Door(), Journal(), agent, **more)
-    graph = awm.build(parts, settings)
+    inputs = MethodInputs.with_chat_model(Door(), Journal(), agent, **more)
+    graph = awm.build(inputs, settings)
     out: Any = None
     for episode in range(episodes):
         agent.attempt = episode
@@ -182,8 +182,8 @@ def test_a_run_that_was_killed_while_writing_goes_on_as_if_it_had_not() -> None:
         plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
         out: Any = None
         while out is None:  # each time with a memory that is read anew
-            parts = MethodInputs.with_chat_model(Door(), journal, agent, shelf=shelf)
-            graph = run.build(awm.build(parts, WorkflowMemory(variant="rewrite")), checkpointer=saver)
+            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=shelf)
+            graph = run.build(awm.build(inputs, WorkflowMemory(variant="rewrite")), checkpointer=saver)
             try:
                 out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})
             except RuntimeError:

@@ -30,7 +30,7 @@ from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import make_method_inputs
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
@@ -109,8 +109,8 @@ def child(guide: str, routine: str = "", examples: Any = 3) -> str:
 
 
 def play(agent: Agent, episodes: int, settings: EvoTest | None = None, run_code: Any = None, **more: Any) -> dict[str, Any]:
-    parts = MethodInputs.with_chat_model(Door(), more.pop("journal", Journal()), agent, run_code=run_code, **more)
-    graph = run.build(evotest.build(parts, settings))
+    inputs = MethodInputs.with_chat_model(Door(), more.pop("journal", Journal()), agent, run_code=run_code, **more)
+    graph = run.build(evotest.build(inputs, settings))
     out: dict[str, Any] = graph.invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
@@ -400,8 +400,8 @@ def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None
         plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
         out: Any = None
         while out is None:  # each time with a memory that is read anew
-            parts = MethodInputs.with_chat_model(Door(), journal, agent, shelf=shelf)
-            graph = run.build(evotest.build(parts), checkpointer=saver)
+            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=shelf)
+            graph = run.build(evotest.build(inputs), checkpointer=saver)
             try:
                 out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})
             except RuntimeError:

@@ -13,7 +13,7 @@ from scripted_chat import ScriptedChat
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import memory
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
@@ -53,8 +53,8 @@ class Player:
         return [int(n) for n in re.findall(r"^Attempt (\d+):$", self.shown[episode, step], flags=re.MULTILINE)]
 
 
-def play(player: Player, episodes: int, **parts: Any) -> dict[str, Any]:
-    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), player, count_tokens=count, **parts)))
+def play(player: Player, episodes: int, **inputs: Any) -> dict[str, Any]:
+    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), player, count_tokens=count, **inputs)))
     out: dict[str, Any] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers() -> None:
     journal, player, config = Journal(), Player(dies_at=(2, 3)), {"configurable": {"thread_id": "1"}}
     plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 4}
     for _ in range(2):  # the second time in a new process: the memory is read from its store
-        graph = merge_steps(memory.build(MethodInputs(TOY, journal, player, shelf=store, count_tokens=count)))
+        graph = merge_steps(memory.build(MethodInputs(TOY, journal, player, records=store, count_tokens=count)))
         try:
             out = run.build(graph, checkpointer=saver).invoke(plan, config)
         except RuntimeError:
@@ -117,9 +117,9 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers() -> None:
 
 def test_it_remembers_the_run_that_it_is_in_and_no_other() -> None:
     player, store = Player(), RecordStore(InMemoryStore(), ("t",), Trajectory)
-    play(player, 2, shelf=store)
+    play(player, 2, records=store)
     other = Player()
-    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), other, shelf=store)))
+    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), other, records=store)))
     run.build(graph).invoke({"task": TASK, "run": "another", "episode": 0, "episodes": 1})
     assert other.numbers(0) == [1]
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from learngraph.graphs.baselines import react, reasoning_bank
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lessons
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.by_task import Lessons
@@ -93,9 +93,9 @@ def items(*contents: str) -> str:
 
 
 def play(
-    chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **parts: Any
+    chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **inputs: Any
 ) -> dict[str, Any]:
-    made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"history_steps": None, **parts})
+    made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"history_steps": None, **inputs})
     graph = merge_steps(reasoning_bank.build(made, chosen))
     out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run=name, episode=0, episodes=episodes))
     return out
@@ -159,9 +159,9 @@ def test_successes_and_failures_are_asked_about_differently() -> None:
 
 
 def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
-    chat, parts = Chat(), MethodInputs.with_chat_model(TOY, Journal(), Chat())
-    judge = RuleJudge(lambda task, actions: [None] * len(actions), parts.journal)
-    made = replace(MethodInputs.with_chat_model(TOY, parts.journal, chat), judge=judge)
+    chat, inputs = Chat(), MethodInputs.with_chat_model(TOY, Journal(), Chat())
+    judge = RuleJudge(lambda task, actions: [None] * len(actions), inputs.journal)
+    made = replace(MethodInputs.with_chat_model(TOY, inputs.journal, chat), judge=judge)
     run.build(reasoning_bank.build(made, ReasoningBank(success_threshold=1.0))).invoke(
         run.RunInput(task=TASK, run="r", episode=0, episodes=1)
     )
@@ -171,7 +171,7 @@ def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
 def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> None:
     chat = Chat(verdicts=['So.\n{"success": true, "reason": "It got\\nout."}', '{"success": false, "reason": "It stuck."}'])
     store = InMemoryStore()
-    play(chat, 2, ReasoningBank.paper(), shelf=shelf(store))
+    play(chat, 2, ReasoningBank.paper(), records=shelf(store))
     verdicts = chat.about("whether a finished attempt")
     assert len(verdicts) == 2
     assert not any("eward: " in asked or "Result" in asked for asked in verdicts)
@@ -187,13 +187,13 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
 )
 def test_a_verdict_that_cannot_be_read_is_unknown_and_the_run_goes_on(reply: str) -> None:
     chat, store = Chat(verdicts=[reply]), InMemoryStore()
-    play(chat, 1, ReasoningBank.paper(), shelf=shelf(store))
+    play(chat, 1, ReasoningBank.paper(), records=shelf(store))
     assert [t.note for t in shelf(store).all()] == ["unknown"]
 
 
 def test_a_verdict_may_be_written_in_words() -> None:
     store = InMemoryStore()
-    play(Chat(verdicts=['{"Success": "yes", "reason": "It got out."}']), 1, ReasoningBank.paper(), shelf=shelf(store))
+    play(Chat(verdicts=['{"Success": "yes", "reason": "It got out."}']), 1, ReasoningBank.paper(), records=shelf(store))
     assert [t.note for t in shelf(store).all()] == ["success: It got out."]
 
 
@@ -211,13 +211,13 @@ def test_a_verdict_may_be_written_in_words() -> None:
 )
 def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str, says: str) -> None:
     chat, store = Chat(written=[reply, items("use the lamp")]), InMemoryStore()
-    play(chat, 1, shelf=shelf(store))
+    play(chat, 1, records=shelf(store))
     assert [lesson.text for lesson in open_lessons(shelf(store))] == ["use the lamp"]
     again = str(chat.asked[-1][-1].text)
     assert "cannot be used" in again
     assert says in again
     store = InMemoryStore()
-    play(Chat(written=[reply]), 1, shelf=shelf(store))
+    play(Chat(written=[reply]), 1, records=shelf(store))
     assert len(list(shelf(store).all())) == 1
     assert [lesson.text for lesson in open_lessons(shelf(store))] == []
 
@@ -227,7 +227,7 @@ def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str,
 
 def test_rollouts_are_contrasted_in_one_call() -> None:
     chat, store = Chat(written=[items("1", "2", "3", "4", "5"), items("6")], varied=True), InMemoryStore()
-    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), shelf=shelf(store))
+    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), records=shelf(store))
     assert (len(chat.actions), len(chat.lessons)) == (24, 2)
     assert len(chat.about("several attempts at the same task")) == 2
     outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in shelf(store).all()]
@@ -249,12 +249,12 @@ def test_rollouts_are_contrasted_in_one_call() -> None:
 
 def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
     path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat()
-    play(chat, 2, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+    play(chat, 2, ReasoningBank(bank=path, online=False), records=shelf(store))
     assert (len(chat.lessons), len(chat.actions)) == (3, 8)
     assert all("Total reward: 10" in asked for asked in chat.lessons)
     assert [len(shown(prompt)) for prompt in chat.actions] == [3] * 8
     again = Chat()
-    play(again, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+    play(again, 1, ReasoningBank(bank=path, online=False), records=shelf(store))
     assert (len(again.lessons), len(again.actions)) == (0, 4)
     assert again.actions == chat.actions[:4]
     assert [lesson.sources for lesson in open_lessons(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
@@ -278,7 +278,7 @@ def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
 def test_a_trajectory_that_taught_nothing_is_not_read_again(tmp_path: Path) -> None:
     path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat(written=['{"items": []}'])
     for _ in range(2):
-        play(chat, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+        play(chat, 1, ReasoningBank(bank=path, online=False), records=shelf(store))
     assert len(chat.lessons) == 3
 
 
@@ -286,8 +286,8 @@ def test_killed_while_reading_the_bank_nothing_is_asked_twice(tmp_path: Path) ->
     path, store = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore()
     first, second = Chat(dies_at=2), Chat()
     with pytest.raises(RuntimeError, match="killed"):
-        play(first, 1, ReasoningBank(bank=path), shelf=shelf(store))
-    play(second, 1, ReasoningBank(bank=path), shelf=shelf(store))
+        play(first, 1, ReasoningBank(bank=path), records=shelf(store))
+    play(second, 1, ReasoningBank(bank=path), records=shelf(store))
     assert (len(first.lessons), len(second.lessons)) == (2, 1 + 1)  # the third of the bank, and the attempt
 
 
@@ -307,11 +307,11 @@ def test_only_successes_of_this_environment_are_read_if_so_set(tmp_path: Path) -
 def test_a_bank_counts_by_the_environment_whatever_judges_the_run(tmp_path: Path) -> None:
     """The toy's success is 10, of its own rewards; a judge's 2 is none of theirs."""
     failed = replace(WALKED[1], transitions=WALKED[1].transitions[:3])
-    path, parts = bank(tmp_path / "bank.jsonl", WALKED[0], failed), MethodInputs.with_chat_model(TOY, Journal(), Chat())
-    judged = replace(parts, judge=RuleJudge(lambda task, actions: [1.0] * len(actions), parts.journal))
+    path, inputs = bank(tmp_path / "bank.jsonl", WALKED[0], failed), MethodInputs.with_chat_model(TOY, Journal(), Chat())
+    judged = replace(inputs, judge=RuleJudge(lambda task, actions: [1.0] * len(actions), inputs.journal))
     chosen = ReasoningBank(success_threshold=2.0, bank=path)
     assert [one.success for one in chosen.read_bank(judged).values()] == [True, False]
-    assert [one.success for one in chosen.read_bank(parts).values()] == [True, True]  # one scale, one threshold
+    assert [one.success for one in chosen.read_bank(inputs).values()] == [True, True]  # one scale, one threshold
 
 
 def test_top_k_items(tmp_path: Path) -> None:
@@ -326,13 +326,13 @@ def test_top_k_items(tmp_path: Path) -> None:
 def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
     """Played again from episode 1 over a library that knows all three, the prompts are the same as the first time."""
     chat, store = Chat(), InMemoryStore()
-    play(chat, 3, shelf=shelf(store))
+    play(chat, 3, records=shelf(store))
     other, again = Chat(), Chat()
-    play(other, 1, shelf=shelf(store), name="s")
+    play(other, 1, records=shelf(store), name="s")
     assert [len(shown(prompt)) for prompt in other.actions] == [3] * 4
     without = shelf(store)
     open_lessons(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
-    graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, history_steps=None, shelf=without))
+    graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, history_steps=None, records=without))
     graph.invoke({"task": TASK, "run": "r", "episode": 1})
     assert again.actions == chat.actions[4:8]
 
@@ -349,12 +349,12 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
             return super()._generate(messages, *args, **kwargs)
 
     whole, first, second = Echo(), Echo(dies_at=dies_at), Echo()
-    play(whole, 3, shelf=shelf(InMemoryStore()))
+    play(whole, 3, records=shelf(InMemoryStore()))
     store, journal, saver = InMemoryStore(), Journal(), InMemorySaver(serde=serializer())
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(chat: Chat, begin: Any) -> None:
-        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, shelf=shelf(store))
+        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, records=shelf(store))
         run.build(merge_steps(reasoning_bank.build(made)), checkpointer=saver).invoke(begin, config)
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -365,7 +365,7 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
 
 def test_lessons_lie_beside_the_trajectories_in_the_same_store() -> None:
     store = InMemoryStore()
-    play(Chat(), 2, shelf=shelf(store))
+    play(Chat(), 2, records=shelf(store))
     assert sorted(store.list_namespaces()) == [("lessons", "here"), ("trajectories", "here")]
     assert [t.used for t in shelf(store).all()] == [(), ("r/0",)]
 
@@ -384,7 +384,7 @@ class Lines:
         return AIMessage(self.replies[(len(self.asked) - 1) % len(self.replies)])
 
 
-def scored(model: Lines, note: Callable[[dict[str, str]], None], episodes: int, **parts: Any) -> None:
+def scored(model: Lines, note: Callable[[dict[str, str]], None], episodes: int, **inputs: Any) -> None:
     @dataclass(frozen=True)
     class Policy:
         seen: PromptView
@@ -394,7 +394,7 @@ def scored(model: Lines, note: Callable[[dict[str, str]], None], episodes: int, 
             draw = random.Random(f"{state['episode']}/{state['step']}")
             return {"candidates": [Candidate(draw.choice(state["observation"].actions), 0.0)]}
 
-    made: Any = MethodInputs(TOY, Journal(), Policy, model=model, **parts)  # type: ignore[arg-type]
+    made: Any = MethodInputs(TOY, Journal(), Policy, model=model, **inputs)  # type: ignore[arg-type]
     run.build(reasoning_bank.build(made)).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=episodes))
 
 
@@ -474,10 +474,10 @@ def test_no_prompt_outgrows_the_window(window: int) -> None:
             return observation.text
 
     chat = Chat(written=[items(*(f"{n} {'as was said ' * 9}" for n in range(3)))])
-    parts = MethodInputs.with_chat_model(
+    inputs = MethodInputs.with_chat_model(
         Wordy(12), Journal(), chat, count_tokens=len, window=window, reserved_tokens=1700, history_steps=None
     )
-    graph = reasoning_bank.build(parts, ReasoningBank(group_size=1))
+    graph = reasoning_bank.build(inputs, ReasoningBank(group_size=1))
     run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=4))
     longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
     assert window // 2 < longest <= window

@@ -22,7 +22,7 @@ from learngraph.graphs.experiments.sweep import Job
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS, Method, find_method
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.claas.weights import TrainingLog
 from learngraph.memory.records import Candidate, Observation, Task
 from learngraph.memory.storage.journal import Journal
@@ -169,9 +169,9 @@ def test_a_table_without_jitrl_shows_the_whole_attempt_as_icrl_does(
     """JitRL shows a model in this process no steps; beside ICRL, which shows all, that would be no fair comparison."""
     seen, reflexion = list[int | None](), METHODS["reflexion"]
 
-    def build(parts: MethodInputs, *rest: Any, **more: Any) -> Any:
-        seen.append(parts.history_steps)
-        return reflexion.build(parts, *rest, **more)
+    def build(inputs: MethodInputs, *rest: Any, **more: Any) -> Any:
+        seen.append(inputs.history_steps)
+        return reflexion.build(inputs, *rest, **more)
 
     monkeypatch.setitem(cast(dict[str, Method], METHODS), "reflexion", replace(reflexion, build=build))
     setup = SweepSetup(

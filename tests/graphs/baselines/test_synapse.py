@@ -17,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
@@ -79,8 +79,8 @@ class Player:
         return {"".join(re.split(r"(?=^Attempt)", text, flags=re.MULTILINE)[:-1]) for text in texts}
 
 
-def play(player: Player, episodes: int, chosen: Synapse | None = None, task: Task = TASK, **parts: Any) -> dict[str, Any]:
-    graph = merge_steps(synapse.build(MethodInputs(TOY, Journal(), player, **parts), chosen))
+def play(player: Player, episodes: int, chosen: Synapse | None = None, task: Task = TASK, **inputs: Any) -> dict[str, Any]:
+    graph = merge_steps(synapse.build(MethodInputs(TOY, Journal(), player, **inputs), chosen))
     out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=episodes))
     return out
 
@@ -115,7 +115,7 @@ def test_one_retrieval_an_episode_and_the_same_text_in_every_prompt(tmp_path: Pa
 
 def test_successes_join_the_memory_and_failures_only_if_asked_for() -> None:
     player, drawer = Player(right_from=2), Drawer()
-    play(player, 5, Synapse(k=9), shelf=drawer)
+    play(player, 5, Synapse(k=9), records=drawer)
     assert [t.value for t in drawer.all()][2:] == [10.0] * 3
     assert [len(player.before(e)) for e in range(5)] == [1] * 5
     shown = [min(player.before(e)).count("total 10\n") for e in range(5)]
@@ -129,7 +129,7 @@ def test_successes_join_the_memory_and_failures_only_if_asked_for() -> None:
 
 def test_a_memory_that_is_not_online_stays_as_it_is(tmp_path: Path) -> None:
     player, drawer = Player(right_from=0), Drawer()
-    play(player, 3, Synapse(k=9, online=False, bank=bank(tmp_path / "b.jsonl", WALKED)), shelf=drawer)
+    play(player, 3, Synapse(k=9, online=False, bank=bank(tmp_path / "b.jsonl", WALKED)), records=drawer)
     assert drawer.all() == []
     assert [min(player.before(e)).count("total 10\n") for e in range(3)] == [1, 1, 1]
     with pytest.raises(UserError, match="remembers nothing but a bank"):
@@ -138,16 +138,16 @@ def test_a_memory_that_is_not_online_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_what_was_consulted_is_kept_with_the_attempt() -> None:
     drawer = Drawer()
-    play(Player(right_from=0), 3, Synapse(), shelf=drawer)
+    play(Player(right_from=0), 3, Synapse(), records=drawer)
     assert [t.used for t in drawer.all()] == [(), ("r/0",), ("r/1",)]  # of equals the newest
 
 
 def test_later_episodes_of_the_run_are_hidden() -> None:
     """Played again from episode 2 over a memory that knows all five, the prompts are the same as the first time."""
     player, drawer = Player(right_from=0), Drawer()
-    play(player, 5, Synapse(k=9), shelf=drawer)
+    play(player, 5, Synapse(k=9), records=drawer)
     again = Player(right_from=0)
-    graph = synapse.build(MethodInputs(TOY, Journal(), again, shelf=drawer), Synapse(k=9))
+    graph = synapse.build(MethodInputs(TOY, Journal(), again, records=drawer), Synapse(k=9))
     graph.invoke({"task": TASK, "run": "r", "episode": 2})
     assert again.before(2) == player.before(2)
     assert min(again.before(2)).count("total") == 2
@@ -161,7 +161,7 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: tuple[int, int]) -
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(player: Player, begin: Any) -> Any:
-        episode = merge_steps(synapse.build(MethodInputs(TOY, journal, player, shelf=drawer)))
+        episode = merge_steps(synapse.build(MethodInputs(TOY, journal, player, records=drawer)))
         return run.build(episode, checkpointer=saver).invoke(begin, config)
 
     first, second = Player(right_from=0, dies_at=dies_at), Player(right_from=0)
@@ -253,8 +253,8 @@ def test_prompts_of_an_episode_fit_the_window(window: int, tmp_path: Path) -> No
             return {"candidates": [Candidate(random.Random(state["step"]).choice(state["observation"].actions), 0.0)]}
 
     many = [replace(WALKED, id=f"gold/{n}", episode=n) for n in range(8)]
-    parts = MethodInputs(TOY, Journal(), Counting, count_tokens=len, window=window, reserved_tokens=0)
-    graph = synapse.build(parts, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), max_memory_tokens=window // 3))
+    inputs = MethodInputs(TOY, Journal(), Counting, count_tokens=len, window=window, reserved_tokens=0)
+    graph = synapse.build(inputs, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), max_memory_tokens=window // 3))
     run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=2))
     assert window // 2 < longest <= window
 

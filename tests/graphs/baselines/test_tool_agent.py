@@ -27,7 +27,7 @@ from pydantic import PrivateAttr
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryVersions
@@ -127,8 +127,8 @@ def returned(messages: list[BaseMessage]) -> list[str]:
 
 def agent(script: Script, settings: ToolAgent | None = None, *, pause: float = 0.0, **more: Any) -> tuple[Any, Scripted]:
     model = Scripted(script=script, pause=pause)
-    parts = MethodInputs(Sums(), more.pop("journal") if "journal" in more else Journal(), model=model)
-    return tool_agent.build(parts, settings, **{"tools": Toolbox(), **more}), model
+    inputs = MethodInputs(Sums(), more.pop("journal") if "journal" in more else Journal(), model=model)
+    return tool_agent.build(inputs, settings, **{"tools": Toolbox(), **more}), model
 
 
 def play(graph: Any, seed: int = 42, **more: Any) -> dict[str, Any]:
@@ -291,8 +291,8 @@ def test_calls_at_the_last_turn_without_a_word_are_an_empty_answer() -> None:
 
 def test_a_full_window_is_the_last_turn() -> None:
     model = Scripted(script=lambda messages: python("print('word ' * 1000)", "42", id=f"t{len(messages)}-"))
-    parts = MethodInputs(Sums(), Journal(), model=model, window=4000, count_tokens=lambda text: len(text) // 4)
-    out = dict(tool_agent.build(parts, tools=Toolbox()).invoke({"task": task(42), "run": "r", "episode": 0}))
+    inputs = MethodInputs(Sums(), Journal(), model=model, window=4000, count_tokens=lambda text: len(text) // 4)
+    out = dict(tool_agent.build(inputs, tools=Toolbox()).invoke({"task": task(42), "run": "r", "episode": 0}))
     assert out["score"] == 1.0
     assert len(model._asked) == 4
     assert "no more tools" in str(model._asked[-1][0][-1].content)
@@ -589,8 +589,8 @@ def test_played_again_from_recorded_replies_it_asks_nobody_and_uses_its_tools_ag
     model = Scripted(script=turns(python("import random\nrandom.random()"), AIMessage("42")))
     outs = []
     for _ in range(2):
-        parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
-        outs.append(play(tool_agent.build(parts, ToolAgent(temperature=0.7), tools=watched)))
+        inputs = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
+        outs.append(play(tool_agent.build(inputs, ToolAgent(temperature=0.7), tools=watched)))
     assert outs[0] == outs[1]
     assert len(model._asked) == 2
     assert "seed" not in model._asked[0][1]
@@ -600,8 +600,8 @@ def test_played_again_from_recorded_replies_it_asks_nobody_and_uses_its_tools_ag
 def test_two_draws_are_two_calls_and_equal_turns_are_not_confused() -> None:
     cache = Cache()
     model = Scripted(script=turns(python("1"), python("1", id="d"), AIMessage("42")))
-    parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
-    graph = tool_agent.build(parts, tools=Toolbox())
+    inputs = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
+    graph = tool_agent.build(inputs, tools=Toolbox())
     for episode in range(2):
         graph.invoke({"task": task(42), "run": "r", "episode": episode})
     assert len(model._asked) == 6
@@ -671,8 +671,8 @@ async def test_it_plays_over_the_chat_protocol() -> None:
 
     with OpenAIServer(over_http) as server:
         model = OpenAIChatModel(model="m", base_url=server.url, api_key="k", max_retries=0)
-        parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "m", Cache()))
-        graph = tool_agent.build(parts, ToolAgent(temperature=0.5), tools=Toolbox())
+        inputs = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "m", Cache()))
+        graph = tool_agent.build(inputs, ToolAgent(temperature=0.5), tools=Toolbox())
         out = await graph.ainvoke({"task": task(42), "run": "r", "episode": 0})
         first, second = server.requests
     assert (out["score"], out["tool_calls"], out["usage"]) == (1.0, 2, Usage(2, 20, 10))

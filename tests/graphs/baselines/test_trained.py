@@ -13,7 +13,7 @@ from learngraph.graphs.baselines.webrl import SelfEvolvingCurriculum
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.claas.weights import TrainingLog
 from learngraph.memory.records import Task
 from learngraph.memory.storage.journal import Journal
@@ -29,9 +29,9 @@ def play(
 
     split = "train" if world is None else "test"
     world, model, log = world or KeywordKeep(), open_model("pocket", threads=1), TrainingLog()
-    parts = MethodInputs.with_scoring_model(world, Journal(), model)  # type: ignore[arg-type]
-    parts = replace(parts, training_log=log, make_trainer=lambda settings: TrlTrainer(model, folder, settings))  # type: ignore[arg-type]
-    graph = run.build(METHODS[method].build(parts, settings))
+    inputs = MethodInputs.with_scoring_model(world, Journal(), model)  # type: ignore[arg-type]
+    inputs = replace(inputs, training_log=log, make_trainer=lambda settings: TrlTrainer(model, folder, settings))  # type: ignore[arg-type]
+    graph = run.build(METHODS[method].build(inputs, settings))
     plan = run.RunInput(task=world.task(seed, split), run=f"{method}-s{seed}", episode=0, episodes=episodes)
     out: dict[str, Any] = graph.invoke(plan, {"recursion_limit": 100_000})
     return out["scores"], log

@@ -332,7 +332,7 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [len(re.findall("^Action: (?:back|wait)$", said, re.MULTILINE)) for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]
-    assert again.parts.window == 2000
+    assert again.inputs.window == 2000
 
 
 # train, and the whole way

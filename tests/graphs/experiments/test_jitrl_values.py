@@ -29,7 +29,7 @@ from learngraph.graphs.experiments.reward_variants import (
 from learngraph.graphs.experiments.value_arms import ARMS, StudyArm, play_arm
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs, uniform_policy
+from learngraph.graphs.wiring.inputs import MethodInputs, uniform_policy
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.returns.q_table import QTable, count_note
 from learngraph.memory.storage.cache import Cache
@@ -70,8 +70,8 @@ def length_policy(view: PromptView) -> Any:
 
 def engine_scores(build: Callable[..., Any], settings: Any, task: Task, episodes: int) -> list[float]:
     """The scores of the real graph, run by LangGraph's engine."""
-    parts = MethodInputs(KeywordKeep(), Journal(), length_policy, history_steps=0)
-    found = run.build(build(parts, settings)).invoke({"task": task, "run": task.id, "episode": 0, "episodes": episodes})
+    inputs = MethodInputs(KeywordKeep(), Journal(), length_policy, history_steps=0)
+    found = run.build(build(inputs, settings)).invoke({"task": task, "run": task.id, "episode": 0, "episodes": episodes})
     return list(found["scores"])
 
 

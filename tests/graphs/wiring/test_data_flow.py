@@ -15,7 +15,7 @@ from learngraph.graphs import adamem, claas, jitrl
 from learngraph.graphs.arms import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring.flow import Finding, FlowError, InputError, check, compile_graph, rewire, to_mermaid, wire
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act

@@ -15,8 +15,8 @@ from learngraph.graphs.baselines import lesson_react, tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring.fingerprint import group_fingerprint, model_fingerprint, rollout_fingerprint
 from learngraph.graphs.wiring.flow import compile_graph, wire
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources, make_critic
-from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import PROMPTS_DIR, Prompt
@@ -67,12 +67,12 @@ def rollout_key(kind: str, folder: Path | None) -> str:
     """The key of a rollout of this kind, with the prompt files of a folder."""
     chat: Any = FakeListChatModel(responses=["look"])
     if kind == "scored":
-        parts = MethodInputs.with_scoring_model(KeywordKeep(), Journal(), open_model("pocket"), prompts=folder)
+        inputs = MethodInputs.with_scoring_model(KeywordKeep(), Journal(), open_model("pocket"), prompts=folder)
     else:
         world: Any = open_environment("game24") if kind == "tools" else KeywordKeep()
-        parts = MethodInputs.with_chat_model(world, Journal(), chat, prompts=folder)
+        inputs = MethodInputs.with_chat_model(world, Journal(), chat, prompts=folder)
     graph = tool_agent if kind == "tools" else lesson_react
-    return rollout_fingerprint(parts, graph.build(parts, lessons=LibraryVersions()))
+    return rollout_fingerprint(inputs, graph.build(inputs, lessons=LibraryVersions()))
 
 
 @pytest.mark.parametrize(("kind", "prompt"), [("scored", "act/score"), ("written", "act/write"), ("tools", "tool_agent/solve")])
@@ -84,9 +84,9 @@ def test_an_edited_prompt_file_changes_the_key(kind: str, prompt: str, tmp_path:
 
 def test_a_group_is_known_by_its_critics_prompts(tmp_path: Path) -> None:
     def fingerprint(prompts: Path | None) -> str:
-        parts, resources = MethodInputs(KeywordKeep(), prompts=prompts), RunResources()
-        critic = make_critic(parts, TrainingFreeGRPO(author="rule"), resources, CriticModel(), [])
-        return group_fingerprint(critic, CriticModel().by_stage(parts, resources, required=False), {})
+        inputs, resources = MethodInputs(KeywordKeep(), prompts=prompts), RunResources()
+        critic = make_critic(inputs, TrainingFreeGRPO(author="rule"), resources, CriticModel(), [])
+        return group_fingerprint(critic, CriticModel().by_stage(inputs, resources, required=False), {})
 
     assert fingerprint(None) == fingerprint(None)
     assert fingerprint(None) != fingerprint(overridden("training_free_grpo/contrast", tmp_path))

@@ -15,7 +15,7 @@ from learngraph.graphs.cli.draw import SERVED_GRAPHS
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep

@@ -21,8 +21,8 @@ from learngraph.graphs.baselines import synapse, tabular
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import RunResources
-from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.lessons.library import LibraryVersions
 from learngraph.memory.records import Lesson, Trajectory, Transition
@@ -40,8 +40,8 @@ WORLD = KeywordKeep()
 BUILD: dict[str, Any] = {
     "jitrl": learngraph.jitrl.build,
     "icrl": learngraph.icrl.build,
-    "adamem": lambda parts, **more: learngraph.adamem.build(parts, AdaMEM(author="rule"), **more),
-    "synapse": lambda parts, **more: synapse.build(parts, Synapse(), **more),
+    "adamem": lambda inputs, **more: learngraph.adamem.build(inputs, AdaMEM(author="rule"), **more),
+    "synapse": lambda inputs, **more: synapse.build(inputs, Synapse(), **more),
     "tabular": tabular.build,
 }
 
@@ -52,8 +52,8 @@ class Real:
     def __init__(self, method: str, folder: Path) -> None:
         self.steps = folder / "steps.jsonl"
         self.shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("r",), Trajectory)
-        parts = MethodInputs(environment=WORLD, journal=Journal(self.steps), shelf=self.shelf)
-        graph = BUILD[method](parts, checkpointer=InMemorySaver(serde=serializer()))
+        inputs = MethodInputs(environment=WORLD, journal=Journal(self.steps), records=self.shelf)
+        graph = BUILD[method](inputs, checkpointer=InMemorySaver(serde=serializer()))
         self.walk = learngraph.step(graph, {"task": WORLD.task(0), "run": "r", "episode": 0}).until("act")
 
     def remembered(self) -> tuple[bytes, list[Trajectory]]:
@@ -88,8 +88,8 @@ def test_a_walk_that_went_back_or_was_edited_is_a_what_if(method: str, tmp_path:
 
 def test_the_next_episode_of_a_fork_learns_from_the_real_run_alone(tmp_path: Path) -> None:
     log = Rows(tmp_path / "episodes.jsonl")
-    parts = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
-    whole = run.build(learngraph.icrl.build(parts), log, checkpointer=InMemorySaver(serde=serializer()))
+    inputs = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
+    whole = run.build(learngraph.icrl.build(inputs), log, checkpointer=InMemorySaver(serde=serializer()))
     walk = learngraph.step(whole, {"task": WORLD.task(0), "run": "r", "episode": 0, "episodes": 3}).until("tally")
     fork = walk.fork().finish()
     assert len(fork.state["scores"]) == 3
@@ -143,8 +143,8 @@ def test_a_kept_future_is_remembered_and_a_dropped_one_is_gone(tmp_path: Path) -
 
 
 def test_going_back_sees_the_memory_as_it_was(tmp_path: Path) -> None:
-    parts = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
-    graph = learngraph.jitrl.build(parts, JitRL(cross_task=True), checkpointer=InMemorySaver(serde=serializer()))
+    inputs = MethodInputs(environment=WORLD, journal=Journal(tmp_path / "steps.jsonl"))
+    graph = learngraph.jitrl.build(inputs, JitRL(cross_task=True), checkpointer=InMemorySaver(serde=serializer()))
     other = learngraph.step(graph, {"task": WORLD.task(0), "run": "other", "episode": 0}, "other")
     first = learngraph.step(graph, {"task": WORLD.task(0), "run": "r", "episode": 0}).until("advise")
     assert not first.state["neighbours"]

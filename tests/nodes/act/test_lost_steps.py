@@ -20,7 +20,7 @@ from scripted_chat import ScriptedChat
 from learngraph.graphs.arms import method_settings
 from learngraph.graphs.methods import METHODS, find_method
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Trajectory, Usage
 from learngraph.memory.storage.journal import Journal
@@ -243,10 +243,10 @@ def play(
     name: str, model: Chat, episodes: int, log: Path, **more: Any
 ) -> tuple[Any, list[Trajectory], Journal, list[dict[str, Any]]]:
     store, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), Journal(details=("lost",))
-    parts = MethodInputs.with_chat_model(TOY, journal, model, shelf=store, **more)
+    inputs = MethodInputs.with_chat_model(TOY, journal, model, records=store, **more)
     if name == "jitrl":
-        parts = MethodInputs(TOY, journal, lambda view: verbalized_policy(model, view), shelf=store, **more)
-    graph = run.build(METHODS[name].build(parts), Rows(log))
+        inputs = MethodInputs(TOY, journal, lambda view: verbalized_policy(model, view), records=store, **more)
+    graph = run.build(METHODS[name].build(inputs), Rows(log))
     out = graph.invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=episodes))
     return out, list(store.all()), journal, [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -327,8 +327,8 @@ def test_a_rule_judges_the_actions_that_were_taken(tmp_path: Path) -> None:
 
     journal = Journal()
     model = chat(lambda asked, number: "hm" if number <= 3 else act(asked))
-    parts = MethodInputs.with_chat_model(TOY, journal, model, judge=RuleJudge(rule, journal))
-    out = run.build(METHODS["icrl"].build(parts)).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
+    inputs = MethodInputs.with_chat_model(TOY, journal, model, judge=RuleJudge(rule, journal))
+    out = run.build(METHODS["icrl"].build(inputs)).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     assert NO_ACTION not in seen[0]
     assert out["values"] == [float(len(seen[0]))]
 
@@ -363,8 +363,8 @@ def test_scienceworld_ends_no_run_because_of_a_reply(tmp_path: Path) -> None:
     try:
         for name in ("icrl", "reflexion", "self-refine?rewards=dense", "best-of-n"):
             chat, journal, log = ScriptedChat(replies=said), Journal(details=("lost",)), tmp_path / f"{name}.jsonl"
-            parts = MethodInputs.with_chat_model(world, journal, chat)
-            graph = run.build(find_method(name).build(parts, method_settings(name)), Rows(log))
+            inputs = MethodInputs.with_chat_model(world, journal, chat)
+            graph = run.build(find_method(name).build(inputs, method_settings(name)), Rows(log))
             out = graph.invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=3))
             rows = [json.loads(line) for line in log.read_text().splitlines()]
             assert len(out["scores"]) == len(rows) == 3

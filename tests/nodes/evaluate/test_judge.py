@@ -23,7 +23,7 @@ from learngraph.graphs.baselines import best_of_n
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import asks_model, judge_node
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Transition, Usage
@@ -334,9 +334,9 @@ def test_a_rubric_judge_grades_by_criteria_and_its_words_are_kept() -> None:
 
     world = Writing()
     writer = model(lambda asked: reply if '"criticism"' in asked else "Passage:\nA text.")
-    parts = MethodInputs.with_chat_model(world, Journal(), writer)
-    parts = replace(parts, judge=judge_node(RunOptions(env="writing", judge="rubric"), world, writer, parts.journal))
-    run.build(icrl.build(parts)).invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=2))
+    inputs = MethodInputs.with_chat_model(world, Journal(), writer)
+    inputs = replace(inputs, judge=judge_node(RunOptions(env="writing", judge="rubric"), world, writer, inputs.journal))
+    run.build(icrl.build(inputs)).invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=2))
     second = writer.heard[2]
     assert "Result: success" not in second
     assert "Total reward: 7 (a full success is 10).\nFeedback on it: The second paragraph is padding.\n</attempt>" in second

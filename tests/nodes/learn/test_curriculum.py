@@ -10,7 +10,7 @@ from still_trainer import StillTrainer
 
 from learngraph.graphs.baselines import webrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.claas.weights import PlayedAttempt, TrainingLog
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -65,9 +65,9 @@ class Remembering(StillTrainer):
 
 
 def play(world: Rooms, trainer: Remembering, log: TrainingLog, episodes: int, start: int = 0) -> dict[str, Any]:
-    parts = MethodInputs.with_scoring_model(world, Journal(), Certain())
-    parts = replace(parts, make_trainer=lambda settings: trainer, training_log=log)
-    graph = run.build(webrl.build(parts, webrl.SelfEvolvingCurriculum(every=2, tasks=3)))
+    inputs = MethodInputs.with_scoring_model(world, Journal(), Certain())
+    inputs = replace(inputs, make_trainer=lambda settings: trainer, training_log=log)
+    graph = run.build(webrl.build(inputs, webrl.SelfEvolvingCurriculum(every=2, tasks=3)))
     found: dict[str, Any] = graph.invoke(run.RunInput(task=world.task(1, "test"), run="r", episode=start, episodes=episodes))
     return found
 

@@ -12,7 +12,7 @@ from still_trainer import StillTrainer
 from learngraph.graphs.baselines import grpo, sft
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.claas.weights import TrainingLog, TrainingReport, version_label
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation
@@ -45,8 +45,8 @@ def inputs(trainer: StillTrainer, model: Any = None, **more: Any) -> MethodInput
     return replace(made, make_trainer=lambda settings: trainer)
 
 
-def play(method: str, parts: MethodInputs, episodes: int, **settings: Any) -> dict[str, Any]:
-    graph = run.build(METHODS[method].build(parts, METHODS[method].settings(**settings)))
+def play(method: str, inputs: MethodInputs, episodes: int, **settings: Any) -> dict[str, Any]:
+    graph = run.build(METHODS[method].build(inputs, METHODS[method].settings(**settings)))
     found: dict[str, Any] = graph.invoke(run.RunInput(task=TOY.task(2), run="r", episode=0, episodes=episodes))
     return found
 

@@ -12,7 +12,7 @@ from scripted_chat import ScriptedChat
 from learngraph.graphs import icrl, jitrl
 from learngraph.graphs.baselines import react, reflexion, self_refine, static
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.retrieve.attempts import Layout
@@ -141,9 +141,9 @@ class Postcard:
 
 def played(build: Any, actions: Sequence[str], episodes: int, **settings: Any) -> ScriptedChat:
     chat = ScriptedChat(replies=[f"so be it\nAction: {action}" for action in actions])
-    parts = MethodInputs.with_chat_model(Postcard(), Journal(), chat)
+    inputs = MethodInputs.with_chat_model(Postcard(), Journal(), chat)
     plan = run.RunInput(task=TASK, run="r", episode=0, episodes=episodes)
-    run.build(build(parts, **settings)).invoke(plan)
+    run.build(build(inputs, **settings)).invoke(plan)
     return chat
 
 
@@ -199,8 +199,8 @@ def test_the_exploiting_instruction_keeps_steps_that_led_to_a_reward() -> None:
 
 
 def test_a_model_whose_actions_are_scored_keeps_its_layout() -> None:
-    parts = MethodInputs(environment=KeywordKeep())
-    assert type(parts.layout()) is Layout
-    assert type(parts.prompt_arguments()["layout"]) is Layout
+    inputs = MethodInputs(environment=KeywordKeep())
+    assert type(inputs.layout()) is Layout
+    assert type(inputs.prompt_arguments()["layout"]) is Layout
     writes = MethodInputs.with_chat_model(KeywordKeep(), Journal(), ScriptedChat(replies=["on"]))
     assert type(writes.prompt_arguments()["layout"]) is ChatLayout

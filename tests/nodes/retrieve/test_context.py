@@ -13,7 +13,7 @@ from pydantic import Field
 
 from learngraph.graphs import jitrl
 from learngraph.graphs.wiring import run, state_keys
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Transition
@@ -118,11 +118,11 @@ class Answers(ScriptedChat):
 def test_the_papers_setting_plays_with_a_model_that_writes(key: Any, judged: bool) -> None:
     journal, model = Journal(), Answers()
     judge = model_judge(model, journal) if judged else None
-    parts = MethodInputs.with_chat_model(TOY, journal, model, judge=judge)
+    inputs = MethodInputs.with_chat_model(TOY, journal, model, judge=judge)
     settings = replace(jitrl.JitRL.paper("jericho"), state_key=key)
     assert (settings.threshold_decay, settings.min_similarity, settings.k) == (0.1, 0.95, 10)
-    memory = jitrl.open_memory(settings, parts)
-    graph = jitrl.build(parts, settings, experiences=memory)
+    memory = jitrl.open_memory(settings, inputs)
+    graph = jitrl.build(inputs, settings, experiences=memory)
     for episode in range(2):
         out = graph.invoke({"task": TOY.task(0), "run": "r", "episode": episode})
         assert not out["unjudged"]

@@ -17,7 +17,7 @@ import pytest
 from fault_site import FaultSite
 
 from learngraph.graphs.jitrl import JitRL, open_memory
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.search.sections import split_sections

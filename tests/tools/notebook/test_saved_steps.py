@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.jitrl import build
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.saved_steps import play_step

@@ -12,7 +12,7 @@ from langgraph.types import Send, interrupt
 from typing_extensions import TypedDict
 
 from learngraph.graphs import training_free_grpo
-from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import StepperError, Walk, astart, start

@@ -1,0 +1,56 @@
+"""The input of a graph, where it is the reason that the graph failed: in words, in place of a KeyError from within a node.
+
+It is looked at only then. A thread that goes on may be given less than its graph needs to begin with, so nothing can be refused
+beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+
+from typing_extensions import is_typeddict
+
+from ...memory.errors import UserError
+
+__all__ = ["InputError", "input_mistake"]
+
+
+class InputError(UserError, ValueError):
+    """The input of a graph lacks something, or has something of another type."""
+
+
+def input_mistake(schema: Any, given: Any, error: Exception) -> str:
+    """A sentence about the input if it is the reason of `error`; empty if it is not.
+
+    Args:
+        schema: the graph's input as a TypedDict; about others nothing is said.
+        given: the input.
+        error: what the graph failed with.
+    """
+    if not is_typeddict(schema) or not isinstance(given, Mapping):
+        return ""
+    hints = get_type_hints(schema, include_extras=True)
+    wanted = {name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint for name, hint in hints.items()}
+    needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired and name in schema.__required_keys__]
+    lacking = [name for name in needed if name not in given]
+    form = ", ".join(f"{name}: {_type_name(wanted[name])}" for name in needed)
+    if isinstance(error, KeyError):
+        if not lacking or error.args[:1] not in [(name,) for name in lacking]:
+            return ""
+        missing = " and ".join(f"`{name}`" for name in lacking)
+        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}"
+    for name, value in given.items():
+        hint = wanted.get(name)
+        if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):
+            came = f"{type(value).__name__} ({value!r:.60})"
+            return f"`{name}` of the input is to be a {_type_name(hint)}, got a {came}; the input is {{{form}}}"
+    return ""
+
+
+def _list(given: Mapping[Any, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in given) or "nothing"
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
