@@ -88,7 +88,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "adamem": Command(
         "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",
-        ".adamem.command",
+        ".adamem",
         "adamem",
     ),
     "claas": Command(

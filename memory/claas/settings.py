@@ -181,9 +181,7 @@ class PolicyGradient:
     discount: float = 1.0
     """gamma, per token, for `ppo`. Not given; REINFORCE++: 1."""
     gae_lambda: float = 0.95
-    """lambda of GAE and V-trace, for `ppo`. Not given."""
-    traces: Literal["gae", "v-trace"] = "gae"
-    """Rule that turns the critic's errors into advantages: as if on-policy, or corrected by min(1, pi_old / mu). Not given."""
+    """lambda of GAE, for `ppo`. Not given."""
     critic_learning_rate: float = 1e-3
     """Learning rate of the critic, for `ppo`. Not given."""
 

@@ -5,10 +5,9 @@ In the runs, the agent drafts an action a', reads a strategy z, and acts again (
     1. the episode succeeded, and
     2. the action changed: a != a'. Otherwise the strategy cannot have helped (Proposition 3.1, for greedy agents).
 
-Agents that sample also change their actions by chance, and a changed action need not be a better one. So there are estimates
-that the paper does not have: `change_rate` is the rate at which drafts and actions differ when both are drawn again,
-`chance_change_rate` that of two draws from the same side, and `advantage` plays on after both actions, in worlds that can be
-replayed.
+Agents that sample also change their actions by chance (a strategy without effect passes filter 2 at the rate 1 - sum p(a)^2), and
+a changed action need not be a better one. So there is an estimate that the paper does not have: `advantage` plays on after both
+actions, in worlds that can be replayed.
 
 These are pure functions over plain records. tools/training/sft.py trains on the selected pairs, as may any trainer (`chat`).
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
@@ -36,13 +34,10 @@ __all__ = [
     "PromptMessage",
     "advantage",
     "canonical",
-    "chance_change_rate",
-    "change_rate",
     "chat",
     "collect_pairs",
     "is_different_action",
     "is_success",
-    "null_strategy_pass_rate",
     "outcome_set",
     "play_on",
     "sample_pairs",
@@ -271,41 +266,6 @@ def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
 
 
 # Estimating
-
-
-def change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
-    """The share of all combinations of drawn actions and drafts that differ, in [0, 1].
-
-    Expected: 1 - sum over actions of p(a | s, z) p(a | s).
-    """
-    sides = [[canonical(action, domain) for action in side] for side in (actions, drafts)]
-    return sum(a != b for a, b in product(*sides)) / (len(actions) * len(drafts))
-
-
-def chance_change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
-    """The rate at which two draws from one side differ, mean of both sides, in [0, 1]: that of a strategy without effect.
-
-    Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. The expected `change_rate` exceeds it by half the squared distance
-    of the two distributions, which is 0 only where they are the same. Each side needs at least two draws.
-    """
-    sides = [[is_different_action(a, b, domain) for a, b in permutations(side, 2)] for side in (actions, drafts)]
-    return sum(sum(side) / len(side) for side in sides) / 2
-
-
-def null_strategy_pass_rate(probabilities: Mapping[str, float], domain: str = "") -> float:
-    """The rate at which filter 2 passes a strategy without effect: 1 - sum p(a)^2 over canonical actions, in [0, 1].
-
-    It is 0 for a greedy agent.
-
-    Args:
-        probabilities: of the actions, the same with and without the strategy; they sum to 1.
-        domain: name of the environment.
-    """
-    merged: dict[str, float] = {}
-    for action, p in probabilities.items():
-        same = canonical(action, domain)
-        merged[same] = merged.get(same, 0.0) + p
-    return 1 - math.fsum(p * p for p in merged.values())
 
 
 class Policy(Protocol):

@@ -180,15 +180,11 @@ def test_different_draws_do_not_make_a_strategy_worth_something() -> None:
     assert worth([], base, base["start"]) == 0
     different = 1 - sum(p * p for p in base["start"].values())
     assert different == Fraction(3, 8)
-    assert mft.null_strategy_pass_rate({action: float(p) for action, p in base["start"].items()}) == pytest.approx(3 / 8)
     lucky = replace(PAIR, action="left", tentative="right")
     assert mft.step_set([lucky]) == [lucky], "a worthless strategy passes both filters"
     # What is more, success picks such draws: of the changed pairs in successful episodes all went left.
     assert (q([], "left", base), q([], "right", base)) == (1, 0)
-    # The rollouts compare the drawn actions, and call it luck of 1; draws of both sides show that nothing changed.
-    draw = Random(0)
-    drafts, actions = ([draw.choices(["left", "right"], [1, 3])[0] for _ in range(200)] for _ in range(2))
-    assert mft.change_rate(actions, drafts) == pytest.approx(mft.chance_change_rate(actions, drafts), abs=0.05)
+    # The rollouts compare the drawn actions, and call it luck of 1.
 
 
 def test_paired_rollouts_estimate_the_difference_of_two_qs() -> None:
@@ -216,9 +212,8 @@ def test_noise_passes_the_filter_as_often_as_the_formula_says(temperature: float
     """A strategy that changes nothing: two draws from the softmax of the same logits differ in 1 - sum p^2 of the cases."""
     logits = {"take lamp": -0.7, "the door": -1.6, "Door": -2.0, "search[a]": -2.3, "search[b]": -2.3}
     chances = dict(zip(logits, softmax([*logits.values()], temperature), strict=True))
-    expected = mft.null_strategy_pass_rate(chances, "webshop")
-    by_hand = 1 - chances["take lamp"] ** 2 - sum(p for a, p in chances.items() if "oor" in a) ** 2
-    assert expected == pytest.approx(by_hand - (chances["search[a]"] + chances["search[b]"]) ** 2)
+    same = [chances["take lamp"], chances["the door"] + chances["Door"], chances["search[a]"] + chances["search[b]"]]
+    expected = 1 - sum(p * p for p in same)
     choose, count = Choose(temperature), 5_000
     candidates = [Candidate(action, logit) for action, logit in logits.items()]
 
@@ -229,13 +224,9 @@ def test_noise_passes_the_filter_as_often_as_the_formula_says(temperature: float
     changed = sum(mft.is_different_action(drawn("with", n), drawn("without", n), "webshop") for n in range(count)) / count
     assert changed == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / count))
     assert 0.3 < expected < 0.7, "no small matter"
-    assert mft.null_strategy_pass_rate(chances) == pytest.approx(
-        by_hand - sum(p * p for a, p in chances.items() if "search" in a)
-    )
 
 
 def test_a_greedy_agent_makes_no_noise() -> None:
     choose = Choose(0)
     state: Any = {"candidates": [Candidate("left", -0.7), Candidate("right", -0.6)], "run": "r", "episode": 0, "step": 0}
     assert choose(state)["action"] == "right"
-    assert mft.null_strategy_pass_rate({"right": 1.0, "left": 0.0}) == 0.0

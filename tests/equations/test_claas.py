@@ -172,13 +172,6 @@ def test_generalised_advantages() -> None:
     assert losses.gae(rewards, values, 1.0, 1.0)[0].tolist() == pytest.approx([0.5, 0.8]), "lambda 1: G - V"
 
 
-def test_v_trace_counts_what_mu_has_sampled_for_less() -> None:
-    """Ratios 1/2 and 3, cut to 1: v_2 = 0.2 + 0.8, v_1 = 0.5 + 0.5 (0.2 - 0.5) + 0.5 * 0.8."""
-    advantages, targets = losses.v_trace(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.2]), logs(0.5, 3.0), 1.0, 1.0)
-    assert targets.tolist() == pytest.approx([0.75, 1.0])
-    assert advantages.tolist() == pytest.approx([0.5 * (1.0 - 0.5), 0.8])
-
-
 # REINFORCE++ and PPO
 
 
@@ -193,7 +186,8 @@ def test_ppo_with_both_clips_and_the_dual_one() -> None:
 
 def test_decoupled_ppo_weighs_by_age_and_clips_around_the_update() -> None:
     """pi = 0.6, pi_old = 0.5, mu = 0.2: rho = 1.2, w = min(2.5, 2), so that the loss is -2 * 1.2 * A."""
-    found = losses.decoupled_ppo(logs(0.6), logs(0.5), logs(0.2), torch.tensor([0.5]), max_weight=2.0)
+    old, mu = logs(0.5), logs(0.2)
+    found = losses.truncated_weights(old - mu, 2.0) * losses.ppo_clip(logs(0.6), old, torch.tensor([0.5]))
     assert found.tolist() == pytest.approx([-1.2])
 
 

@@ -294,7 +294,6 @@ class LoRATrainer:
             moments=moments if self._objective.policy.baseline == "family" else None,
             kls=[one.logprobs - one.base_logprobs for one in readings or () if one.base_logprobs is not None],
             values=[reading.values for reading in readings or () if reading.values is not None],
-            log_ratios=_log_ratios(examples, readings or ()),
         )
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:
@@ -485,18 +484,6 @@ def _clone_sharing_weights(network: Any) -> Any:
             above, _, last = name.rpartition(".")
             setattr(clone.get_submodule(above), last, module.get_base_layer())
     return clone.eval()
-
-
-def _log_ratios(examples: Sequence[TrainingExample], readings: Sequence[ReplyLogprobs]) -> list[Tensor]:
-    """log(pi_old / mu) of each reply, (T_i,); 0 for replies that were not drawn. Empty without readings."""
-    if not readings:
-        return []
-    return [
-        torch.zeros_like(reading.logprobs)
-        if example.behaviour_logprobs is None
-        else reading.logprobs - example.behaviour_logprobs
-        for example, reading in zip(examples, readings, strict=True)
-    ]
 
 
 class InProcessLearner(LabelledLearner):

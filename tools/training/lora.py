@@ -1,8 +1,7 @@
 """LoRA on a network in memory: attach adapters, take one update of them, write and read their files.
 
-An update is `step` (supervised: cross-entropy of replies, or any loss over logits) or `learn` (from served replies and feedback: the
-losses of tools/training/losses.py). tools/training/sft.py trains on chats with `step`, tools/training/learner.py from a replay buffer
-with `learn`; both keep the files of `write_adapter` and `write_optimizer`.
+An update is `learn`: from served replies and feedback, by the losses of tools/training/losses.py. tools/training/learner.py learns with
+it from a replay buffer. (Supervised updates are TRL's: tools/training/sft.py and trl_trainers.py.)
 """
 
 from __future__ import annotations
@@ -33,17 +32,14 @@ __all__ = [
     "TrainingSample",
     "activation_bytes",
     "attach_lora",
-    "cross_entropy",
     "learn",
     "lora_parameters",
     "make_critic",
     "make_optimizer",
     "pack_by_length",
     "read_optimizer",
-    "reply_logits",
     "reply_logprobs",
     "set_lora_parameters",
-    "step",
     "write_adapter",
     "write_optimizer",
 ]
@@ -74,34 +70,6 @@ class OptimizerStepResult:
     """Number of tokens of the replies."""
 
 
-# One step
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """L = -E[ log pi(z | s) ]: the mean of -log softmax(logits)[target], in nats.
-
-    Args:
-        logits: (tokens, vocabulary), before each token of the replies. Tokens of prompts have no row.
-        targets: (tokens,), the tokens of the replies.
-
-    Returns:
-        The mean, (), in float32.
-    """
-    return -token_logprobs(logits, targets).mean()
-
-
-def reply_logits(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Logits before each token of the replies, (tokens, vocabulary), and these tokens, (tokens,), from one pass.
-
-    The tokens stand example after example, in order. Shorter examples are padded at the end, which no earlier token attends to, so
-    that no mask is needed. The last layer is computed for replies only, if the network has `logits_to_keep`.
-    """
-    with _fast_lora_layers(network):
-        logits, _ = _forward_pass(network, examples)
-    targets = torch.tensor([token for example in examples for token in example.reply], device=network.device)  # (tokens,)
-    return logits[0] if len(logits) == 1 else torch.cat(logits), targets
-
-
 def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tuple[list[Tensor], list[Tensor]]:
     """Logits (T_i, V) before the tokens of each reply, and with `hidden` the last hidden states there (T_i, hidden)."""
     fed = [example.prompt + example.reply[:-1] for example in examples]  # nothing follows the last token
@@ -127,45 +95,6 @@ def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = Fals
 
 def _has_logits_to_keep(network: Any) -> bool:
     return "logits_to_keep" in inspect.signature(network.forward).parameters
-
-
-def step(
-    network: Any,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[Example],
-    *,
-    micro_batch_size: int = 4,
-    max_grad_norm: float = 1.0,
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
-) -> OptimizerStepResult:
-    """One update: the loss of a batch, its gradient, AdamW.
-
-    The gradient is that of the mean over all the batch's tokens, however it is divided into passes: each pass counts by its share of
-    the tokens. Examples of similar length share a pass.
-
-    Args:
-        network: a causal model whose trainable parameters are the optimizer's.
-        optimizer: steps on the gradient; the caller sets its learning rate.
-        batch: at least one example.
-        micro_batch_size: examples that share a pass.
-        max_grad_norm: the longest gradient.
-        loss: a mean over tokens, from logits (tokens, vocabulary) and the tokens (tokens,).
-
-    Raises:
-        UserError: the gradient is not finite; nothing was changed.
-    """
-    tokens = sum(len(example.reply) for example in batch)
-    ordered = sorted(batch, key=len)
-    optimizer.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=network.device)
-    for start in range(0, len(ordered), micro_batch_size):
-        part = ordered[start : start + micro_batch_size]
-        logits, targets = reply_logits(network, part)
-        share = loss(logits, targets) * (len(targets) / tokens)  # ()
-        share.backward()  # type: ignore[no-untyped-call]
-        total += share.detach()
-    norm = _optimizer_step(optimizer, max_grad_norm, float(total))
-    return OptimizerStepResult(float(total), norm, tokens)
 
 
 def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:

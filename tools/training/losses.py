@@ -31,7 +31,6 @@ __all__ = [
     "RewardMoments",
     "blend",
     "compute_advantages",
-    "decoupled_ppo",
     "ema",
     "entropy",
     "ess",
@@ -50,7 +49,6 @@ __all__ = [
     "token_logprobs",
     "truncated_weights",
     "trusted_token_mask",
-    "v_trace",
     "whiten",
 ]
 
@@ -348,32 +346,6 @@ def gae(rewards: Tensor, values: Tensor, gamma: float = 1.0, lam: float = 0.95) 
     return advantages, advantages + now
 
 
-def v_trace(rewards: Tensor, values: Tensor, log_ratio: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
-    """v_t = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = rho_t (r_t + gamma v_{t+1} - V_t) (IMPALA, 1802.01561).
-
-    delta_t = rho_t (r_t + gamma V_{t+1} - V_t), rho_t = min(1, pi / mu), c_t = lambda rho_t: values of pi from tokens that mu sampled.
-
-    Args:
-        rewards: (T,), r_t.
-        values: (T,), V before each token.
-        log_ratio: (T,), log(pi_old / mu).
-
-    Returns:
-        Advantages, rho_t included, (T,), and the targets v_t, (T,). No gradients.
-    """
-    now = values.detach().float()  # (T,)
-    after = torch.cat([now[1:], now.new_zeros(1)])  # (T,)
-    rho = truncated_weights(log_ratio, 1.0).to(now)  # (T,)
-    deltas = rho * (rewards.to(now) + gamma * after - now)  # (T,)
-    targets = torch.zeros_like(now)  # (T,)
-    above = now.new_zeros(())  # (): v_{t+1} - V_{t+1}
-    for t in range(len(now) - 1, -1, -1):
-        above = deltas[t] + gamma * lam * rho[t] * above  # ()
-        targets[t] = now[t] + above
-    following = torch.cat([targets[1:], now.new_zeros(1)])  # (T,)
-    return rho * (rewards.to(now) + gamma * following - now), targets
-
-
 @dataclass(frozen=True)
 class BatchAdvantages:
     """Advantages of the tokens of a minibatch."""
@@ -395,7 +367,6 @@ def compute_advantages(
     moments: Mapping[str, RewardMoments] | None = None,
     kls: Sequence[Tensor] = (),
     values: Sequence[Tensor] = (),
-    log_ratios: Sequence[Tensor] = (),
 ) -> BatchAdvantages | None:
     """Advantages of a minibatch for the losses `reinforce` and `ppo`. None if all of them are 0, so that there is nothing to learn.
 
@@ -407,7 +378,6 @@ def compute_advantages(
         moments: the statistics so far; None: the minibatch is compared with itself.
         kls: log pi_old - log base of the tokens, (T_i,): needed where `objective.policy.reward_kl_weight` is above 0.
         values: of the critic, (T_i,): for `ppo`.
-        log_ratios: log(pi_old / mu), (T_i,): for `ppo` with V-trace.
 
     Raises:
         UserError: `kls` are needed, and are not one for each reply.
@@ -427,7 +397,7 @@ def compute_advantages(
         family_moments = [updated[name] for name in named]
         updated = {**moments, **updated}
     if objective.kind == "ppo":
-        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values, log_ratios=log_ratios, moments=updated)
+        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values, moments=updated)
     min_std = objective.policy.min_advantage_std
     white = whiten(rewards, lengths, min_std, kls=kls, beta=beta, family_moments=family_moments)
     return None if white is None else BatchAdvantages(tuple(white), (), updated)
@@ -440,10 +410,9 @@ def _critic_advantages(
     *,
     kls: Sequence[Tensor],
     values: Sequence[Tensor],
-    log_ratios: Sequence[Tensor],
     moments: Mapping[str, RewardMoments],
 ) -> BatchAdvantages | None:
-    """PPO's advantages by GAE or V-trace, whitened over the minibatch; arguments as for `compute_advantages`."""
+    """PPO's advantages by GAE, whitened over the minibatch; arguments as for `compute_advantages`."""
     policy = objective.policy
     raw, returns = [], []
     for n, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
@@ -452,10 +421,7 @@ def _critic_advantages(
         if policy.reward_kl_weight:
             given = given - policy.reward_kl_weight * kls[n].detach().float().cpu()  # (T,)
         now = values[n].cpu()  # (T,)
-        if policy.traces == "v-trace":
-            advantages, targets = v_trace(given, now, log_ratios[n].cpu(), policy.discount, policy.gae_lambda)  # (T,), (T,)
-        else:
-            advantages, targets = gae(given, now, policy.discount, policy.gae_lambda)  # (T,), (T,)
+        advantages, targets = gae(given, now, policy.discount, policy.gae_lambda)  # (T,), (T,)
         raw.append(advantages)
         returns.append(targets)
     every = torch.cat(raw) if raw else torch.zeros(0)  # (tokens,)
@@ -471,6 +437,9 @@ def _critic_advantages(
 def ppo_clip(logp: Tensor, old: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.28, dual: float = 3.0) -> Tensor:
     """-min(rho A, clip(rho, 1 - low, 1 + high) A), and at most -c A for A < 0 (1707.06347; dual clip: 1912.09729).
 
+    With a weight min(pi_old / mu, C) it is decoupled PPO (AReaL, 2505.24298): the clip is around pi_old, where this update starts.
+    Around mu, which may be 50 updates away, most tokens would be outside of the clip before the first step.
+
     Args:
         logp: (T,), log pi(y_t), with a gradient.
         old: (T,), log pi_old(y_t): what the clip is around.
@@ -484,25 +453,6 @@ def ppo_clip(logp: Tensor, old: Tensor, advantage: Tensor, low: float = 0.2, hig
     if math.isfinite(dual):
         kept = torch.where(advantage < 0, torch.maximum(kept, dual * advantage), kept)  # (T,)
     return -kept  # (T,)
-
-
-def decoupled_ppo(
-    logp: Tensor,
-    old: Tensor,
-    behaviour: Tensor,
-    advantage: Tensor,
-    max_weight: float = 2.0,
-    low: float = 0.2,
-    high: float = 0.28,
-    dual: float = 3.0,
-    level: str = "token",
-) -> Tensor:
-    """-w min(rho A, clip(rho) A), rho = pi / pi_old, w = min(pi_old / mu, C): decoupled PPO (AReaL, 2505.24298).
-
-    The clip is around pi_old, where this update starts. Around mu, which may be 50 updates away, most tokens would be outside of the
-    clip before the first step. All shapes (T,).
-    """
-    return truncated_weights(old - behaviour, max_weight, level) * ppo_clip(logp, old, advantage, low, high, dual)  # (T,)
 
 
 def reinforce(logp: Tensor, advantage: Tensor, weight: Tensor | float = 1.0) -> Tensor:

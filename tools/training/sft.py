@@ -1,11 +1,10 @@
-"""Fine-tune a local model on chats with LoRA: the last reply of each chat is learned, the messages before it are its prompt.
+"""Fine-tune a local model on chats with LoRA, by TRL's SFTTrainer: the last reply of each chat is learned, what is before it is its prompt.
 
     L = -E[ log pi(z | s) ]        the mean over the tokens z of all replies, in nats
 
 Chats become tokens as `LocalChatModel` makes them (`prompt_ids`, `reply_ids`), so that training, scoring and generation see the same
-tokens. Trainers such as TRL's apply the chat template by themselves and would break this. It was made for AdaMEM's Step-MFT
-(nodes/synthesize/mft.py): s is the situation with its experiences, z the strategy. Updates are those of tools/training/lora.py.
-`train` goes through a data set, and writes a folder:
+tokens; TRL is given these and renders no template. Made for AdaMEM's Step-MFT (nodes/synthesize/mft.py): s is the situation with its
+experiences, z the strategy. `train` goes through a data set, and writes a folder:
 
     DIR/                          a checkpoint with the adapter merged in: `--model local:DIR`
     DIR/adapter/                  the adapter alone, in PEFT's format, for the model that was trained
@@ -18,7 +17,6 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +25,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from langchain_core.messages import ChatMessage
 
 from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
 from ..local.model import LocalChatModel
-from .lora import Example, attach_lora, make_optimizer, step, write_adapter
+from .lora import Example, attach_lora, lora_parameters, make_optimizer, write_adapter
+from .trl_trainers import imitate_examples, require_trl, trainer_arguments, trainer_surroundings
 
 __all__ = [
     "Chat",
@@ -67,8 +67,8 @@ class FineTuningSettings:
     batch_size: int = 64
     """Examples behind one update. Paper: 64."""
     micro_batch_size: int = 4
-    """Examples that share a pass; the passes of a batch add up. It changes memory and speed, not the result. On a CPU 1 and 4 are
-    about as fast, and 16 takes half as long again, because short examples are padded. Paper: 4 (and 16 passes)."""
+    """Examples that share a pass, at most; the passes of a batch add up. It changes memory and speed, not the result. Paper: 4 (and
+    16 passes)."""
     learning_rate: float = 1e-4
     """Peak learning rate of AdamW. Not given; its code's README: 1e-4."""
     warmup_share: float = 0.1
@@ -204,6 +204,7 @@ def train(
         UserError: `out` exists already or cannot be written; no example fits the model's window; a chat cannot be tokenised; a
             gradient is not finite.
     """
+    require_trl()
     examples, sizes = [], []
     for number, chat in enumerate(chats, 1):
         try:
@@ -225,40 +226,46 @@ def train(
         )  # fmt: skip
     with _atomic_folder(out) as part:
         wrapper = attach_lora(model.network, settings.lora, settings.seed)
-        losses, seconds = _run_updates(model.network, examples, settings)
+        losses, seconds = _run_updates(wrapper, model, examples, settings)
         hub = None if Path(model.model).is_dir() else model.model
         tokens = sum(len(example.reply) for example in examples)
         called = name or hub or Path(model.model).name
-        trained = FineTuningReport(
-            called, settings, len(examples), left_out, max(sizes), tokens, tuple(losses), round(seconds, 3)
-        )
+        trained = FineTuningReport(called, settings, len(examples), left_out, max(sizes), tokens, losses, round(seconds, 3))
         write_adapter(wrapper, part / "adapter", hub)
         _write_merged_model(wrapper, model, part)
         (part / "training.json").write_text(json.dumps(asdict(trained), indent=2) + "\n", encoding="utf-8")
     return trained
 
 
-def _run_updates(network: Any, examples: Sequence[Example], settings: FineTuningSettings) -> tuple[list[float], float]:
-    """Run all updates; returns the loss of each, and the seconds they took."""
-    optimizer = make_optimizer(network, settings.learning_rate, settings.weight_decay)
-    steps = settings.epochs * math.ceil(len(examples) / settings.batch_size)
-    losses: list[float] = []
+def _run_updates(
+    wrapper: Any, model: LocalChatModel, examples: Sequence[Example], settings: FineTuningSettings
+) -> tuple[tuple[float, ...], float]:
+    """Run all updates; returns the loss before each, in nats per token, and the seconds they took.
+
+    Raises:
+        UserError: a weight is not finite afterwards.
+    """
+    batch = min(settings.batch_size, len(examples))
+    micro = math.gcd(batch, settings.micro_batch_size)
+    steps = settings.epochs * math.ceil(len(examples) / batch)
+    optimizer = make_optimizer(model.network, settings.learning_rate, settings.weight_decay)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: learning_rate_factor(n, steps, settings.warmup_share))
     started = perf_counter()
-    for epoch in range(settings.epochs):
-        order = random.Random(f"{settings.seed}/{epoch}").sample(examples, len(examples))
-        for start in range(0, len(order), settings.batch_size):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * learning_rate_factor(len(losses), steps, settings.warmup_share)
-            result = step(
-                network,
-                optimizer,
-                order[start : start + settings.batch_size],
-                micro_batch_size=settings.micro_batch_size,
-                max_grad_norm=settings.max_grad_norm,
-            )
-            losses.append(result.loss)
-            if len(losses) % max(1, steps // 20) == 0 or len(losses) == steps:
-                log.info("update %d of %d: loss %.4f nats per token", len(losses), steps, losses[-1])
+    with trainer_surroundings() as out:
+        arguments = trainer_arguments(model, out, settings.learning_rate, settings.seed) | {
+            "max_grad_norm": settings.max_grad_norm,
+            "logging_strategy": "steps",
+            "logging_steps": 1,
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": batch // micro,
+            "num_train_epochs": settings.epochs,
+        }
+        try:
+            losses = imitate_examples(wrapper, model, examples, arguments, (optimizer, rates)).losses
+        finally:
+            model.network.eval()
+    if not all(bool(torch.isfinite(weight).all()) for weight in lora_parameters(model.network).values()):
+        raise UserError(f"the training led to numbers that are not finite; try a smaller learning rate or float32 ({losses=})")
     return losses, perf_counter() - started
 
 

@@ -45,18 +45,21 @@ from .flops import FlopMeter
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionFiles
 
-__all__ = ["TrlTrainer"]
+__all__ = ["TrainerOutcome", "TrlTrainer", "imitate_examples", "require_trl", "trainer_arguments", "trainer_surroundings"]
 
 IGNORED = -100
 """The label of a token that is not learned."""
 
 
 @dataclass(frozen=True)
-class _Done:
-    """The outcome of a trainer: number of updates, and their mean loss."""
+class TrainerOutcome:
+    """The outcome of one of TRL's trainers."""
 
     updates: int
-    loss: float | None
+    loss: float
+    """Mean over the updates."""
+    losses: tuple[float, ...]
+    """Of each update, if the trainer logs its steps."""
 
 
 class TrlTrainer:
@@ -73,7 +76,7 @@ class TrlTrainer:
     """
 
     def __init__(self, model: LocalChatModel, folder: Path, settings: WeightSettings, meter: FlopMeter | None = None) -> None:
-        _require_trl()
+        require_trl()
         if model.tokenizer.pad_token_id is None and model.tokenizer.eos_token_id is None:
             raise UserError(
                 f"{model.model}: TRL pads with the tokenizer's pad token or its end-of-sequence token; it has neither"
@@ -140,33 +143,17 @@ class TrlTrainer:
         examples, left_out = self._examples([step for attempt in attempts for step in attempt.steps])
         if not examples:
             return TrainingReport(parent, f"none of {left_out} steps fits the model's window of {self._model.window} tokens")
-        rows = [
-            {"input_ids": [*one.prompt, *one.reply], "labels": [IGNORED] * len(one.prompt) + [*one.reply]} for one in examples
-        ]
         settings = self._settings
         longest, batch = max(map(len, examples)), min(settings.batch_size, len(examples))
         micro = max(1, min(batch, settings.max_pass_tokens // longest))
 
-        def run(out: str, optimizer: torch.optim.Optimizer) -> _Done:
-            from trl.trainer.sft_config import SFTConfig
-            from trl.trainer.sft_trainer import SFTTrainer
-
-            arguments = SFTConfig(
-                **self._arguments(out, seed),
-                per_device_train_batch_size=micro,
-                gradient_accumulation_steps=-(-batch // micro),
-                num_train_epochs=settings.epochs,
-                max_length=None,
-                dataset_kwargs={"skip_prepare_dataset": True},
-            )
-            trainer = SFTTrainer(
-                model=self._wrapper,
-                args=arguments,
-                train_dataset=_dataset(rows),
-                processing_class=self._model.tokenizer,
-                optimizers=(optimizer, None),
-            )
-            return _run(trainer)
+        def run(out: str, optimizer: torch.optim.Optimizer) -> TrainerOutcome:
+            arguments = trainer_arguments(self._model, out, settings.learning_rate, seed) | {
+                "per_device_train_batch_size": micro,
+                "gradient_accumulation_steps": -(-batch // micro),
+                "num_train_epochs": settings.epochs,
+            }
+            return imitate_examples(self._wrapper, self._model, examples, arguments, (optimizer, None))
 
         report = TrainingReport(version, attempts=len(attempts), examples=len(examples), left_out=left_out)
         return self._train(parent, seed, run, replace(report, tokens=settings.epochs * sum(map(len, examples))))
@@ -197,13 +184,13 @@ class TrlTrainer:
         together = max(1, min(len(columns), settings.max_pass_tokens // (len(known) * longest)))  # columns that share a pass
         columns += [[None] * len(known)] * (-len(columns) % together)
 
-        def run(out: str, optimizer: torch.optim.Optimizer) -> _Done:
+        def run(out: str, optimizer: torch.optim.Optimizer) -> TrainerOutcome:
             from trl.trainer.grpo_config import GRPOConfig
             from trl.trainer.grpo_trainer import GRPOTrainer
 
             passes = len(columns) // together
             arguments = GRPOConfig(
-                **self._arguments(out, seed),
+                **trainer_arguments(self._model, out, settings.learning_rate, seed),
                 per_device_train_batch_size=together * len(known),
                 gradient_accumulation_steps=passes,
                 steps_per_generation=passes,
@@ -244,24 +231,6 @@ class TrlTrainer:
             found.append(float(torch.exp(torch.tensor(-total / max(1, tokens)))))
         return found
 
-    def _arguments(self, out: str, seed: int) -> dict[str, Any]:
-        """Arguments that both trainers share: plain AdamW steps in float32, and no files, logs or bars."""
-        return {
-            "output_dir": out,
-            "seed": seed,
-            "learning_rate": self._settings.learning_rate,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 1.0,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "use_cpu": self._model.network.device.type == "cpu",
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_strategy": "no",
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-        }
-
     def _train(self, parent: str, seed: int, run: Any, report: TrainingReport) -> TrainingReport:
         """Run a trainer from a version, and write the next one."""
         began = perf_counter()
@@ -271,7 +240,7 @@ class TrlTrainer:
         if parent:
             read_optimizer(optimizer, self._folder / parent / OPTIMIZER_FILE)
         before = self._meter.flops
-        with tempfile.TemporaryDirectory() as out, _quiet(), _own_random_numbers():
+        with trainer_surroundings() as out:
             try:
                 done = run(out, optimizer)
             finally:
@@ -358,12 +327,69 @@ def _episode_return(episode_return: Sequence[float | None], **given: Any) -> lis
     return list(episode_return)
 
 
-def _run(trainer: Any) -> _Done:
+def trainer_arguments(model: LocalChatModel, out: str, learning_rate: float, seed: int) -> dict[str, Any]:
+    """Arguments that all of TRL's trainers get: plain AdamW steps in the model's own numbers, and no files, logs or bars."""
+    return {
+        "output_dir": out,
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": model.network.device.type == "cpu",
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+def imitate_examples(
+    wrapper: Any,
+    model: LocalChatModel,
+    examples: Sequence[Example],
+    arguments: Mapping[str, Any],
+    optimizers: tuple[torch.optim.Optimizer, Any],
+) -> TrainerOutcome:
+    """Learn the replies of examples with TRL's SFTTrainer: the cross-entropy of their tokens, mean over the tokens of each batch.
+
+    Args:
+        wrapper: PEFT's wrapper of the model's network; its trainable weights are the optimizer's.
+        model: gives the tokenizer, whose token pads.
+        examples: of any order; the seed among the arguments shuffles them.
+        arguments: of `SFTConfig`.
+        optimizers: the optimizer, and its schedule or None.
+    """
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    rows = [{"input_ids": [*one.prompt, *one.reply], "labels": [IGNORED] * len(one.prompt) + [*one.reply]} for one in examples]
+    trainer = SFTTrainer(
+        model=wrapper,
+        args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        train_dataset=_dataset(rows),
+        processing_class=model.tokenizer,
+        optimizers=optimizers,
+    )
+    return _run(trainer)
+
+
+@contextmanager
+def trainer_surroundings() -> Iterator[str]:
+    """A temporary folder for a trainer, without TRL's warnings, and with the global random numbers left as they were."""
+    with tempfile.TemporaryDirectory() as out, _quiet(), _own_random_numbers():
+        yield out
+
+
+def _run(trainer: Any) -> TrainerOutcome:
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
     found = trainer.train()
-    return _Done(int(trainer.state.global_step), float(found.training_loss))
+    losses = tuple(row["loss"] for row in trainer.state.log_history if "loss" in row)
+    return TrainerOutcome(int(trainer.state.global_step), float(found.training_loss), losses)
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -372,7 +398,7 @@ def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_list(list(rows))
 
 
-def _require_trl() -> None:
+def require_trl() -> None:
     """Raise `UserError` if TRL is not installed."""
     missing = [name for name in ("trl", "peft") if sys.modules.get(name, 0) is None or not find_spec(name)]
     if missing:

@@ -17,13 +17,15 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from openai_server import OpenAIServer
 
-from learngraph.graphs.cli.adamem.command import USAGE, adamem
-from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
+from learngraph.graphs.cli.adamem import USAGE, adamem
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.step_mft import CounterfactualAgent
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.attempts.trajectories import read_bank
 from learngraph.memory.errors import UserError
 from learngraph.memory.search import encoders
 from learngraph.memory.search.vectors import CosineSimilarity
+from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import as_jsonl, read_jsonl
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import Pair, PromptMessage
@@ -83,43 +85,6 @@ def test_walkthroughs_succeed(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bank[0].id == "gold:toy:keep-train-0/0"
 
 
-def test_perturbed_walkthroughs_go_wrong_or_end_early(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --out a.jsonl", capsys)
-    world, bank = KeywordKeep(), read_bank("a.jsonl")
-    assert len(bank) == len({t.id for t in bank}) == 80
-    for trajectory in bank:
-        actions, gold = [s.action for s in trajectory.transitions], [*world.gold(trajectory.task)]
-        over = world.observe(trajectory.task, actions).over
-        if trajectory.episode % 2:
-            assert actions == gold[: len(actions)]
-            assert 1 <= len(actions) < len(gold)
-            assert not over
-        else:
-            assert over
-    told = re.search(r"(\d+) succeeded and (\d+) failed", said)
-    assert told is not None
-    won = sum(t.score >= 10 for t in bank)
-    assert [int(n) for n in told.groups()] == [won, 80 - won]
-    assert 5 < won < 40, "some wrong turns are made good"
-    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --out b.jsonl", capsys)
-    assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
-    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --seed 1 --out c.jsonl", capsys)
-    assert Path("a.jsonl").read_bytes() != Path("c.jsonl").read_bytes()
-    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 1 --wrong-turn-rate 0 --out d.jsonl", capsys)
-    assert all(t.score == 10 for t in read_bank("d.jsonl")), "without wrong turns it is the walkthrough"
-
-
-def test_random_play(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run(
-        "build --env toy --tasks 10 --source random --split dev --horizon 7 --success-threshold 1 --out bank.jsonl", capsys
-    )
-    bank = read_bank("bank.jsonl")
-    assert {len(t.transitions) for t in bank} == {7}
-    assert bank[0].task == KeywordKeep().task(0, "dev")
-    assert f"{sum(t.score >= 1 for t in bank)} succeeded" in said
-    assert len({tuple(s.action for s in t.transitions) for t in bank}) > 15
-
-
 @pytest.mark.slow
 def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     play = "run jitrl --env toy --prior uniform --seeds 2 --episodes 3 --split dev --workers 1 --out played --compare random"
@@ -133,15 +98,11 @@ def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[
     rows = [json.loads(line) for line in Path("played/random-s1/episodes.jsonl").read_text().splitlines()]
     assert [bank["played:" + row["id"]].score for row in rows] == [row["score"] for row in rows]
     assert all(t.value == pytest.approx(t.score) for t in bank.values())
-    for memory in Path("played").rglob("memory"):  # what memory held equals what the journal says
-        shutil.rmtree(memory)
-    run("build --source played --out again.jsonl", capsys)
-    assert {t.id: replace(t, used=bank[t.id].used) for t in read_bank("again.jsonl")} == bank
 
 
 @pytest.mark.slow
 def test_what_a_run_did_is_a_bank_of_the_next_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Though both runs call themselves the same; and what the first one consulted is still named as it is in the bank."""
+    """Though both runs call themselves the same."""
     play = "run adamem --author rule --env toy --prior uniform --seeds 1 --split test --workers 1"
     assert main(f"{play} --episodes 3 --out first".split()) == 0
     capsys.readouterr()
@@ -149,15 +110,11 @@ def test_what_a_run_did_is_a_bank_of_the_next_one(here: Path, capsys: pytest.Cap
     assert "note: these are tasks of the split test; a run that starts from bank.jsonl cannot be tested on them" in said
     bank = read_bank("bank.jsonl")
     assert [(t.id, t.run, t.episode) for t in bank] == [(f"first:adamem-s0/{n}", "first:adamem-s0", n) for n in range(3)]
-    assert set(bank[2].used) <= {bank[0].id, bank[1].id}
-    assert bank[2].used
     assert main(f"{play} --episodes 2 --bank bank.jsonl --out second".split()) == 0
     capsys.readouterr()
     run("build --source second --out more.jsonl", capsys)
     more = read_bank("more.jsonl")
     assert [t.id for t in more] == ["second:adamem-s0/0", "second:adamem-s0/1"]
-    assert set(more[0].used) <= {t.id for t in bank}
-    assert more[0].used
     assert main(f"{play} --episodes 1 --bank more.jsonl --out third".split()) == 0
 
 
@@ -198,14 +155,14 @@ def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixtu
 
 def test_drafts_of_other_modes_are_not_collected(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In mode low a draft is made under the strategy at hand."""
-    high = {"mode": "high", "success": 9.0}
-    by_hand(here, {"adamem": {"mode": "low", "success": 9.0}, "random": {}, "adamem?mode=high": high})
-    for other in ("adamem-s4", "random-s3", "adamem-high-s3"):
+    high = {"mode": "high", "success_threshold": 9.0}
+    by_hand(here, {"adamem": {"mode": "low", "success_threshold": 9.0}, "random": {}, "adamem?mode=high": high})
+    for other in ("adamem-s4", "random-s3", "adamem-mode-high-s3"):
         shutil.copytree(here / "played" / "adamem-s3", here / "played" / other)
     said = run("collect played --out pairs.jsonl", capsys)
     assert "runs left out: 2 of mode low, 1 of other methods (only in mode high a draft is what the agent would have" in said
     assert "1 strategies in 1 finished episodes of 1 runs" in said
-    shutil.rmtree(here / "played" / "adamem-high-s3")
+    shutil.rmtree(here / "played" / "adamem-mode-high-s3")
     with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no strategies to collect"):
         adamem(["collect", "played", "--out", "none.jsonl"])
     assert not Path("none.jsonl").exists()
@@ -221,11 +178,11 @@ def test_strategies_of_another_split_are_pointed_out(here: Path, capsys: pytest.
 
 def by_hand(here: Path, methods: Mapping[str, Any] | None = None, split: str = "train") -> None:
     """A folder of a run of one episode with one strategy, at its step 2."""
-    methods = methods or {"adamem": {"mode": "high", "success": 9.0}}
+    methods = methods or {"adamem": {"mode": "high", "success_threshold": 9.0}}
     world = KeywordKeep()
     gold = world.gold(world.task(3, "train"))
     (here / "played" / "adamem-s3").mkdir(parents=True)
-    settings = {"env": "toy", "split": split, "horizon": None, "methods": methods}
+    settings = {"env": "toy", "split": split, "horizon": None, "methods": methods, "seeds": [3]}
     (here / "played" / "settings.json").write_text(json.dumps(settings))
     rows: list[Mapping[str, Any]] = []
     for t, action in enumerate(gold):
@@ -305,13 +262,11 @@ def test_estimates_are_told_and_count(pairs: Path, capsys: pytest.CaptureFixture
     said = run(f"filter pairs.jsonl --out data.jsonl --rollouts-per-action 2 {again}", capsys)
     assert "1 of these have an advantage above 0 in 2 paired rollouts (mean of all 0; 1 are 0, 1 below)" in said
     assert json.loads(Path("data.jsonl").read_text()) == mft.chat(good)
-    said = run(f"filter pairs.jsonl --out drawn.jsonl --draws-per-pair 3 --min-changed-share 0 {again}", capsys)
-    assert re.search(r"3 of these change it in at least 0 of 3 x 3 draws \(mean share [\d.]+; two draws from one side", said)
-    with pytest.raises(UserError, match=r"pair r/0/0 is of task keep-train-0; task 0 of game24, train, is game24-train-0"):
+    with pytest.raises(UserError, match=r"pair r/0/0 is of task keep-train-0; task 0 of game24.*, train, is game24-train-0"):
         adamem(f"filter pairs.jsonl --out no.jsonl --rollouts-per-action 2 {again}".replace("toy", "game24").split())
 
 
-def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path) -> None:
     asked: list[str] = []
 
     class Repeats(GenericFakeChatModel):
@@ -320,19 +275,18 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
             return super()._generate(messages, *args, **more)
 
     model = Repeats(messages=iter([AIMessage("Action: back\nMemory: no")] * 9))
-    monkeypatch.setattr(models, "open_model", lambda *args, **more: model)
     (here / "adamem").mkdir()
     (here / "adamem" / "consider.md").write_text(
         "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
     )
     world = KeywordKeep()
     task = world.task(0, "train")
-    CounterfactualAgent.open(world, model="openai:any")(task, ["back", "wait", "back"], "any")
-    again = CounterfactualAgent.open(world, model="openai:any", prompts=here, history_steps=1, window=2000)
+    plain = MethodInputs.with_chat_model(world, Journal(), model, stepwise=True)
+    CounterfactualAgent(plain)(task, ["back", "wait", "back"], "any")
+    again = CounterfactualAgent(MethodInputs.with_chat_model(world, Journal(), model, stepwise=True, prompts=here), 1)
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [len(re.findall("^Action: (?:back|wait)$", said, re.MULTILINE)) for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]
-    assert again.inputs.window == 2000
 
 
 # train, and the whole way
@@ -343,7 +297,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     """Build, run, collect, filter, train, run again. Asked again without chance, the agent says what it said in the run."""
     from learngraph.tools.environments.catalogue import open_environment
 
-    run("build --env toy --source perturbed --tasks 10 --out bank.jsonl", capsys)
+    run("build --env toy --tasks 10 --out bank.jsonl", capsys)
     play = "run adamem --mode high --author rule --temperature 0 --env toy --split train --bank bank.jsonl --seeds 3"
     assert main(f"{play} --episodes 1 --workers 1 --out played".split()) == 0
     capsys.readouterr()
@@ -354,7 +308,8 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     assert {pair.seed for pair in found} == {0, 1, 2}
     assert all(pair.prompt[-1].text.endswith("Strategy:") for pair in found)
     environment: Any = open_environment("toy")
-    again = CounterfactualAgent.open(environment, model="pocket", temperature=0)
+    inputs = MethodInputs.with_scoring_model(environment, Journal(), models.open_model("pocket"))  # type: ignore[arg-type]
+    again = CounterfactualAgent(inputs, temperature=0)
     for pair in found:
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative
@@ -373,18 +328,16 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     [
         ("", "usage: learngraph adamem build"),
         ("jump", "usage: learngraph adamem build"),
-        ("build --out x", "needs --env, the environment whose tasks are played"),
+        ("build --out x", "needs --env, the environment whose walkthroughs are played"),
         ("build", "--out"),
         ("build --env nowhere --out x", "no environment 'nowhere'"),
-        ("build --env toy --source silver --out x", "--source is gold, perturbed, random or a run folder"),
-        ("build --env toy --source empty --out x", "names its own environment"),
-        ("build --source empty --out x", "empty is no run folder: it has no settings.json"),
-        ("build --env toy --tasks 0 --out x", "--tasks and --attempts-per-task are at least 1"),
+        ("build --env toy --source empty --out x", "which names its own"),
+        ("build --source empty --out x", "empty has no settings.json"),
+        ("build --env toy --tasks 0 --out x", "--tasks is at least 1"),
         ("collect --out x", "learngraph adamem collect needs RUN-FOLDER"),
-        ("collect nowhere --out x", "nowhere is no run folder"),
+        ("collect nowhere --out x", "nowhere does not exist"),
         ("filter nowhere --out x", "cannot read nowhere"),
-        ("filter nowhere --out x --draws-per-pair 1", "--draws-per-pair is 0, or 2 and more"),
-        ("filter nowhere --out x --rollouts-per-action 2", "need --env and --model"),
+        ("filter nowhere --out x --rollouts-per-action 2", "needs --env and --model"),
         ("filter nowhere --out x --criterion left", "--criterion"),
         ("train", "learngraph adamem train needs DATA"),
         ("train nowhere --out x", "cannot read nowhere"),

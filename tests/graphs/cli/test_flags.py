@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import pytest
 from tyro.conf import Positional
 
-from learngraph.graphs.cli.adamem.bank import BuildOptions
-from learngraph.graphs.cli.adamem.pairs import CollectOptions, FilterOptions
-from learngraph.graphs.cli.adamem.train import TrainOptions
+from learngraph.graphs.cli.adamem import BuildOptions, CollectOptions, FilterOptions, TrainOptions
 from learngraph.graphs.cli.calibrate import CalibrateOptions
 from learngraph.graphs.cli.draw import DrawOptions
 from learngraph.graphs.cli.explain import ExplainOptions

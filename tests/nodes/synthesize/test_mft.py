@@ -66,11 +66,6 @@ def test_two_searches_are_the_same_action_in_the_web_shop_alone() -> None:
         replace(asked, domain="hotpot"),
         asked,
     ]
-    assert (mft.change_rate([red], [blue], "webshop"), mft.change_rate([red], [blue], "hotpot")) == (0.0, 1.0)
-    assert (
-        mft.chance_change_rate([red, blue], [red, red], "webshop"),
-        mft.chance_change_rate([red, blue], [red, red], "hotpot"),
-    ) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -228,35 +223,6 @@ def test_rows_that_are_not_adamem_s_are_refused(broken: dict[str, Any]) -> None:
     rows = [STEPS[0], STEPS[1] | broken, *STEPS[3:]]
     with pytest.raises(MftError, match=r"step b of episode r/0 is not one of AdaMEM's"):
         mft.collect_pairs(rows, EPISODES)
-
-
-# Draws
-
-
-def test_the_share_of_changed_pairs_by_hand() -> None:
-    """Actions mist, mist, fern against drafts Mist., fern, salt: each differs from two of three."""
-    actions, drafts = ["mist", "mist", "fern"], ["Mist.", "fern", "salt"]
-    assert mft.change_rate(actions, drafts) == pytest.approx(6 / 9)
-    assert mft.chance_change_rate(actions, drafts) == pytest.approx((4 / 6 + 1) / 2)
-    assert mft.change_rate(["a"], ["a"]) == 0.0
-
-
-def test_share_and_chance_have_the_stated_means() -> None:
-    """share -> 1 - sum p q; chance -> 1 - (sum p^2 + sum q^2) / 2; they differ by half the squared distance."""
-    p, q = {"mist": 0.7, "fern": 0.2, "salt": 0.1}, {"mist": 0.3, "fern": 0.3, "salt": 0.4}
-    draw, n = Random(0), 4000
-    made = [[draw.choices([*side], [*side.values()], k=4) for side in (p, q)] for _ in range(n)]
-    shares = sum(mft.change_rate(a, b) for a, b in made) / n
-    chances = sum(mft.chance_change_rate(a, b) for a, b in made) / n
-    assert shares == pytest.approx(1 - (0.21 + 0.06 + 0.04), abs=0.01)
-    assert chances == pytest.approx(1 - (0.54 + 0.34) / 2, abs=0.01)
-    assert pytest.approx((0.16 + 0.01 + 0.09) / 2) == 1 - 0.31 - (1 - 0.44)
-
-
-def test_noise_by_hand() -> None:
-    assert mft.null_strategy_pass_rate({"mist": 0.5, "fern": 0.5}) == pytest.approx(0.5)
-    assert mft.null_strategy_pass_rate({"mist": 0.5, "the mist": 0.25, "fern": 0.25}) == pytest.approx(1 - 0.5625 - 0.0625)
-    assert mft.null_strategy_pass_rate({"mist": 1.0}) == 0.0
 
 
 # The advantage

@@ -15,6 +15,7 @@ from chats import CHATS, chat, reply_scores
 from claas_settings import make_objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lora_steps import cross_entropy, reply_logits, step
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
@@ -29,20 +30,6 @@ QUICK, RATE = LoRA(rank=4, alpha=8), 0.01
 # The loss
 
 
-def test_the_loss_is_the_mean_surprise_of_the_tokens_by_hand() -> None:
-    """L = -E[ log pi(z | s) ]: two tokens of probability 1/2 and 1/8 out of four."""
-    logits = torch.tensor([[3.0, 3.0, -99.0, -99.0], [math.log(1 / 8), math.log(7 / 8), -99.0, -99.0]])
-    loss = lora.cross_entropy(logits, torch.tensor([1, 0]))
-    assert float(loss) == pytest.approx((math.log(2) + math.log(8)) / 2, abs=1e-6)
-
-
-def test_the_gradient_of_the_loss_is_the_probability_less_the_target_by_hand() -> None:
-    logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]], requires_grad=True)
-    torch.autograd.backward(lora.cross_entropy(logits, torch.tensor([0, 1])))
-    assert logits.grad is not None
-    assert logits.grad.flatten().tolist() == pytest.approx([-0.25, 0.25, 0.375, -0.375])
-
-
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2"])
 def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) -> None:
     """On all tokens of all replies, whatever shares a pass: L = - (sum of the scores) / (tokens of the replies)."""
@@ -50,15 +37,15 @@ def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) 
     examples = [sft.encode_chat(model, c) for c in CHATS]
     expected = -sum(reply_scores(model, CHATS)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
-        assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+        assert float(cross_entropy(*reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [sft.encode_chat(model, c) for c in CHATS]
     with torch.no_grad():
-        chosen, targets = lora.reply_logits(model.network, examples)
+        chosen, targets = reply_logits(model.network, examples)
         monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
-        whole, again = lora.reply_logits(model.network, examples)
+        whole, again = reply_logits(model.network, examples)
     assert chosen.shape == (len(targets), len(model.tokenizer))
     assert torch.equal(targets, again)
     assert torch.allclose(chosen, whole, atol=1e-5)
@@ -74,79 +61,10 @@ def test_the_loss_of_pocket_is_what_score_says() -> None:
     assert all(model.tokenizer.decode(e.reply).endswith("\n") for e in examples)
     expected = -sum(reply_scores(model, chats)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
-        assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+        assert float(cross_entropy(*reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 # A step
-
-
-def gradients(model: LocalChatModel, micro: int) -> tuple[lora.OptimizerStepResult, list[torch.Tensor]]:
-    lora.attach_lora(model.network, QUICK)
-    for name, weight in model.network.named_parameters():
-        if "lora_B" in name:  # zero at first, which would leave A without a gradient
-            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    trained = [weight for weight in model.network.parameters() if weight.requires_grad]
-    still = torch.optim.SGD(trained, lr=0.0)
-    done = lora.step(
-        model.network, still, [sft.encode_chat(model, c) for c in CHATS], micro_batch_size=micro, max_grad_norm=1e9
-    )
-    return done, [weight.grad for weight in trained if weight.grad is not None]
-
-
-def test_a_batch_may_be_cut_into_passes_of_any_size(tiny: str) -> None:
-    """The mean is over the tokens of the whole batch: passes with long replies count for more."""
-    whole, one = gradients(LocalChatModel(model=tiny, threads=1), 6)
-    for micro in (1, 2, 4):
-        cut, many = gradients(LocalChatModel(model=tiny, threads=1), micro)
-        assert cut.loss == pytest.approx(whole.loss, abs=1e-5)
-        assert cut.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
-        assert len(many) == len(one) > 0
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, many, strict=True))
-
-
-def test_a_step_goes_down_the_gradient_of_score(model: LocalChatModel) -> None:
-    """The slope of the loss along a step equals the change of the scores, and nothing but the changes moves."""
-    frozen = {name: weight.clone() for name, weight in model.network.named_parameters()}
-    lora.attach_lora(model.network, QUICK)
-    examples = [sft.encode_chat(model, c) for c in CHATS]
-    updates = lora.make_optimizer(model.network, 1e-3)
-    before = sum(reply_scores(model, CHATS))
-    done = lora.step(model.network, updates, examples)
-    model.clear_cache()
-    after = sum(reply_scores(model, CHATS))
-    assert done.tokens == sum(len(e.reply) for e in examples)
-    assert done.loss == pytest.approx(-before / done.tokens, abs=1e-4)
-    assert after > before
-    now = {name.replace(".base_layer", ""): weight for name, weight in model.network.named_parameters() if "lora" not in name}
-    assert all(torch.equal(now[name], weight) for name, weight in frozen.items())
-
-
-def test_another_loss_may_take_the_place_of_the_surprise(model: LocalChatModel) -> None:
-    lora.attach_lora(model.network, QUICK)
-    seen: list[tuple[int, ...]] = []
-
-    def constant(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append(tuple(logits.shape))
-        return 2.0 + 0.0 * logits.sum()
-
-    batch = [sft.encode_chat(model, c) for c in CHATS]
-    done = lora.step(model.network, lora.make_optimizer(model.network, RATE), batch, micro_batch_size=2, loss=constant)
-    assert done.loss == pytest.approx(2.0)
-    assert sum(rows for rows, _ in seen) == done.tokens
-    assert len(seen) == 3
-
-
-def test_a_gradient_that_is_not_finite_changes_nothing(model: LocalChatModel) -> None:
-    lora.attach_lora(model.network, QUICK)
-    before = [weight.clone() for weight in model.network.parameters()]
-    with pytest.raises(UserError, match=r"gradient is nan .* smaller learning rate"):
-        lora.step(
-            model.network,
-            lora.make_optimizer(model.network, RATE),
-            [sft.encode_chat(model, CHATS[0])],
-            loss=lambda logits, targets: logits.sum() * math.nan,
-        )
-    assert all(torch.equal(a, b) for a, b in zip(before, model.network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -225,14 +143,14 @@ def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[
 def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) -> None:
     examples = several(model)
     with torch.no_grad():
-        logits = [lora.reply_logits(model.network, [example])[0] for example in examples]
+        logits = [reply_logits(model.network, [example])[0] for example in examples]
     wrapper = scattered(model)
     head = lora.make_critic(model.network)
     torch.nn.init.ones_(head.bias)
     found = lora.reply_logprobs(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
     for example, plain, one in zip(examples, logits, found, strict=True):
         with torch.no_grad():
-            own = lora.reply_logits(model.network, [example])[0]
+            own = reply_logits(model.network, [example])[0]
         at = (own / 0.5).log_softmax(-1).gather(1, torch.tensor(example.reply)[:, None])[:, 0]
         assert torch.allclose(one.logprobs, at, atol=1e-4)
         assert torch.allclose(one.entropy, losses.entropy(own), atol=1e-4)
@@ -457,17 +375,17 @@ def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: st
 
     one, _, updates = fresh(1e-3)
     examples = several(one)
-    lora.step(one.network, updates, examples)
+    step(one.network, updates, examples)
     lora.write_optimizer(updates, tmp_path / "a.safetensors", {"critic.bias": torch.ones(1)})
     kept = {name: weight.detach().clone() for name, weight in lora.lora_parameters(one.network).items()}
-    lora.step(one.network, updates, examples)
+    step(one.network, updates, examples)
     moved = {}
     for rate in (1e-3, 1e-2):
         model, _, again = fresh(rate)
         lora.set_lora_parameters(model.network, kept)
         assert lora.read_optimizer(again, tmp_path / "a.safetensors")["critic.bias"].tolist() == [1.0]
         assert [group["lr"] for group in again.param_groups] == [rate]
-        lora.step(model.network, again, examples)
+        step(model.network, again, examples)
         moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.lora_parameters(model.network).items()}
         if rate == 1e-3:
             assert all(
@@ -497,7 +415,7 @@ def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> Non
 def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, tmp_path: Path) -> None:
     lora.attach_lora(model.network, QUICK)
     updates = lora.make_optimizer(model.network, RATE)
-    lora.step(model.network, updates, several(model)[:1])
+    step(model.network, updates, several(model)[:1])
     lora.write_optimizer(updates, tmp_path / "a.safetensors")
     other = LocalChatModel(model=tiny, threads=1)
     for asked, said in ((LoRA(rank=2), "other shapes there"), (LoRA(rank=4, targets="q_proj"), "not trained here")):
@@ -526,8 +444,8 @@ def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_p
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "a")).eval()
     with torch.no_grad():
-        ours, _ = lora.reply_logits(model.network, several(model))
-        theirs, _ = lora.reply_logits(again.get_base_model(), several(model))
+        ours, _ = reply_logits(model.network, several(model))
+        theirs, _ = reply_logits(again.get_base_model(), several(model))
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
@@ -542,8 +460,8 @@ def test_changed_layers_say_what_those_of_peft_say(
 
     def said() -> tuple[torch.Tensor, list[torch.Tensor]]:
         model.network.zero_grad()
-        logits, targets = lora.reply_logits(model.network, examples)
-        lora.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
+        logits, targets = reply_logits(model.network, examples)
+        cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
         return logits.detach(), [w.grad.clone() for w in lora.lora_parameters(model.network).values() if w.grad is not None]
 
     calls = []
@@ -553,7 +471,7 @@ def test_changed_layers_say_what_those_of_peft_say(
     layers = len(calls)
     assert layers == 7 * 2
     with wrapper.disable_adapter(), torch.no_grad():
-        off, _ = lora.reply_logits(model.network, examples)
+        off, _ = reply_logits(model.network, examples)
     assert len(calls) == layers
     assert float((off - own).abs().max()) > 0.01
     assert not any("forward" in vars(layer) for layer in model.network.modules())
@@ -561,12 +479,12 @@ def test_changed_layers_say_what_those_of_peft_say(
         without.setattr(lora, "_fast_lora_layers", lambda network: nullcontext())
         plain, expected = said()
         with wrapper.disable_adapter(), torch.no_grad():
-            assert torch.equal(lora.reply_logits(model.network, examples)[0], off)
+            assert torch.equal(reply_logits(model.network, examples)[0], off)
     assert len(calls) == layers
     assert torch.allclose(own, plain, atol=1e-4)
     assert len(slopes) == len(expected) == 2 * layers
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slopes, expected, strict=True))
     wrapper.merge_adapter()
-    lora.reply_logits(model.network, examples)
+    reply_logits(model.network, examples)
     wrapper.unmerge_adapter()
     assert len(calls) == layers

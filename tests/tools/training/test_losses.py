@@ -288,34 +288,14 @@ def test_families_are_compared_with_themselves() -> None:
     assert known["hard"].mean == -0.8
 
 
-def test_v_trace_is_gae_on_policy_and_what_mu_has_sampled_counts_for_less() -> None:
-    values, rewards = draw(5, seed=16), draw(5, seed=17)
-    same = torch.zeros(5)
-    advantages, targets = losses.v_trace(rewards, values, same, 0.9, 1.0)
-    _, returns = losses.gae(rewards, values, 0.9, 1.0)
-    assert torch.allclose(targets, returns, atol=1e-5)
-    following = torch.cat([returns[1:], torch.zeros(1)])
-    assert torch.allclose(advantages, rewards + 0.9 * following - values, atol=1e-5)
-    rho = torch.tensor([0.5, 1.0])
-    advantages, targets = losses.v_trace(
-        torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.2]), torch.tensor([0.5, 3.0]).log(), 1.0, 1.0
-    )
-    above = float(rho[1]) * (1 - 0.2)
-    assert targets.tolist() == pytest.approx([0.5 + 0.5 * (0.2 - 0.5) + 0.5 * above, 0.2 + above])
-    assert advantages.tolist() == pytest.approx([0.5 * (0.2 + above - 0.5), 0.8])
-
-
 def test_the_critic_of_ppo_is_told_what_came() -> None:
     values = [torch.tensor([0.3, 0.1]), torch.tensor([0.0])]
-    for traces in ("gae", "v-trace"):
-        settled = make_objective("ppo", gae_lambda=1.0, traces=traces)  # type: ignore[arg-type]
-        judged = losses.compute_advantages(
-            [1.0, -1.0], [2, 1], settled, values=values, log_ratios=[torch.zeros(2), torch.zeros(1)]
-        )
-        assert judged is not None
-        assert judged.returns[0].tolist() == pytest.approx([1.0, 1.0])
-        assert judged.returns[1].tolist() == pytest.approx([-1.0])
-        assert float(torch.cat(judged.advantages).mean()) == pytest.approx(0, abs=1e-6)
+    settled = make_objective("ppo", gae_lambda=1.0)
+    judged = losses.compute_advantages([1.0, -1.0], [2, 1], settled, values=values)
+    assert judged is not None
+    assert judged.returns[0].tolist() == pytest.approx([1.0, 1.0])
+    assert judged.returns[1].tolist() == pytest.approx([-1.0])
+    assert float(torch.cat(judged.advantages).mean()) == pytest.approx(0, abs=1e-6)
 
 
 def test_kl_in_the_reward_reaches_the_advantages_of_both_losses() -> None:
@@ -352,6 +332,10 @@ def test_ppo_by_hand_with_both_clips_and_the_dual_one() -> None:
     assert float(free[-1]) == pytest.approx(9.0, rel=1e-5)
 
 
+def _decoupled_ppo(logp: Tensor, old: Tensor, mu: Tensor, gain: Tensor, dual: float = 3.0) -> Tensor:
+    return losses.truncated_weights(old - mu, 2.0) * losses.ppo_clip(logp, old, gain, dual=dual)
+
+
 def test_decoupled_clips_around_where_the_update_starts_not_around_what_is_50_updates_old() -> None:
     """Age 50: the policy has moved by a factor of 3 since mu. PPO around mu has no gradient left, decoupled PPO has all of it."""
     mu = torch.full((4,), math.log(0.2))
@@ -360,10 +344,10 @@ def test_decoupled_clips_around_where_the_update_starts_not_around_what_is_50_up
     gain = torch.ones(4)
     (stale,) = torch.autograd.grad(losses.ppo_clip(logp, mu, gain).sum(), logp)
     assert stale.tolist() == [0.0] * 4
-    (slope,) = torch.autograd.grad(losses.decoupled_ppo(logp, old, mu, gain, max_weight=2.0).sum(), logp)
+    (slope,) = torch.autograd.grad(_decoupled_ppo(logp, old, mu, gain).sum(), logp)
     assert slope.tolist() == pytest.approx([-2.0] * 4), "weights of 3, truncated at 2"
     far = (old + math.log(1.5)).requires_grad_()
-    (held,) = torch.autograd.grad(losses.decoupled_ppo(far, old, mu, gain, max_weight=2.0).sum(), far)
+    (held,) = torch.autograd.grad(_decoupled_ppo(far, old, mu, gain).sum(), far)
     assert held.tolist() == [0.0] * 4, "but no further than the clip from where the update starts"
 
 
@@ -631,7 +615,7 @@ def test_trl_says_the_same_of_clipped_policy_losses() -> None:
         (other,) = torch.autograd.grad(theirs, logp)
         wide = gains[:, None].expand(batch, length)
         if kind == "bnpo":
-            each = losses.decoupled_ppo(logp, old, mu, wide, 2.0, 0.2, 0.28, math.inf)
+            each = _decoupled_ppo(logp, old, mu, wide, math.inf)
         else:
             each = losses.reinforce(logp, wide, losses.truncated_weights(logp - mu, 2.0))
         (own,) = torch.autograd.grad(each.mean(), logp)

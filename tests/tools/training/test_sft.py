@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from chats import CHATS, Chat, chat, reply_scores
+from lora_steps import cross_entropy, reply_logits, step
+from safetensors.torch import load_file
 
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
@@ -61,8 +63,30 @@ def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Pat
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "out" / "adapter")).eval()
     examples = [sft.encode_chat(model, c) for c in CHATS]
     with torch.no_grad():
-        loss = lora.cross_entropy(*lora.reply_logits(adapted.get_base_model(), examples))
+        loss = cross_entropy(*reply_logits(adapted.get_base_model(), examples))
     assert float(loss) == pytest.approx(-sum(after) / done.tokens, abs=1e-3)
+
+
+def test_the_updates_are_those_of_the_cross_entropy_whatever_shares_a_pass(tiny: str, tmp_path: Path) -> None:
+    """One batch: the mean is over all its tokens, and passes with long replies count for more."""
+    settings = replace(QUICK, epochs=2, batch_size=6, warmup_share=0.0, max_grad_norm=1e9)
+    model = LocalChatModel(model=tiny, threads=1)
+    lora.attach_lora(model.network, settings.lora, settings.seed)
+    examples, losses = [sft.encode_chat(model, c) for c in CHATS], []
+    updates = lora.make_optimizer(model.network, settings.learning_rate)
+    for n in range(2):
+        with torch.no_grad():
+            losses.append(float(cross_entropy(*reply_logits(model.network, examples))))
+        updates.param_groups[0]["lr"] = settings.learning_rate * sft.learning_rate_factor(n, 2, 0.0)
+        step(model.network, updates, examples)
+    expected = lora.lora_parameters(model.network)
+    for micro in (1, 4, 6):
+        other = LocalChatModel(model=tiny, threads=1)
+        done = sft.train(CHATS, other, replace(settings, micro_batch_size=micro), tmp_path / str(micro))
+        assert done.losses == pytest.approx(losses, abs=1e-5)
+        written = load_file(tmp_path / str(micro) / "adapter" / "adapter_model.safetensors")
+        for name, weight in expected.items():
+            assert torch.allclose(written[f"base_model.model.{name.replace('.default', '')}"], weight, atol=1e-4)
 
 
 def test_what_is_written_names_no_place_of_this_machine(tiny: str, tmp_path: Path) -> None:

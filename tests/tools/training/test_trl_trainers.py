@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from langchain_core.messages import HumanMessage
+from lora_steps import reply_logits
 
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.claas.weights import PlayedAttempt, PlayedStep, WeightSettings
 from learngraph.memory.errors import UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.training import trl_trainers
-from learngraph.tools.training.lora import lora_parameters, reply_logits
+from learngraph.tools.training.lora import lora_parameters
 from learngraph.tools.training.losses import token_logprobs
 from learngraph.tools.training.trl_trainers import TrlTrainer
 
