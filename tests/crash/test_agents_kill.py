@@ -20,7 +20,7 @@ from learngraph.memory.storage.chroma_store import ChromaStore
 WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from learngraph.tools.environments import help_desk as desk
+import help_desk as desk
 from langchain.agents import create_agent
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.memory.storage.chroma_store import ChromaStore
@@ -53,8 +53,7 @@ def test_two_processes_and_kills_lose_and_double_nothing(server: str, tmp_path: 
     count = 12
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        support = str(Path(__file__).parents[1] / "support")
-        arguments = [support, server, name, str(count), str(tmp_path / f"{name}.txt")]
+        arguments = [str(Path(__file__).parents[2] / "notebooks"), server, name, str(count), str(tmp_path / f"{name}.txt")]
         return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env=os.environ)
 
     def finished(name: str) -> int:

@@ -12,8 +12,10 @@ a call.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -37,7 +39,9 @@ from learngraph.memory.conversations.store import Reflection, trajectory_digest
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task, Trajectory
 from learngraph.nodes.ask import estimate_tokens
-from learngraph.tools.environments import help_desk as desk
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "notebooks"))
+import help_desk as desk
 
 KINDS = 1_000
 STEPS_PER_CONVERSATION = 4

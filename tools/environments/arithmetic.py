@@ -38,6 +38,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
@@ -142,17 +143,13 @@ def _clean(line: str) -> str:
     return _PREFIX.sub("", line, count=1).rstrip("*_` ")
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
+class _Operation(NamedTuple):
     """An operation as it was written, right or wrong."""
 
     a: Fraction
     sign: str
     b: Fraction
     claimed: Fraction
-
-    def __str__(self) -> str:
-        return f"{self.a} {self.sign} {self.b} = {self.claimed}"
 
 
 def _operations_in(line: str) -> list[_Operation]:
@@ -291,7 +288,8 @@ def _short(sign: str, a: Fraction, b: Fraction, result: Fraction, *_: Numbers) -
     return f"{a} {sign} {b} = {result}"
 
 
-def _take(before: _Turn, action: str, puzzle: Sequence[int]) -> _Turn:
+@lru_cache(maxsize=4096)
+def _take(before: _Turn, action: str, puzzle: tuple[int, ...]) -> _Turn:
     """Carry out one action; a wrong one changes nothing, and the comment says what is wrong."""
     lines = [line for line in action.splitlines() if line.strip()]
     line = _clean(lines[0]) if len(lines) == 1 else ""
@@ -313,56 +311,53 @@ def _take(before: _Turn, action: str, puzzle: Sequence[int]) -> _Turn:
 
 def _carry_out(before: _Turn, operation: _Operation) -> _Turn:
     """The result of an operation; where it is wrong, the comment says so."""
-    left, operands = list(before.left), list[_Term]()
-    for number in (operation.a, operation.b):
-        at = next((at for at, term in enumerate(left) if term.value == number), None)
-        if at is None:
-            twice = " twice" if number in before.numbers else ""
-            return _Turn(before.left, comment=f"wrong, nothing done: {number} is not left{twice}")
-        operands.append(left.pop(at))
-    words = f"wrong, nothing done: {operation.a} {operation.sign} {operation.b}"
-    if operation.sign == "/" and not operation.b:
-        return _Turn(before.left, comment=f"{words} cannot be")
-    joined = operands[0].join(operation.sign, operands[1])
-    if joined.value != operation.claimed:
-        return _Turn(before.left, comment=f"{words} is {joined.value}, not {operation.claimed}")
-    after = _Turn(tuple(sorted((*left, joined), key=lambda term: term.value)))
+    a, sign, b, claimed = operation
+    left, operands, problem = list(before.left), list[_Term](), ""
+    for number in (a, b):
+        found = next((term for term in left if term.value == number), None)
+        if found is None:
+            problem = problem or f"{number} is not left{' twice' if number in before.numbers else ''}"
+        else:
+            left.remove(found)
+            operands.append(found)
+    if not problem and sign == "/" and not b:
+        problem = f"{a} / {b} cannot be"
+    elif not problem and (result := _COMPUTE[sign](a, b)) != claimed:
+        problem = f"{a} {sign} {b} is {result}, not {claimed}"
+    if problem:
+        return _Turn(before.left, comment=f"wrong, nothing done: {problem}")
+    after = _Turn(tuple(sorted((*left, operands[0].join(sign, operands[1])), key=lambda term: term.value)))
     return replace(after, worth=3.0 if reachable(after.numbers, True) else 1.0 if reachable(after.numbers) else 0.0)
 
 
-@lru_cache(maxsize=4096)
-def _turns(puzzle: tuple[int, ...], actions: tuple[str, ...]) -> tuple[_Turn, ...]:
-    """The start and the result of each action; cached, because the next call has one action more."""
-    if not actions:
-        return (_Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle)),)
-    before = _turns(puzzle, actions[:-1])
-    return (*before, _take(before[-1], actions[-1], puzzle))
+def _start(puzzle: Sequence[int]) -> _Turn:
+    return _Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle))
 
 
 @lru_cache(maxsize=4096)
 def _solve(puzzle: tuple[int, ...]) -> tuple[str, ...]:
     """A solution of a puzzle: through whole numbers if there is one, positive ones if possible."""
-    actions: tuple[str, ...] = ()
-    whole = reachable(tuple(map(Fraction, puzzle)), True)
-    while len((turn := _turns(puzzle, actions)[-1]).left) > 1:
+    actions, turn = list[str](), _start(puzzle)
+    whole = reachable(turn.numbers, True)
+    while len(turn.left) > 1:
         open_ways = [
             (result < 0, result.denominator, abs(result), _short(sign, a, b, result))
             for sign, a, b, result, after in _operations(turn.numbers)
             if reachable(after, whole)
         ]
-        actions += (min(open_ways)[-1],)
+        actions.append(min(open_ways)[-1])
+        turn = _take(turn, actions[-1], puzzle)
     return (*actions, *_admissible(turn.left))
 
 
 def demonstration(puzzle: tuple[int, ...]) -> str:
     """A puzzle with a solution in five lines, in the form of a written answer."""
     *steps, answer = _solve(puzzle)
-    turns = _turns(puzzle, tuple(steps))[1:]
-    lines = [
-        f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})"
-        for number, (action, turn) in enumerate(zip(steps, turns, strict=True), 1)
-    ]
-    return "\n".join((f"Numbers: {_numbers_text(puzzle)}", *lines, answer))
+    turn, lines = _start(puzzle), [f"Numbers: {_numbers_text(puzzle)}"]
+    for number, action in enumerate(steps, 1):
+        turn = _take(turn, action, puzzle)
+        lines.append(f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})")
+    return "\n".join((*lines, answer))
 
 
 class Game24:
@@ -467,10 +462,10 @@ class Game24:
         """The start and the result of each action."""
         check_actions(self.name, actions)
         puzzle = self.puzzle(task)
-        turns = [*_turns(puzzle, ())]
+        turns = [_start(puzzle)]
         for step, action in enumerate(actions):
             check_step(self.name, task, step, action, over=turns[-1].over or step >= self.horizon, empty=True)
-            turns = [*_turns(puzzle, tuple(actions[: step + 1]))]
+            turns.append(_take(turns[-1], action, puzzle))
         if len(actions) >= self.horizon:
             turns[-1] = replace(turns[-1], over=True)
         return turns
@@ -495,7 +490,7 @@ class Game24:
                     attempts[-1].append(f"Answer: {body.rstrip(' .')}")
                     attempts.append([])
             elif readings := _operations_in(cleaned):
-                attempts[-1].append(str(readings[0]) if len(readings) == 1 else cleaned)
+                attempts[-1].append("{} {} {} = {}".format(*readings[0]) if len(readings) == 1 else cleaned)
         found = [attempt for attempt in attempts if attempt]
         complete = [attempt for attempt in found if attempt[-1].startswith("Answer:")]
         if not found:

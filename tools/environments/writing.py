@@ -17,14 +17,12 @@ Sentences come from two places, and the environment's name tells which:
 
 - `writing?source=own`: 90 plain sentences of ours, in no particular order; 36 of them are for `train`, 18 for `dev`, 36 for
   `test`, so that no sentence is in two splits. A task draws four of its split by its seed; there is no end of them.
-- `writing?source=published`: the file of the package `tree-of-thoughts-llm`, or of `file=PATH`, which has four sentences on
-  each of 100 lines. Lines that do not part into four at `.`, `?` or `!` are left out (5, where the file lacks a stop), so `test`
+- `writing?source=published`: the file of the package `tree-of-thoughts-llm`, which has four sentences on each of 100 lines. Lines that do not part into four at `.`, `?` or `!` are left out (5, where the file lacks a stop), so `test`
   has 95 tasks. As its lines share sentences with one another, `train` and `dev` are drawn from ours.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +31,7 @@ from pathlib import Path
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_horizon, check_split, check_written_answer
+from .support.arguments import check_horizon, check_settings, check_split, check_written_answer
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["PARAGRAPHS", "Writing", "check_endings"]
@@ -43,9 +41,6 @@ _BEFORE = 5
 """Least number of words in a paragraph before its sentence."""
 _SPLITS = ("test", "dev", "train")
 _OWN = Path(__file__).with_name("writing.txt")
-_PUBLISHED = "842b12bed4b24335"
-"""Digest of the published lines that part into four. A file with this content is called published, whatever its name."""
-
 _MARKS = str.maketrans({**dict.fromkeys("‘’‚‛′`", "'"), **dict.fromkeys("“”„‟″«»", '"'), **dict.fromkeys("–—‒−", "-")})
 _PASSAGE = re.compile(r"(?im)^[^\w\n]*passage[*_ ]*:[*_]*|^.{0,80}\bpassage[*_ ]*:[*_ ]*$")
 _LONGEST_TAG = 90
@@ -98,8 +93,7 @@ class Writing:
     """An environment for writing four paragraphs with given endings.
 
     Args:
-        settings: `source` (own or published) and `file` (the path of a text file with four sentences on each line). Without
-            them, the published file if its package is installed, else our sentences.
+        settings: `source` (own or published). Without it, the published file if its package is installed, else our sentences.
         horizon: at least 1; the passage ends the episode.
     """
 
@@ -109,35 +103,18 @@ class Writing:
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         check_horizon("writing", horizon)
         self.horizon = horizon
-        self.rows, self.left_out, source = self._lines(settings or {})
-        self.name = f"writing?{source}"
-
-    @staticmethod
-    def _lines(settings: Mapping[str, str]) -> tuple[tuple[tuple[str, ...], ...], int, str]:
-        """The quadruples of a file (none: our own are drawn), the number of its lines left out, and the source's name."""
-        source, given = settings.get("source", ""), settings.get("file", "")
+        check_settings("writing:", settings or {}, ("source",))
+        source = (settings or {}).get("source", "")
         if source not in ("", "own", "published"):
             raise UserError(f"writing: no source {source!r}; there are own, published")
-        if source == "own" and given:
-            raise UserError("writing: source=own needs no file; leave out one of the two")
-        file = "text/data_100_random_text.txt"
-        path = Path(given) if given else None if source == "own" else tree_of_thoughts_file(file)
-        if path is None:
-            if source == "published":
-                raise UserError(f"writing: the published sentences need `{INSTALL}`, or its {Path(file).name} as file=PATH")
-            return (), 0, "source=own"
-        try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as cause:
-            raise UserError(f"writing: cannot read {path}: {cause}") from cause
-        rows = tuple(row for line in lines if len(row := tuple(_SENTENCE_END.split(line))) == PARAGRAPHS)
-        if not rows:
-            raise UserError(f"writing: {path} must have four sentences on a line, each with its full stop; no line of it has")
-        digest = hashlib.sha256("\n".join(map(" ".join, rows)).encode()).hexdigest()
-        known = digest.startswith(_PUBLISHED)
-        if source == "published" and not known:
-            raise UserError(f"writing: {path} does not hold the published sentences; without source=published it is used")
-        return rows, len(lines) - len(rows), "source=published" if known else f"file={path.stem}-{digest[:8]}"
+        path = None if source == "own" else tree_of_thoughts_file("text/data_100_random_text.txt")
+        if path is None and source == "published":
+            raise UserError(f"writing: the published sentences need `{INSTALL}`")
+        lines = path.read_text(encoding="utf-8").splitlines() if path else []
+        rows = [tuple(_SENTENCE_END.split(line.strip())) for line in lines]
+        self.rows = [row for row in rows if len(row) == PARAGRAPHS]
+        """Quadruples of the published file; none: our own are drawn."""
+        self.name = f"writing?source={'published' if self.rows else 'own'}"
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th quadruple of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train.

@@ -7,8 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import help_desk as desk
 import pytest
 from approved_prompts import assert_approved
+from help_desk import ADVICE, HeedfulClerk
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -19,8 +21,6 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.agents.adamem import VOTE_TOOL, AdaMEMMiddleware
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments import help_desk as desk
-from learngraph.tools.environments.help_desk import ADVICE, HeedfulClerk
 
 
 class VotingModel(HeedfulClerk):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import help_desk as desk
 import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
@@ -13,7 +14,6 @@ from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.experiments.agent_curves import block_means, draw_agent_curves
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Usage
-from learngraph.tools.environments import help_desk as desk
 
 TASKS = [AgentTask(f"ticket-{n}", desk.ticket(n)[0], desk.ticket(n)[1]) for n in range(40)]
 

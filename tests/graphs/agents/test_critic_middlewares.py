@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import help_desk as desk
 import pytest
 from approved_prompts import assert_approved
+from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -15,8 +17,6 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.graphs.agents.critic import CriticMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
-from learngraph.tools.environments import help_desk as desk
-from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 METHODS = [ReasoningBankMiddleware, ReflexionMiddleware]
 methods = pytest.mark.parametrize("method", METHODS)

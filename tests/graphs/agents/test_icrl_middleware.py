@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import help_desk as desk
 import pytest
 from approved_prompts import assert_approved
+from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.icrl import ICRL
-from learngraph.tools.environments import help_desk as desk
-from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 
 def make(store: Any, **options: Any) -> tuple[Any, ICRLMiddleware, HeedfulClerk]:

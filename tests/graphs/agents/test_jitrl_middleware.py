@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import help_desk as desk
 import pytest
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
@@ -14,7 +15,6 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
-from learngraph.tools.environments import help_desk as desk
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import help_desk as desk
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessageChunk
@@ -20,7 +21,6 @@ from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
 from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments import help_desk as desk
 
 
 def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import help_desk as desk
 import pytest
 from approved_prompts import assert_approved
+from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -24,8 +26,6 @@ from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.nodes.update.accept_test import AcceptSettings
-from learngraph.tools.environments import help_desk as desk
-from learngraph.tools.environments.help_desk import HeedfulClerk, play
 
 
 def make(store: Any, critic: HeedfulClerk | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulClerk]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import help_desk as desk
 import numpy as np
 import pytest
 from langchain.agents import create_agent
@@ -29,7 +30,6 @@ from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.record_store import to_json
-from learngraph.tools.environments import help_desk as desk
 
 METHODS: dict[str, Callable[..., Any]] = {
     "jitrl": lambda store, **more: JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, **more),

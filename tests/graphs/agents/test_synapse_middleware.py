@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import help_desk as desk
 import pytest
 from approved_prompts import assert_approved
+from help_desk import HeedfulClerk
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -14,8 +16,6 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments import help_desk as desk
-from learngraph.tools.environments.help_desk import HeedfulClerk
 
 
 def make(store: Any, **options: Any) -> tuple[Any, SynapseMiddleware, HeedfulClerk]:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import help_desk as desk
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
-from learngraph.tools.environments import help_desk as desk
 
 
 class SteadyClerk(desk.HeedfulClerk):

@@ -6,13 +6,13 @@ import json
 import sys
 from pathlib import Path
 
+import help_desk as desk
 import pytest
 
 from learngraph.graphs.cli.main import main
-from learngraph.tools.environments import help_desk as desk
 
 APP = """
-from learngraph.tools.environments import help_desk as desk
+import help_desk as desk
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 

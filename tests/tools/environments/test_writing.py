@@ -185,38 +185,32 @@ def test_what_a_seed_draws_stays_the_same() -> None:
         ENV.task(0, "exam")
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_file_of_quadruples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.txt"
     path.write_text('One is. Two "are." Is three? Four!\n\nToo few. Here.\nA. B. C. D.\n', encoding="utf-8")
-    env = Writing({"file": str(path)})
-    assert re.fullmatch(r"writing\?file=mine-[0-9a-f]{8}", env.name)
-    assert env.rows == (("One is.", 'Two "are."', "Is three?", "Four!"), ("A.", "B.", "C.", "D."))
-    assert env.left_out == 1
+    monkeypatch.setattr(writing, "tree_of_thoughts_file", lambda name: path)
+    env = Writing()
+    assert env.name == "writing?source=published"
+    assert env.rows == [("One is.", 'Two "are."', "Is three?", "Four!"), ("A.", "B.", "C.", "D.")]
     assert env.sentences(env.task(1)) == ("A.", "B.", "C.", "D.")
     assert env.sentences(env.task(5, "train")) == ENV.sentences(ENV.task(5, "train"))
     with pytest.raises(UserError, match="test has tasks 0 to 1, got 2"):
         env.task(2)
     with pytest.raises(UserError, match="has no task"):
         env.sentences(Task("writing-test-9", "", 27))
-    path.write_text("nothing here\n", encoding="utf-8")
-    for choice, said in (
-        ({"file": str(path)}, "must have four sentences on a line"),
-        ({"file": str(tmp_path / "none.txt")}, "cannot read"),
-        ({"file": str(path), "source": "own"}, "needs no file"),
+    for settings, said in (
         ({"source": "web"}, "no source 'web'; there are own, published"),
+        ({"file": "x"}, "no setting 'file'"),
     ):
         with pytest.raises(UserError, match=said):
-            Writing(choice)
-    path.write_text("A. B. C. D.", encoding="utf-8")
-    with pytest.raises(UserError, match="does not hold the published sentences"):
-        Writing({"file": str(path), "source": "published"})
+            Writing(settings)
 
 
 @needs_file
 def test_the_published_sentences() -> None:
     env = Writing()
     assert env.name == "writing?source=published"
-    assert (len(env.rows), env.left_out) == (95, 5)
+    assert len(env.rows) == 95
     assert env.sentences(env.task(0))[1] == "It caught him off guard that space smelled of seared steak."
     ours = {s for split in ("train", "dev") for n in range(60) for s in env.sentences(env.task(n, split))}
     assert not ours & {sentence for row in env.rows for sentence in row}

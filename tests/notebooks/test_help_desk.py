@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import help_desk as desk
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
-
-from learngraph.tools.environments import help_desk as desk
 
 SAID = HumanMessage(desk.ticket(2)[0])
 FOUND = [SAID, ToolMessage("order A2: shipped", tool_call_id="1", name="lookup_order")]
