@@ -198,12 +198,12 @@ def test_a_file_of_quadruples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         env.task(2)
     with pytest.raises(UserError, match="has no task"):
         env.sentences(Task("writing-test-9", "", 27))
-    for settings, said in (
+    for wrong, said in (
         ({"source": "web"}, "no source 'web'; there are own, published"),
         ({"file": "x"}, "no setting 'file'"),
     ):
         with pytest.raises(UserError, match=said):
-            Writing(settings)
+            Writing(wrong)
 
 
 @needs_file
