@@ -62,7 +62,18 @@ from ..nodes.synthesize.strategy import (
     route_precedents_or_draft,
     synthesize,
 )
-from .wiring.banks import KEYS, KeyName, load_bank_memory, open_vectors
+from .wiring.banks import (
+    KEYS,
+    KeyName,
+    admissible_prompt,
+    bank_success_threshold,
+    bank_trajectories,
+    load_bank_memory,
+    open_vectors,
+    precedent_excerpts,
+    require_success_threshold,
+    success_predicate,
+)
 from .wiring.flow import Node, Router, compile_graph, parse_flow, wire
 from .wiring.inputs import SHARED, MethodInputs, WritingStyle, check_least, check_literals
 
@@ -237,14 +248,14 @@ class AdaMEM:
                 of this environment, or there is no such embedder.
         """
         if self.outcomes != "all":
-            inputs.require_success_threshold("adamem", self.success_threshold, self.bank)
-        bank, key, threshold = inputs.bank_trajectories(self.bank, "adamem"), self.retrieval_key, self.success_threshold
+            require_success_threshold(inputs, "adamem", self.success_threshold, self.bank)
+        bank, key, threshold = bank_trajectories(inputs, self.bank, "adamem"), self.retrieval_key, self.success_threshold
         encoder = EncoderOptions(self.embedder, self.embedder_url, self.query_prompt, self.document_prompt)
         similarity = open_vectors(encoder, self.vectors_file or (self.bank and f"{self.bank}.vectors"))
         if not self.online and bank:
-            threshold = inputs.bank_success_threshold(threshold)
+            threshold = bank_success_threshold(inputs, threshold)
             return load_bank_memory(self.bank, key=key, success_threshold=threshold, similarity=similarity)
-        success, limit = inputs.success_predicate(threshold, bank), self.max_trajectories
+        success, limit = success_predicate(inputs, threshold, bank), self.max_trajectories
         return Trajectories(
             inputs.records, bank=bank, key=KEYS[key], similarity=similarity, success=success, limit=limit, run=inputs.run
         )
@@ -324,7 +335,7 @@ def deciding_nodes(
     """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
     running: Any = {**inputs.prompt_arguments(), "max_steps": settings.history_steps}
     places = memory, inputs.environment, inputs.journal
-    excerpts = inputs.excerpts(memory, settings.followup_steps, settings.max_state_chars)
+    excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     makers: dict[str, Callable[[], Node]] = {
         "consider": lambda: inputs.acting_policy(StrategyPrompt(**running), mode.draft),
@@ -366,7 +377,7 @@ def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, ex
         needs_marker=writes,
         recent=settings.history_steps,
         doubt=Prompt.load("adamem/doubt", inputs.prompts),
-        admissible=inputs.admissible_prompt(),
+        admissible=admissible_prompt(inputs),
     )
     by_rule = settings.author == "rule"
     return RecallStrategy(writer) if by_rule else synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompts)

@@ -96,11 +96,11 @@ class Method:
     has_independent_attempts: bool = False
     """True if an episode makes no use of others: with a model behind an API they may be played at the same time."""
     runs_code: bool = False
-    """True if it runs code that a model wrote: `build` then gets a sandbox for it (`MethodInputs.run_code`)."""
+    """True if it runs code that a model wrote: `build` then gets a sandbox for it (`run_code`)."""
     has_training_phase: bool = False
     """True if it learns on some problems to play others: `build` then makes the graph of learning."""
     trains_weights: bool = False
-    """True if it trains the weights of the model that plays: `build` then gets a trainer (`MethodInputs.make_trainer`), and the run
+    """True if it trains the weights of the model that plays: `build` then gets a trainer (`make_trainer`, `training_log`), and the run
     a model of its own."""
 
     @property

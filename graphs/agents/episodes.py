@@ -8,8 +8,8 @@ The journal of such an episode keeps nothing: its `head` is the steps themselves
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
@@ -18,7 +18,6 @@ from ...memory.attempts.trajectories import KeyFunction, whole_prompt_key
 from ...memory.conversations.messages import StateKey, steps, text_read
 from ...memory.records import Observation, Task, Transition, Usage
 from ...memory.storage.journal import Journal
-from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
 from .learner import ChatWorld, Place
@@ -80,6 +79,8 @@ CHAT_KEYS: dict[KeyName, KeyFunction] = {"structured": state_alone, "whole": who
 class ChatInputs(MethodInputs):
     """The inputs of a method's nodes in a conversation: earlier ones are shown with what was said about them."""
 
+    shows_notes: ClassVar[bool] = True
+
     @classmethod
     def of(cls, model: BaseChatModel, agent_name: str, **more: Any) -> ChatInputs:
         """Inputs for an agent's conversations.
@@ -91,12 +92,6 @@ class ChatInputs(MethodInputs):
         """
         world: Any = ConversationWorld(agent_name)
         return cls.with_chat_model(world, ConversationJournal(), model, **more)  # type: ignore[return-value]
-
-    def excerpts(self, memory: PrecedentMemory, following_steps: int | None, max_state_chars: int | None) -> Excerpts:
-        """The layout of remembered steps, with the feedback in words."""
-        found = super().excerpts(memory, following_steps, max_state_chars)
-        assert isinstance(found, SituationExcerpts)
-        return replace(found, layout=replace(found.layout, notes=True))
 
 
 def turn_start(messages: Sequence[AnyMessage]) -> int:

@@ -10,7 +10,7 @@ and says where the agent stands. nodes/update/configuration.py has the bandit's 
     check     try the child's routine on this attempt, in the sandbox; one that fails is left out, and its error kept
     push      the attempt with the configuration that was played, and its child
 
-A routine runs nowhere but in the sandbox (`MethodInputs.run_code`, tools/agent_tools/interpreter.py); without one none is asked for. A model's
+A routine runs nowhere but in the sandbox (`run_code`, tools/agent_tools/interpreter.py); without one none is asked for. A model's
 own temperature is no part of a configuration here, nor are the history and the step limit: those are the same for all baselines.
 """
 
@@ -40,6 +40,7 @@ from ...nodes.state import (
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
+    CodeRunner,
     Configuration,
     ConfigurationChannels,
     ConfigurationPrompt,
@@ -91,7 +92,9 @@ class EvoTest:
             raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
 
 
-def build(inputs: MethodInputs, settings: EvoTest | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(
+    inputs: MethodInputs, settings: EvoTest | None = None, *, run_code: CodeRunner | None = None, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 
     Raises:
@@ -100,7 +103,7 @@ def build(inputs: MethodInputs, settings: EvoTest | None = None, **compile: Any)
     settings = settings or EvoTest()
     inputs.require_writer("evotest")
     buffer, first = Buffer(inputs.records), Configuration(examples=settings.examples)
-    run_code = inputs.run_code if settings.evolve_routine else None
+    run_code = run_code if settings.evolve_routine else None
     layout = inputs.layout()
     prompt = Prompt.load("evotest/evolve", inputs.prompts)
     rules = f"{Prompt.load('evotest/routine', inputs.prompts).text()}\n" if run_code else ""

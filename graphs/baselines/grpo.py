@@ -23,9 +23,10 @@ from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.claas.weights import WeightSettings
+from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...nodes.learn.train_weights import ReinforceGroup
 from ..wiring.inputs import MethodInputs
+from ..wiring.weights import MakeTrainer
 from .sft import WeightTraining, trained_nodes, wire_trained
 
 
@@ -48,11 +49,21 @@ class GroupRelativeTraining(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs, settings: GroupRelativeTraining | None = None, **compile: Any
+    inputs: MethodInputs,
+    settings: GroupRelativeTraining | None = None,
+    *,
+    make_trainer: MakeTrainer | None = None,
+    training_log: TrainingLog | None = None,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode, of which each group has one version; arguments as in `graphs.icrl.build`."""
+    """The graph of one episode, of which each group has one version; arguments as in `sft.build`."""
     settings = settings or GroupRelativeTraining()
     nodes = trained_nodes(
-        inputs, "grpo", settings, lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size)
+        inputs,
+        "grpo",
+        settings,
+        make_trainer,
+        training_log or TrainingLog(),
+        lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size),
     )
     return wire_trained(nodes, settings.group_size, **{"name": "grpo", **compile})

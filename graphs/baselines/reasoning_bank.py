@@ -26,10 +26,10 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
+from ...memory.attempts.trajectory_store import TrajectoryStore
 from ...memory.errors import UserError
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
-from ...memory.returns.experiences import TrajectoryStore
 from ...memory.storage.record_store import RecordStore
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
@@ -60,6 +60,7 @@ from ...nodes.synthesize.reasoning_bank import (
     study,
     verdict,
 )
+from ..wiring.banks import bank_success_threshold, bank_trajectories
 from ..wiring.flow import Node, Router, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
@@ -138,9 +139,9 @@ class ReasoningBank:
         """
         if not self.bank:
             return {}
-        least = inputs.bank_success_threshold(self.success_threshold)
+        least = bank_success_threshold(inputs, self.success_threshold)
         found = {}
-        for trajectory in inputs.bank_trajectories(self.bank, "reasoning-bank"):
+        for trajectory in bank_trajectories(inputs, self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least
             if trajectory.domain == inputs.environment.name and (ended or self.outcomes == "all"):
                 found[trajectory.id] = AttemptOutcome(trajectory, ended)

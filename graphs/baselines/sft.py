@@ -39,7 +39,7 @@ from ...nodes.learn.train_weights import (
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least
-from ..wiring.weights import open_weight_trainer, scoring_policy
+from ..wiring.weights import MakeTrainer, open_weight_trainer, scoring_policy
 
 FLOW = """
 flowchart LR
@@ -104,11 +104,31 @@ class RejectionSampling(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs, settings: RejectionSampling | None = None, **compile: Any
+    inputs: MethodInputs,
+    settings: RejectionSampling | None = None,
+    *,
+    make_trainer: MakeTrainer | None = None,
+    training_log: TrainingLog | None = None,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode; arguments as in `graphs.icrl.build`."""
+    """The graph of one episode; arguments as in `graphs.icrl.build`.
+
+    Args:
+        make_trainer: makes the trainer of the model's weights; a drawing needs none.
+        training_log: the log of attempts and trainings; the default lives in this process.
+
+    Raises:
+        NoWeightsError: the model that plays has no weights here.
+    """
     settings = settings or RejectionSampling()
-    nodes = trained_nodes(inputs, "sft", settings, lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best))
+    nodes = trained_nodes(
+        inputs,
+        "sft",
+        settings,
+        make_trainer,
+        training_log or TrainingLog(),
+        lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best),
+    )
     return wire_trained(nodes, settings.every, **{"name": "sft", **compile})
 
 
@@ -116,20 +136,24 @@ def trained_nodes(
     inputs: MethodInputs,
     method: str,
     settings: WeightTraining,
+    make_trainer: MakeTrainer | None,
+    log: TrainingLog,
     make_train: Callable[[WeightTrainer, TrainingLog, ReadSteps], TrainVersion],
 ) -> dict[str, Node]:
     """The nodes of an episode that is played with a version of the adapter and may end in a training.
 
     Args:
-        inputs: environment, journal, policy and the maker of the trainer.
+        inputs: environment, journal and policy.
         method: the method's name, for errors.
         settings: how weights are trained.
+        make_trainer: makes the trainer of the model's weights.
+        log: the log of attempts and trainings.
         make_train: makes the node `train`, which alone differs from method to method.
 
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """
-    trainer, log = open_weight_trainer(inputs, method, settings.training), inputs.training_log
+    trainer = open_weight_trainer(inputs, method, settings.training, make_trainer)
     policy = scoring_policy(inputs, method)
     return {
         "find_version": FindVersion(log),

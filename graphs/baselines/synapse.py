@@ -34,6 +34,7 @@ from ...nodes.state import (
     PrecedentChannels,
     RewardChannels,
 )
+from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
@@ -90,15 +91,15 @@ class Synapse:
             UserError: only successes are wanted and the return of a success is unknown, or there is nothing to remember.
         """
         if self.outcomes == "success":
-            inputs.require_success_threshold("synapse", self.success_threshold, self.bank)
+            require_success_threshold(inputs, "synapse", self.success_threshold, self.bank)
         if not self.bank and not self.online and inputs.environment is not None:  # a drawing has no environment, and no bank
             raise UserError("synapse: online=False remembers nothing but a bank; set bank to a file of trajectories")
-        bank = inputs.bank_trajectories(self.bank, "synapse")
+        bank = bank_trajectories(inputs, self.bank, "synapse")
         return Trajectories(
             inputs.records,
             bank=bank,
             key=goal_key,
-            success=inputs.success_predicate(self.success_threshold, bank),
+            success=success_predicate(inputs, self.success_threshold, bank),
             first_only=True,
             run=inputs.run if self.online else "",
         )

@@ -20,7 +20,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.claas.weights import WeightSettings
+from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...nodes.act.episode import route_episode_end
 from ...nodes.learn.curriculum import (
     ImitateSolved,
@@ -35,6 +35,7 @@ from ...nodes.learn.curriculum import (
 from ...nodes.state import EpisodeInput, EpisodeResult
 from ..wiring.flow import compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs
+from ..wiring.weights import MakeTrainer
 from .sft import TrainedState, WeightTraining, trained_nodes
 
 FLOW = """
@@ -77,16 +78,27 @@ class SelfEvolvingCurriculum(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs, settings: SelfEvolvingCurriculum | None = None, **compile: Any
+    inputs: MethodInputs,
+    settings: SelfEvolvingCurriculum | None = None,
+    *,
+    make_trainer: MakeTrainer | None = None,
+    training_log: TrainingLog | None = None,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode; arguments as in `graphs.icrl.build`. The world has `task(seed, split)`."""
+    """The graph of one episode; arguments as in `sft.build`. The world has `task(seed, split)`."""
     settings = settings or SelfEvolvingCurriculum()
+    training_log = training_log or TrainingLog()
     threshold = inputs.success_threshold(settings.success_threshold)
     practice: TaskWorld = inputs.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
     nodes = trained_nodes(
-        inputs, "webrl", settings, lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold)
+        inputs,
+        "webrl",
+        settings,
+        make_trainer,
+        training_log,
+        lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold),
     ) | {
-        "plan": PlanPractice(practice, inputs.training_log, settings.every, settings.tasks, threshold),
+        "plan": PlanPractice(practice, training_log, settings.every, settings.tasks, threshold),
         "pick": PickTask(),
         "return_to_task": ReturnToTask(),
     }

@@ -50,7 +50,7 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs
+from ..experiments.play import make_method_inputs, method_resources
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
@@ -240,7 +240,7 @@ def _episode_graph(method: str, choice: DevChoice) -> Graph:
     inputs, folder = _inputs(method, choice.env, choice.model)
     nodes: dict[str, Node] = {
         "plan": PlanDevRun(inputs.environment, method, choice),  # type: ignore[dict-item]  # takes the config too
-        "episode": METHODS[method].build(inputs, choice.settings),
+        "episode": METHODS[method].build(inputs, choice.settings, **method_resources(METHODS[method])),
         "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
         "answer": answer_scores,
     }

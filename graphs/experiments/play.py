@@ -25,6 +25,7 @@ __all__ = [
     "judge_node",
     "loads_model",
     "make_method_inputs",
+    "method_resources",
     "needs_model",
     "play",
     "run_graph",
@@ -146,7 +147,7 @@ def run_graph(
         environment: the world.
         files: where it reads and writes (`RunFiles`).
         model: the model; None where none is asked.
-        make_trainer: makes a trainer of the model's weights; see `MethodInputs`.
+        make_trainer: makes a trainer of the model's weights.
     """
     from ..methods import find_method
     from ..wiring import run
@@ -157,8 +158,9 @@ def run_graph(
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     if options.policy_history_steps is None and not setup.shows_recent_steps:
         inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
-    inputs = replace(inputs, records=files.shelf, run=job.run, make_trainer=make_trainer, training_log=files.training)
-    episode: Any = method.build(inputs, setup.methods[job.method])
+    inputs = replace(inputs, records=files.shelf, run=job.run)
+    more = method_resources(method, make_trainer, files.training)
+    episode: Any = method.build(inputs, setup.methods[job.method], **more)
     if job.attempts_at_once > 1:
         episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
     elif model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
@@ -244,8 +246,6 @@ def make_method_inputs(
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps
-    if method is not None and method.runs_code:
-        more["run_code"] = _run_in_sandbox
     if model is None:
         return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
@@ -262,8 +262,14 @@ def make_method_inputs(
     return replace(inputs, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else inputs
 
 
-def _run_in_sandbox(code: str) -> tuple[str, bool]:
-    """Run code of a model's behind all walls of the interpreter; see `MethodInputs.run_code`."""
+def method_resources(method: Any, make_trainer: Any = None, training_log: Any = None) -> dict[str, Any]:
+    """Arguments of a method's `build` that the method alone has: a sandbox for code, or the training of the model's weights."""
+    code = {"run_code": run_in_sandbox} if method.runs_code else {}
+    return code | ({"make_trainer": make_trainer, "training_log": training_log} if method.trains_weights else {})
+
+
+def run_in_sandbox(code: str) -> tuple[str, bool]:
+    """Run code of a model's behind all walls of the interpreter (tools/agent_tools/interpreter.py)."""
     from ...tools.agent_tools.interpreter import InterpreterError, run_alone
 
     try:

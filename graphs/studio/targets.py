@@ -15,7 +15,7 @@ from ...tools.notebook.walk import Walk
 from ..arms import blueprint, method_settings
 from ..cli.draw import SERVED_GRAPHS, find_user_object, load_graph
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs
+from ..experiments.play import make_method_inputs, method_resources
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid
 from .drawing import Drawing
@@ -57,7 +57,7 @@ def method_target(options: StudioOptions) -> Studio:
     world, inputs = _open_world(options, method)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
-    made = method.build(inputs, settings, **({} if options.run else {"checkpointer": _saver()}))
+    made = method.build(inputs, settings, **method_resources(method), **({} if options.run else {"checkpointer": _saver()}))
     for episode in range(0 if options.run else options.episodes):
         made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 

@@ -6,19 +6,17 @@ environment's own rewards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args, get_origin, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ...memory.claas.weights import TrainingLog, WeightSettings
+from ...memory.attempts.trajectory_store import TrajectoryStore
 from ...memory.errors import UserError
-from ...memory.records import Trajectory
-from ...memory.returns.experiences import TrajectoryStore
 from ...memory.storage.journal import Journal
 from ...nodes.act.episode import Environment, takes_unlisted_actions
 from ...nodes.act.policies import (
@@ -32,13 +30,9 @@ from ...nodes.act.policies import (
 )
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
-from ...nodes.learn.train_weights import WeightTrainer
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import EpisodePrompt, Layout
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
-from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
-from ...nodes.update.configuration import CodeRunner
-from .banks import load_bank, reaches_return
 from .flow import Node
 
 DEFAULT_WINDOW = 32_768
@@ -155,12 +149,9 @@ class MethodInputs:
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
-    run_code: CodeRunner | None = field(default=None, repr=False)
-    """A sandbox for code that a model writes (`tools.agent_tools.interpreter.run_alone`); None: no such code runs."""
-    make_trainer: Callable[[WeightSettings], WeightTrainer] | None = field(default=None, repr=False)
-    """Settings -> a trainer of the model's weights (`tools.training.trl_trainers.TrlTrainer`); None: they stay as they are."""
-    training_log: TrainingLog = field(default_factory=TrainingLog, repr=False)
-    """The log of attempts and trainings, for methods that train weights. The default lives in this process."""
+
+    shows_notes: ClassVar[bool] = False
+    """True if precedents are shown with the notes on them."""
 
     @classmethod
     def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:
@@ -284,83 +275,12 @@ class MethodInputs:
             return EpisodePrompt(max_steps=self.history_steps, **self.prompt_arguments())
         return RecentStepsPrompt(self.journal, self.history_steps)
 
-    def bank_trajectories(self, path: str, method: str) -> tuple[Trajectory, ...]:
-        """The trajectories of a bank file; none without a path. The file is read again only when it has changed.
-
-        Raises:
-            UserError: the file is no bank, or holds no trajectory of this environment.
-        """
-        if not path:
-            return ()
-        bank = load_bank(path)
-        if not any(trajectory.domain == self.environment.name for trajectory in bank):
-            raise UserError(
-                f"{method}: {path} holds no trajectory of {self.environment.name}; it has those of {bank[0].domain}"
-            )
-        return bank
-
     def success_threshold(self, given: float | None) -> float | None:
         """The return from which an attempt of this run counts as a success: as given, or the environment's; None: unknown.
 
         A judge's rewards have a scale of their own, on which the environment's threshold means nothing.
         """
         return given if given is not None or self.judge else getattr(self.environment, "solved", None)
-
-    def bank_success_threshold(self, given: float | None) -> float | None:
-        """The return from which an attempt of a bank counts as a success; None: unknown.
-
-        The rewards of a bank are the environment's, whatever judges the attempts of this run. Under a judge the given threshold
-        is on the judge's scale and says nothing about the bank.
-        """
-        return replace(self, judge=None).success_threshold(None if self.judge else given)
-
-    def require_success_threshold(self, method: str, given: float | None, bank: str = "") -> None:
-        """Check that the return from which an attempt is a success is known, in this run and in the bank (if there is one).
-
-        Raises:
-            UserError: it is not; names the setting to use. A drawing has no environment, and nothing is checked.
-        """
-        if self.environment is None:
-            return
-        silent = "a judge's rewards have a scale of their own" if self.judge else f"{self.environment.name} does not say it"
-        if self.success_threshold(given) is None:
-            raise UserError(
-                f"{method}: which return is a success? {silent}; set success_threshold to the least one, "
-                "or take all attempts (outcomes=all)"
-            )
-        if bank and self.bank_success_threshold(given) is None:
-            raise UserError(
-                f"{method}: which return is a success in {bank}? {self.environment.name} does not say it, and success_threshold is "
-                "on the judge's scale; take all attempts (outcomes=all)"
-            )
-
-    def success_predicate(self, given: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
-        """A predicate: did an attempt of this bank or of this run succeed? It gives None where that is unknown."""
-        ids = {trajectory.id for trajectory in bank}
-        in_bank = reaches_return(self.bank_success_threshold(given))
-        in_run = reaches_return(self.success_threshold(given))
-        return lambda attempt: (in_bank if attempt.id in ids else in_run)(attempt)
-
-    def excerpts(self, memory: PrecedentMemory, following_steps: int | None, max_state_chars: int | None) -> Excerpts:
-        """The layout of remembered steps in prompts, as suits the model; all of them take half the prompt at most.
-
-        Args:
-            memory: holds the steps.
-            following_steps: steps shown of those that followed one; None: all.
-            max_state_chars: characters of a past state, at most 400 for a model that only scores; None: all.
-        """
-        room = self.max_prompt_tokens // 2
-        if self.make_writing_policy is None:
-            return Excerpts(memory, self.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
-        layout = self.prompt_arguments()["layout"]
-        return SituationExcerpts(memory, self.count_tokens, room, following_steps, max_state_chars, layout=layout)
-
-    def admissible_prompt(self) -> Prompt | None:
-        """The text with which prompts list the admissible actions; None where they do not, or the world lists none."""
-        if self.make_writing_policy is None:
-            return None
-        name = "act/suggested" if takes_unlisted_actions(self.environment) else "act/admissible"
-        return Prompt.load(name, self.prompts)
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from ...memory.claas.weights import WeightSettings
@@ -10,7 +11,11 @@ from ...nodes.act.policies import LocalPolicy
 from ...nodes.learn.train_weights import WeightTrainer
 from .inputs import MethodInputs
 
-__all__ = ["NoWeightsError", "open_weight_trainer", "scoring_policy"]
+__all__ = ["MakeTrainer", "NoWeightsError", "open_weight_trainer", "scoring_policy"]
+
+
+MakeTrainer = Callable[[WeightSettings], WeightTrainer]
+"""Settings -> a trainer of the model's weights, such as `tools.training.trl_trainers.TrlTrainer`."""
 
 
 class NoWeightsError(UserError, ValueError):
@@ -19,14 +24,16 @@ class NoWeightsError(UserError, ValueError):
     fails_again = True
 
 
-def open_weight_trainer(inputs: MethodInputs, method: str, settings: WeightSettings) -> WeightTrainer:
+def open_weight_trainer(
+    inputs: MethodInputs, method: str, settings: WeightSettings, make_trainer: MakeTrainer | None
+) -> WeightTrainer:
     """The trainer of the weights of the model that plays.
 
     Raises:
         NoWeightsError: the model has none that could be trained here. A drawing has no environment, and gets no trainer.
     """
-    if inputs.make_trainer is not None:
-        return inputs.make_trainer(settings)
+    if make_trainer is not None:
+        return make_trainer(settings)
     if inputs.environment is None:
         return cast(WeightTrainer, None)
     raise NoWeightsError(

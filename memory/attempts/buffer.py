@@ -10,8 +10,8 @@ from typing import Any
 
 from ..display import Table, make_table
 from ..records import Trajectory
-from ..returns.experiences import TrajectoryStore, dated_records
 from ..storage.branches import ABSENT, History, branching
+from .trajectory_store import TrajectoryStore, dated_records
 
 __all__ = ["Buffer"]
 

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Precedent, Task, Trajectory, Transition
-from ..returns.experiences import TrajectoryStore, dated_records, returns
+from ..returns.experiences import returns
 from ..search.similarity import JaccardSimilarity, Similarity
 from ..storage.branches import ABSENT, History, branching
 from ..storage.record_store import read_jsonl
+from .trajectory_store import TrajectoryStore, dated_records
 
 __all__ = [
     "BadMemory",

@@ -15,10 +15,11 @@ from dataclasses import replace
 from datetime import datetime
 from hashlib import blake2b
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Required, cast
 
 from typing_extensions import TypedDict, Unpack
 
+from ..attempts.trajectory_store import TrajectoryStore, dated_records
 from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Experience, Neighbour, Trajectory
@@ -120,26 +121,6 @@ def control_credit(credit: Credit, control: str) -> Credit:
         "zero": lambda rewards, gamma: credit([None if reward is None else 0.0 for reward in rewards], gamma),
     }
     return controls[control]
-
-
-class TrajectoryStore(Protocol):
-    """Durable storage of trajectories, such as `memory.storage.record_store.RecordStore` over any LangGraph store."""
-
-    def put(self, records: Iterable[Trajectory], /) -> None:
-        """Store these trajectories; one with a stored id replaces it."""
-
-    def all(self) -> Iterable[Trajectory]:
-        """All stored trajectories, oldest first."""
-        ...
-
-    def delete(self, ids: Iterable[str], /) -> None:
-        """Delete the trajectories with these ids."""
-
-
-def dated_records(shelf: TrajectoryStore) -> list[tuple[str, Trajectory]]:
-    """All records of a shelf, oldest first, each with the moment of its writing; that is empty where the shelf does not tell it."""
-    dated = getattr(shelf, "with_moments", None)
-    return list(dated()) if dated is not None else [("", one) for one in shelf.all()]
 
 
 _READ_AT_ONCE = 1024

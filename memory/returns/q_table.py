@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..attempts.trajectory_store import TrajectoryStore, dated_records
 from ..records import Trajectory
 from ..storage.branches import ABSENT, History, branching
-from .experiences import TrajectoryStore, dated_records
 
 
 @branching("add")

@@ -124,9 +124,9 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
         ask_in_hall(partial(awm.build, settings=WorkflowMemory(variant="rewrite")), [*WALK, f"Workflow:\n{WAY}"]),
         4,
     ),
-    "evotest-evolve": lambda: (ask_in_hall(evotest.build, [*WALK, EVOLVED], run_code=lambda *_: fake_sandbox), 4),
+    "evotest-evolve": lambda: (ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]), 4),
     "evotest-step-2-of-attempt-2": lambda: (
-        ask_in_hall(evotest.build, [*WALK, EVOLVED], run_code=lambda *_: fake_sandbox),
+        ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]),
         6,
     ),
     "prompt-update-step-3-of-attempt-2": lambda: (

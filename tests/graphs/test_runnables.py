@@ -6,7 +6,7 @@ An episode takes more super-steps than LangChain's default limit of 25, which `b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -101,12 +101,11 @@ def case(name: str) -> Case:
         inputs = MethodInputs.with_scoring_model(WORLD, Journal(), open_model("pocket", threads=1))  # type: ignore[arg-type]
     else:
         inputs = MethodInputs(environment=WORLD)
-    if method.trains_weights:
-        inputs = replace(inputs, make_trainer=lambda settings: StillTrainer())
+    more: Any = {"make_trainer": lambda settings: StillTrainer()} if method.trains_weights else {}
     if method.has_training_phase:
         settings = TrainingFreeGRPO(problems=1, held_out=1, group_size=2, epochs=1)
         return Case(method.build(inputs, settings), {"run": "r"}, lambda out: out["step"], dict)
-    return Case(method.build(inputs, method.settings()), EPISODE, lambda out: out["score"], StaticState)
+    return Case(method.build(inputs, method.settings(), **more), EPISODE, lambda out: out["score"], StaticState)
 
 
 def under_a_parent(one: Case) -> Any:

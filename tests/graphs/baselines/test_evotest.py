@@ -26,8 +26,7 @@ from pydantic import Field
 from learngraph.graphs.baselines import evotest
 from learngraph.graphs.baselines.evotest import EvoTest
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments.options import RunOptions
-from learngraph.graphs.experiments.play import make_method_inputs
+from learngraph.graphs.experiments.play import method_resources
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
@@ -109,8 +108,8 @@ def child(guide: str, routine: str = "", examples: Any = 3) -> str:
 
 
 def play(agent: Agent, episodes: int, settings: EvoTest | None = None, run_code: Any = None, **more: Any) -> dict[str, Any]:
-    inputs = MethodInputs.with_chat_model(Door(), more.pop("journal", Journal()), agent, run_code=run_code, **more)
-    graph = run.build(evotest.build(inputs, settings))
+    inputs = MethodInputs.with_chat_model(Door(), more.pop("journal", Journal()), agent, **more)
+    graph = run.build(evotest.build(inputs, settings, run_code=run_code))
     out: dict[str, Any] = graph.invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
@@ -387,10 +386,10 @@ def test_the_command_line_says_what_to_do_without_a_sandbox(monkeypatch: pytest.
         raise InterpreterError("this machine lacks the wall files")
 
     monkeypatch.setattr(Interpreter, "run", lacking)
-    inputs = make_method_inputs(RunOptions(env="toy", prior="uniform"), Door(), None, Journal(), METHODS["evotest"])
+    resources = method_resources(METHODS["evotest"])
     with pytest.raises(UserError, match="lacks the wall files; evotest needs no sandbox with --no-evolve-routine"):
-        inputs.run_code("print(1)")
-    assert make_method_inputs(RunOptions(env="toy"), Door(), None, Journal(), METHODS["awm"]).run_code is None
+        resources["run_code"]("print(1)")
+    assert method_resources(METHODS["awm"]) == {}
 
 
 def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None:

@@ -102,9 +102,13 @@ def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness
     inputs = replace(inputs, make_policy=witness)
     if history is not None:
         inputs = replace(inputs, history_steps=history)
-    inputs = replace(inputs, run_code=lambda code: ("said", True), make_trainer=lambda settings: StillTrainer())
+    method, more = find_method(name), dict[str, Any]()
+    if method.runs_code:
+        more["run_code"] = lambda code: ("said", True)
+    if method.trains_weights:
+        more["make_trainer"] = lambda settings: StillTrainer()
     settings = JitRL(min_prior=0) if name == "jitrl" else method_settings(name)
-    graph = find_method(name).build(inputs, settings)
+    graph = method.build(inputs, settings, **more)
     return witness, run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=EPISODES))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ def play(
     split = "train" if world is None else "test"
     world, model, log = world or KeywordKeep(), open_model("pocket", threads=1), TrainingLog()
     inputs = MethodInputs.with_scoring_model(world, Journal(), model)  # type: ignore[arg-type]
-    inputs = replace(inputs, training_log=log, make_trainer=lambda settings: TrlTrainer(model, folder, settings))  # type: ignore[arg-type]
-    graph = run.build(METHODS[method].build(inputs, settings))
+    more: Any = {"training_log": log, "make_trainer": lambda settings: TrlTrainer(model, folder, settings)}
+    graph = run.build(METHODS[method].build(inputs, settings, **more))
     plan = run.RunInput(task=world.task(seed, split), run=f"{method}-s{seed}", episode=0, episodes=episodes)
     out: dict[str, Any] = graph.invoke(plan, {"recursion_limit": 100_000})
     return out["scores"], log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from still_trainer import StillTrainer
@@ -66,8 +66,8 @@ class Remembering(StillTrainer):
 
 def play(world: Rooms, trainer: Remembering, log: TrainingLog, episodes: int, start: int = 0) -> dict[str, Any]:
     inputs = MethodInputs.with_scoring_model(world, Journal(), Certain())
-    inputs = replace(inputs, make_trainer=lambda settings: trainer, training_log=log)
-    graph = run.build(webrl.build(inputs, webrl.SelfEvolvingCurriculum(every=2, tasks=3)))
+    chosen = webrl.SelfEvolvingCurriculum(every=2, tasks=3)
+    graph = run.build(webrl.build(inputs, chosen, make_trainer=lambda settings: trainer, training_log=log))
     found: dict[str, Any] = graph.invoke(run.RunInput(task=world.task(1, "test"), run="r", episode=start, episodes=episodes))
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,15 @@ class EvenScorer:
         return [-1.0 for _ in options]
 
 
-def inputs(trainer: StillTrainer, model: Any = None, **more: Any) -> MethodInputs:
-    made = MethodInputs.with_scoring_model(TOY, Journal(), model or EvenScorer(), **more)
-    return replace(made, make_trainer=lambda settings: trainer)
+def inputs(model: Any = None, **more: Any) -> MethodInputs:
+    return MethodInputs.with_scoring_model(TOY, Journal(), model or EvenScorer(), **more)
 
 
-def play(method: str, inputs: MethodInputs, episodes: int, **settings: Any) -> dict[str, Any]:
-    graph = run.build(METHODS[method].build(inputs, METHODS[method].settings(**settings)))
+def play(
+    method: str, trainer: StillTrainer, inputs: MethodInputs, episodes: int, log: TrainingLog | None = None, **settings: Any
+) -> dict[str, Any]:
+    chosen = METHODS[method].settings(**settings)
+    graph = run.build(METHODS[method].build(inputs, chosen, make_trainer=lambda settings: trainer, training_log=log))
     found: dict[str, Any] = graph.invoke(run.RunInput(task=TOY.task(2), run="r", episode=0, episodes=episodes))
     return found
 
@@ -90,7 +91,7 @@ def test_a_training_is_shown_the_prompts_that_the_policy_was_shown(method: str, 
     """Word for word, with the steps of history that it had; and the actions that were taken."""
     trainer, model = StillTrainer(), EvenScorer()
     size = {"every": 4} if method == "sft" else {"group_size": 4}
-    out = play(method, inputs(trainer, model, history_steps=history), 4, **size)
+    out = play(method, trainer, inputs(model, history_steps=history), 4, **size)
     seen, prompts = list(model.seen), {}
     for episode, length in enumerate(out["lengths"]):
         prompts[episode], seen = seen[:length], seen[length:]
@@ -108,7 +109,7 @@ def test_a_training_is_shown_the_prompts_that_the_policy_was_shown(method: str, 
 
 def test_every_group_is_played_with_one_version_and_two_versions_are_kept() -> None:
     trainer = StillTrainer()
-    play("grpo", inputs(trainer), 9, group_size=3)
+    play("grpo", trainer, inputs(), 9, group_size=3)
     assert [(parent, version) for _, parent, version, _ in trainer.calls] == [
         ("", "after-0002"),
         ("after-0002", "after-0005"),
@@ -122,7 +123,7 @@ def test_every_group_is_played_with_one_version_and_two_versions_are_kept() -> N
 def test_a_training_that_is_in_the_log_is_not_made_again() -> None:
     trainer, log = StillTrainer(), TrainingLog()
     log.add_training("r", 2, TrainingReport("kept"))
-    play("sft", replace(inputs(trainer), training_log=log), 4, every=3)
+    play("sft", trainer, inputs(), 4, log, every=3)
     assert trainer.calls == []
     assert trainer.loads == ["", "kept"]
 
@@ -139,11 +140,11 @@ class Silent:
 
 def test_attempts_without_a_return_are_left_out_and_not_zero() -> None:
     trainer, log = StillTrainer(), TrainingLog()
-    play("grpo", replace(inputs(trainer), judge=Silent(), training_log=log), 4, group_size=4)
+    play("grpo", trainer, inputs(judge=Silent()), 4, log, group_size=4)
     ((*_, attempts),) = trainer.calls
     assert [attempt.value is None for attempt in attempts] == [False, True, False, True]
     log = TrainingLog()
-    play("sft", replace(inputs(trainer), judge=Silent(), training_log=log), 2, every=2)
+    play("sft", trainer, inputs(judge=Silent()), 2, log, every=2)
     assert log.training("r", 1)["why"] == "none of 2 attempts earned more than the others, and 1 have no return"  # type: ignore[index]
     assert len(trainer.calls) == 1
 
@@ -179,9 +180,8 @@ def test_lost_steps_are_no_examples() -> None:
 def test_without_weights_it_says_so(method: str) -> None:
     with pytest.raises(ValueError, match=f"{method} trains the weights of the model that plays, and there are none here"):
         METHODS[method].build(MethodInputs(environment=TOY))
-    uniform = replace(MethodInputs(environment=TOY), make_trainer=lambda settings: StillTrainer())
     with pytest.raises(ValueError, match="play it with --policy local"):
-        METHODS[method].build(uniform)
+        METHODS[method].build(MethodInputs(environment=TOY), make_trainer=lambda settings: StillTrainer())
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
