@@ -1,7 +1,7 @@
 """Training-Free GRPO with anybody's agent: it plays its tasks, a critic compares the attempts, and tested lessons come of it.
 
     versions = learn_lessons(make_agent, tasks, reward, critic, held_out=others)
-    agent = make_agent([LessonsMiddleware(versions)], 0)
+    agent = make_agent([TrainingFreeGRPOMiddleware(versions)], 0)
 
 The graph is that of graphs/training_free_grpo.py; a rollout is one conversation of the agent.
 """
@@ -28,7 +28,7 @@ from ..wiring.inputs import MethodInputs
 from ..wiring.learning_run import CriticModel, RolloutGraphs, RunResources
 from .evaluation import AgentTask
 from .lesson_groups import transcript_text
-from .lessons import LessonsMiddleware
+from .training_free_grpo import TrainingFreeGRPOMiddleware
 
 __all__ = ["learn_lessons"]
 
@@ -152,7 +152,7 @@ class _PlayConversation(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The outcome of the conversation, with the channels that `RolloutPlayer` reads."""
         task, number = self.tasks[input["task"].id], input["episode"]
-        agent = self.make_agent([LessonsMiddleware(self.versions.at(input["library"]))], number)
+        agent = self.make_agent([TrainingFreeGRPOMiddleware(self.versions.at(input["library"]))], number)
         meter = UsageMetadataCallbackHandler()
         thread = f"{input['run']}/{input['library']}/{number}"
         out = agent.invoke({"messages": task.messages}, {"configurable": {"thread_id": thread}, "callbacks": [meter]})

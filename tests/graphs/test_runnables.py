@@ -23,10 +23,10 @@ from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.claas import FeedbackMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.arms import blueprint
 from learngraph.graphs.baselines.static import StaticState
 from learngraph.graphs.methods import METHODS
@@ -46,8 +46,10 @@ EPISODE: dict[str, Any] = {"task": WORLD.task(0), "run": "r", "episode": 0}
 WRITERS = ("react", "cot", "long-cot", "evotest")
 """Methods that reason in writing, which a model that scores cannot."""
 MIDDLEWARES: dict[str, Callable[[], Any]] = {
-    "lessons": lambda: LessonsMiddleware(Library((Lesson("L0", "Look first"),))),
-    "lessons-learner": lambda: LessonsMiddleware(store=InMemoryStore(), critic=ScriptedChat(replies=["Learned: look first"])),
+    "lessons": lambda: TrainingFreeGRPOMiddleware(Library((Lesson("L0", "Look first"),))),
+    "lessons-learner": lambda: TrainingFreeGRPOMiddleware(
+        store=InMemoryStore(), critic=ScriptedChat(replies=["Learned: look first"])
+    ),
     "jitrl-agent": lambda: JitRLMiddleware(InMemoryStore(), decide=["resolve"]),
     "adamem-agent": lambda: AdaMEMMiddleware(InMemoryStore()),
     "icrl-agent": lambda: ICRLMiddleware(InMemoryStore()),

@@ -30,10 +30,10 @@ from rows import make_parser, medians, report
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.memory.conversations.messages import trajectory
 from learngraph.memory.conversations.store import Reflection, trajectory_digest
 from learngraph.memory.lessons.library import Library
@@ -78,7 +78,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "icrl": lambda store: ICRLMiddleware(store, task=issue),
     "reflexion": lambda store: ReflexionMiddleware(store, task=issue),
     "reasoning-bank": ReasoningBankMiddleware,
-    "lessons": lambda store: LessonsMiddleware(library(), store=store, critic=Clerk(), task=issue),
+    "lessons": lambda store: TrainingFreeGRPOMiddleware(library(), store=store, critic=Clerk(), task=issue),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lessons that are learned: `LessonsMiddleware` with a critic from rated conversations, `learn_lessons` from tasks that are played."""
+"""Lessons that are learned: `TrainingFreeGRPOMiddleware` with a critic from rated conversations, `learn_lessons` from tasks that are played."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.evaluation import AgentTask
 from learngraph.graphs.agents.learn_lessons import learn_lessons
-from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library
@@ -28,9 +28,13 @@ from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.nodes.update.accept_test import AcceptSettings
 
 
-def make(store: Any, critic: HeedfulClerk | None = None, **options: Any) -> tuple[Any, LessonsMiddleware, HeedfulClerk]:
+def make(
+    store: Any, critic: HeedfulClerk | None = None, **options: Any
+) -> tuple[Any, TrainingFreeGRPOMiddleware, HeedfulClerk]:
     model = HeedfulClerk()
-    learner = LessonsMiddleware(store=store, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options})
+    learner = TrainingFreeGRPOMiddleware(
+        store=store, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options}
+    )
     agent = create_agent(
         model,
         [desk.lookup_order, desk.resolve],
@@ -149,10 +153,10 @@ def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("method", [LessonsMiddleware, ReasoningBankMiddleware, ReflexionMiddleware])
+@pytest.mark.parametrize("method", [TrainingFreeGRPOMiddleware, ReasoningBankMiddleware, ReflexionMiddleware])
 async def test_a_critic_that_is_asked_before_a_model_call_is_kept_out_of_the_stream(method: Any, awaited: bool) -> None:
     model = HeedfulClerk()
-    options: Any = {"critic": model, "group_size": 3} if method is LessonsMiddleware else {}
+    options: Any = {"critic": model, "group_size": 3} if method is TrainingFreeGRPOMiddleware else {}
     learner = method(store=InMemoryStore(), task=desk.issue, reward=lambda read: desk.reward(read, desk.issue(read)), **options)
     agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
     said = list[str]()
@@ -170,7 +174,7 @@ async def test_a_critic_that_is_asked_before_a_model_call_is_kept_out_of_the_str
 
 
 def test_without_a_critic_it_only_reads() -> None:
-    learner = LessonsMiddleware(Library((Lesson("L0", "Be kind."),)))
+    learner = TrainingFreeGRPOMiddleware(Library((Lesson("L0", "Be kind."),)))
     with pytest.raises(UserError, match="only reads, and takes no feedback; give critic= and store="):
         learner.feedback("t0", reward=1.0)
     for options, says in (
@@ -179,7 +183,7 @@ def test_without_a_critic_it_only_reads() -> None:
         ({"critic": HeedfulClerk(), "store": InMemoryStore(), "group_size": 1}, "groups of 2 or more"),
     ):
         with pytest.raises(UserError, match=says):
-            LessonsMiddleware(**options)  # type: ignore[arg-type]
+            TrainingFreeGRPOMiddleware(**options)  # type: ignore[arg-type]
 
 
 def test_the_whole_system_message_and_the_comparison_are_as_approved() -> None:
@@ -214,7 +218,7 @@ def test_lessons_are_learned_by_playing_tasks_and_pass_the_accept_test(tmp_path:
         kind for kind, how in desk.RIGHT.items() if any(f"'{kind}', resolve it by {how}" in x.text for x in library.lessons)
     }
     assert len(learned) >= 3
-    agent = make_agent([LessonsMiddleware(versions)], 99)
+    agent = make_agent([TrainingFreeGRPOMiddleware(versions)], 99)
     for task in [one for one in tasks(12) if one.reference in learned]:
         assert reward(task, agent.invoke({"messages": task.messages})["messages"]) == 1.0
     asked = len(critic.criticised)

@@ -24,10 +24,10 @@ from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.record_store import to_json
 
@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "reasoning-bank": ReasoningBankMiddleware,
     "reflexion": ReflexionMiddleware,
     "synapse": SynapseMiddleware,
-    "lessons": lambda store, **more: LessonsMiddleware(store=store, critic=desk.HeedfulClerk(), group_size=2, **more),
+    "lessons": lambda store, **more: TrainingFreeGRPOMiddleware(store=store, critic=desk.HeedfulClerk(), group_size=2, **more),
 }
 each = pytest.mark.parametrize("method", METHODS)
 

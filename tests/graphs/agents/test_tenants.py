@@ -19,10 +19,10 @@ from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.lessons import LessonsMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 
 
 class SteadyClerk(desk.HeedfulClerk):
@@ -40,7 +40,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "reasoning-bank": ReasoningBankMiddleware,
     "reflexion": ReflexionMiddleware,
     "synapse": SynapseMiddleware,
-    "lessons": lambda store: LessonsMiddleware(store=store, critic=SteadyClerk(), group_size=2),
+    "lessons": lambda store: TrainingFreeGRPOMiddleware(store=store, critic=SteadyClerk(), group_size=2),
 }
 Step = tuple[str, int, float | None]
 """Tenant, number of the ticket, reward; None: no feedback."""

@@ -1,4 +1,4 @@
-"""`LessonsMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
+"""`TrainingFreeGRPOMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 
-from learngraph.graphs.agents.lessons import LessonsMiddleware
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Lesson
 from learngraph.nodes.prompt import Prompt
@@ -60,7 +60,7 @@ def add(a: int, b: int) -> int:
 
 
 def asked(
-    middleware: LessonsMiddleware, system: str | None = "You add.", text: str = "Count 1 + 2 coins"
+    middleware: TrainingFreeGRPOMiddleware, system: str | None = "You add.", text: str = "Count 1 + 2 coins"
 ) -> list[list[BaseMessage]]:
     """What the model was shown at each of its two calls."""
     model = Scripted()
@@ -72,7 +72,7 @@ def asked(
 
 
 def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> None:
-    for messages in asked(LessonsMiddleware(LESSONS)):
+    for messages in asked(TrainingFreeGRPOMiddleware(LESSONS)):
         assert [message.type for message in messages[:2]] == ["system", "human"]
         said = str(messages[0].text)
         assert said.startswith("You add.\n\n")
@@ -80,37 +80,37 @@ def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> N
 
 
 def test_without_a_system_message_there_is_one_with_the_lessons() -> None:
-    for messages in asked(LessonsMiddleware(LESSONS, show_ids=False), system=None):
+    for messages in asked(TrainingFreeGRPOMiddleware(LESSONS, show_ids=False), system=None):
         assert str(messages[0].text).endswith("Lessons:\n- Boil the water first\n- Count the coins twice")
 
 
 async def test_agents_that_are_awaited_are_shown_the_same() -> None:
     model = Scripted()
-    agent = create_agent(model, [add], system_prompt="You add.", middleware=[LessonsMiddleware(LESSONS)])
+    agent = create_agent(model, [add], system_prompt="You add.", middleware=[TrainingFreeGRPOMiddleware(LESSONS)])
     await agent.ainvoke({"messages": [("user", "1 + 2?")]})
-    assert [messages[0].text for messages in model.seen] == [asked(LessonsMiddleware(LESSONS))[0][0].text] * 2
+    assert [messages[0].text for messages in model.seen] == [asked(TrainingFreeGRPOMiddleware(LESSONS))[0][0].text] * 2
 
 
 def test_an_empty_library_changes_nothing() -> None:
     for empty in (Library(), LibraryVersions()):
-        for messages in asked(LessonsMiddleware(empty)):
+        for messages in asked(TrainingFreeGRPOMiddleware(empty)):
             assert messages[0].text == "You add."
-        for messages in asked(LessonsMiddleware(empty), system=None):
+        for messages in asked(TrainingFreeGRPOMiddleware(empty), system=None):
             assert messages[0].type == "human"
 
 
 def test_d12_only_the_lessons_about_the_question() -> None:
-    first, _ = asked(LessonsMiddleware(LESSONS, lessons_per_prompt=1))
+    first, _ = asked(TrainingFreeGRPOMiddleware(LESSONS, lessons_per_prompt=1))
     assert "Count the coins" in str(first[0].text)
     assert "Boil" not in str(first[0].text)
-    first, _ = asked(LessonsMiddleware(LESSONS, lessons_per_prompt=1), text="Who wrote this?")
+    first, _ = asked(TrainingFreeGRPOMiddleware(LESSONS, lessons_per_prompt=1), text="Who wrote this?")
     assert first[0].text == "You add."
 
 
 def test_an_agent_picks_up_the_version_that_holds() -> None:
     versions = LibraryVersions()
     versions.put("0", Library())
-    middleware = LessonsMiddleware(versions)
+    middleware = TrainingFreeGRPOMiddleware(versions)
     assert asked(middleware)[0][0].text == "You add."
     versions.put("1", LESSONS, parent="0")
     assert asked(middleware)[0][0].text == "You add.", "a candidate that was not accepted is not shown"
@@ -123,7 +123,7 @@ def test_an_agent_picks_up_the_version_that_holds() -> None:
 def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
     file = tmp_path / "lessons.yaml"
     file.write_text(LESSONS.to_yaml())
-    middleware = LessonsMiddleware(str(file))
+    middleware = TrainingFreeGRPOMiddleware(str(file))
     assert "Boil the water first" in str(asked(middleware)[0][0].text)
     file.write_text(LESSONS.to_yaml().replace("Boil the water", "Filter the water"))
     assert "Filter the water first" in str(asked(middleware)[0][0].text)
@@ -140,7 +140,7 @@ def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
 def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
     versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl")
     versions.put("0", Library())
-    middleware = LessonsMiddleware(tmp_path / "run")
+    middleware = TrainingFreeGRPOMiddleware(tmp_path / "run")
     assert middleware.library == Library()
     versions.put("1", LESSONS, parent="0")
     versions.move("1")
@@ -151,9 +151,9 @@ def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: LessonsMiddleware(folder / "none.yaml"), "there is no library at"),
-        (lambda folder: LessonsMiddleware(folder), "holds no library.jsonl"),
-        (lambda folder: LessonsMiddleware(Library(), lessons_per_prompt=-1), "lessons_per_prompt is the number"),
+        (lambda folder: TrainingFreeGRPOMiddleware(folder / "none.yaml"), "there is no library at"),
+        (lambda folder: TrainingFreeGRPOMiddleware(folder), "holds no library.jsonl"),
+        (lambda folder: TrainingFreeGRPOMiddleware(Library(), lessons_per_prompt=-1), "lessons_per_prompt is the number"),
     ],
 )
 def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], 
 def test_the_text_around_the_lessons_may_be_ones_own(tmp_path: Path) -> None:
     (tmp_path / "training_free_grpo").mkdir()
     (tmp_path / "training_free_grpo" / "lessons.md").write_text("## system\nMind this:\n$lessons\n")
-    first, _ = asked(LessonsMiddleware(LESSONS, prompts=tmp_path))
+    first, _ = asked(TrainingFreeGRPOMiddleware(LESSONS, prompts=tmp_path))
     assert first[0].text == "You add.\n\nMind this:\n- [L0] Boil the water first\n- [L3] Count the coins twice"
 
 
@@ -183,7 +183,7 @@ def test_lessons_in_messages_of_any_form() -> None:
 
 @pytest.mark.slow
 def test_without_langchain_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.lessons"
+    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.training_free_grpo"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: learning agents need langchain, which is missing: pip install" in out.stderr
 
@@ -195,7 +195,9 @@ def test_a_library_of_another_model_says_so_once(caplog: pytest.LogCaptureFixtur
     library = Library((Lesson("L0", "Green doors are locked."),), written_by="model-a", tested_with="model-a")
     for name, said in (("model-b", 1), ("model-a", 0)):
         caplog.clear()
-        agent = create_agent(Named(responses=[AIMessage("on")], model_name=name), middleware=[LessonsMiddleware(library)])
+        agent = create_agent(
+            Named(responses=[AIMessage("on")], model_name=name), middleware=[TrainingFreeGRPOMiddleware(library)]
+        )
         for _ in range(2):
             agent.invoke({"messages": "door"})
         assert sum("passed their accept test with model-a; model-b is about to read them" in m for m in caplog.messages) == said

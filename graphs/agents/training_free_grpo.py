@@ -1,7 +1,7 @@
 """Lessons stand in the system message of an agent of LangChain; if there is a critic, rated conversations teach new ones.
 
-    create_agent(model, tools, middleware=[LessonsMiddleware("library.yaml")])                          # reads
-    create_agent(model, tools, middleware=[learner := LessonsMiddleware(store="memory", critic=model)]) # reads and learns
+    create_agent(model, tools, middleware=[TrainingFreeGRPOMiddleware("library.yaml")])                          # reads
+    create_agent(model, tools, middleware=[learner := TrainingFreeGRPOMiddleware(store="memory", critic=model)]) # reads and learns
 
 Learning is Training-Free GRPO's (graphs/training_free_grpo.py) without playing anything again: as soon as five conversations of one
 task have a reward, the critic compares them, as it would compare five rollouts, and its edits make the next version of the scope's
@@ -42,14 +42,14 @@ from .status import LearnerStatus
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
 
-__all__ = ["LessonsMiddleware"]
+__all__ = ["TrainingFreeGRPOMiddleware"]
 
 LOG = logging.getLogger(__name__)
 GROUPS_AT_ONCE = 1
 """Groups that are compared before a model call, or at feedback; `learn` compares all."""
 
 
-class LessonsMiddleware(CriticMiddleware[None]):
+class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
     """Middleware that writes lessons at the end of an agent's system message. An empty library adds nothing.
 
     The rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons at the same place, in the same words. The
@@ -95,9 +95,11 @@ class LessonsMiddleware(CriticMiddleware[None]):
         **options: Any,
     ) -> None:
         if (critic is None) != (store is None):
-            raise UserError("LessonsMiddleware learns with critic= and store=, and only reads without both; one is missing")
+            raise UserError(
+                "TrainingFreeGRPOMiddleware learns with critic= and store=, and only reads without both; one is missing"
+            )
         if library is None and critic is None:
-            raise UserError("LessonsMiddleware: give a library to read, or critic= and store= to learn one")
+            raise UserError("TrainingFreeGRPOMiddleware: give a library to read, or critic= and store= to learn one")
         if group_size < 2 or reward_range[0] >= reward_range[1]:
             raise UserError(f"asked for groups of 2 or more and a range of rewards, got {group_size} and {reward_range}")
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
@@ -184,7 +186,7 @@ class LessonsMiddleware(CriticMiddleware[None]):
         """
         if self.critic is None:
             raise UserError(
-                "this LessonsMiddleware only reads, and takes no feedback; give critic= and store= to have it learn"
+                "this TrainingFreeGRPOMiddleware only reads, and takes no feedback; give critic= and store= to have it learn"
             )
         return super().feedback(thread_id, **given)
 
