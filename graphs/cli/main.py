@@ -77,14 +77,9 @@ COMMANDS: Mapping[str, Command] = {
         "studio",
     ),
     "memory": Command(
-        "show, export, import or prune what agents remember: learngraph memory show|export|import|prune PATH",
+        "show, export, import or prune what agents remember: learngraph memory show|export|import|prune|library PATH",
         ".memory",
         "memory",
-    ),
-    "library": Command(
-        "show, compare, edit or roll back a learned library: learngraph library show|diff|export|import|rollback",
-        ".library",
-        "library",
     ),
     "adamem": Command(
         "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",

@@ -1,4 +1,4 @@
-"""`learngraph memory show | export | import | prune`: the trajectories that agents remember."""
+"""`learngraph memory show | export | import | prune | library`: the trajectories that agents remember, and their lessons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .memory_import import find_memories, import_file
 __all__ = ["memory", "open_memories"]
 
 USAGE = """\
-usage: learngraph memory show PATH | export PATH FILE | import FILE --into PATH | prune PATH --keep-last N
+usage: learngraph memory show PATH | export PATH FILE | import FILE --into PATH | prune PATH --keep-last N | library --help
 
 PATH is a memory, or (but for import) a folder or server with several. FILE for import holds trajectories, or conversations of
 other tools (OpenAI messages, LangSmith, ATIF), which `import FILE --out FILE` turns into trajectories. A run with `--memory DIR` keeps them in
@@ -29,7 +29,9 @@ With `--memory postgresql://host/database` they are in postgresql://host/databas
 
 def memory(args: Sequence[str]) -> int:
     """Show, export, import or prune memories. Returns the exit status."""
-    commands = {"show": show, "export": export, "import": import_file, "prune": prune}
+    from .library import library
+
+    commands = {"show": show, "export": export, "import": import_file, "prune": prune, "library": library}
     return run_subcommand(commands, args, USAGE)
 
 
