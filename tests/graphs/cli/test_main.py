@@ -51,11 +51,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     [
         (
             "jump",
-<<<<<<< HEAD
             "there are run, bench, serve, ",
-=======
-            "there are run, bench, serve, learner, calibrate, win-rates, explain, replay, tutorial, list, draw, nodes, studio, memory, import, adamem, claas, pocket",
->>>>>>> b897f4b (learngraph memory library: shows, compares, exports and rolls back lessons; the command library and its import are gone, since run --library begins with an edited file)
         ),
         (
             "run",
