@@ -40,7 +40,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph, add_messages
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.runtime import get_runtime
 from langgraph.store.base import BaseStore
 from typing_extensions import TypedDict
 
@@ -55,7 +54,7 @@ from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
-from .dev_settings import DevChoice, DevRequestError, check_names, context_schema, read_choice
+from .dev_settings import DevChoice, DevRequestError, check_context, context_schema, read_choice
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -162,37 +161,10 @@ def _read_message(said: str) -> tuple[int, int]:
     return numbers[0], numbers[1] if len(numbers) > 1 else 1
 
 
-def check_context(method: str, choice: DevChoice) -> None:
-    """Raise `DevRequestError` if the run was given a context that has unknown names, or that this graph was not made for."""
-    context = get_runtime().context
-    if not isinstance(context, Mapping):
-        return
-    check_names(method, context)
-    if read_choice(method, context) != choice:
-        raise DevRequestError(
-            f"this run asks for {dict(context)}, but the graph was made for {choice}: set it for the assistant, not for a run"
-        )
-
-
 def answer_scores(state: DevState) -> dict[str, Any]:
     """A message with the scores of all episodes of the thread."""
     scores = ", ".join(f"{score:g}" for score in state["scores"])
     return {"messages": [AIMessage(f"{state['task'].id}, {len(state['scores'])} episodes so far, scores {scores}.")]}
-
-
-@dataclass(frozen=True)
-class PlanLearning:
-    """Name the learning run by the thread and the number of its runs."""
-
-    role: ClassVar[str] = "compute"
-
-    method: str
-    choice: DevChoice
-
-    def __call__(self, state: DevLearningState, config: RunnableConfig) -> dict[str, Any]:
-        check_context(self.method, self.choice)
-        number = state.get("runs", 0)
-        return {"run": f"{config['configurable']['thread_id']}/{number}", "runs": number + 1}
 
 
 def _factory(method: str) -> Callable[[RunnableConfig], Awaitable[Graph]]:
@@ -211,28 +183,29 @@ globals().update({name.replace("-", "_"): _factory(name) for name in SERVABLE})
 
 
 def _make_graph(method: str, given: Mapping[str, Any]) -> Graph:
+    make = _learning_graph if METHODS[method].has_training_phase else _episode_graph
     with _MAKING:  # a cache alone would let two threads open the same files
         try:
-            choice = read_choice(method, given)
-            return _learning_graph(choice) if METHODS[method].has_training_phase else _episode_graph(method, choice)
+            return make(method, read_choice(method, given))
         except UserError as error:
-            return _refusal_graph(method, str(error))
-
-
-def _refusal_graph(method: str, why: str) -> Graph:
-    """A graph whose every run is answered with what is wrong; the form stays readable, so that it can be put right."""
+            why = str(error)
 
     def refuse(state: DevState) -> dict[str, Any]:
         raise DevRequestError(why)
 
+    # The form of such an assistant stays readable, so that it can be put right.
+    return _compile(method, REFUSAL_FLOW, {"refuse": refuse})
+
+
+def _compile(method: str, flow: str, nodes: Mapping[str, Node], routers: Mapping[str, Any] | None = None) -> Graph:
     learns = METHODS[method].has_training_phase
-    schemas: dict[str, Any] = {
-        "input_schema": Chat if learns else DevRequest,
-        "output_schema": LearningOutput if learns else DevOutput,
-        "context_schema": context_schema(method),
-    }
-    builder = StateGraph(DevLearningState if learns else DevState, **schemas)
-    return compile_graph(wire(builder, REFUSAL_FLOW, {"refuse": refuse}), name=method)
+    builder = StateGraph[Any, Any, Any, Any](
+        DevLearningState if learns else DevState,
+        input_schema=Chat if learns else DevRequest,
+        output_schema=LearningOutput if learns else DevOutput,
+        context_schema=context_schema(method),
+    )
+    return compile_graph(wire(builder, flow, nodes, routers), name=method)
 
 
 @lru_cache(maxsize=8)
@@ -244,36 +217,33 @@ def _episode_graph(method: str, choice: DevChoice) -> Graph:
         "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
         "answer": answer_scores,
     }
-    builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput, context_schema=context_schema(method))
-    return compile_graph(wire(builder, FLOW, nodes, {"tally": run.route_next_episode}), name=method)
+    return _compile(method, FLOW, nodes, {"tally": run.route_next_episode})
 
 
 @lru_cache(maxsize=8)
-def _learning_graph(choice: DevChoice) -> Graph:
+def _learning_graph(method: str, choice: DevChoice) -> Graph:
     from .. import training_free_grpo
     from ..wiring.learning_run import RunResources
 
-    method = "training-free-grpo"
     inputs, folder = _inputs(method, choice.env, choice.model)
     versions = _versions(folder / "library.jsonl")
     resources = RunResources(versions=versions, log=_rows(folder / "learned.jsonl"))
 
+    def plan(state: DevLearningState, config: RunnableConfig) -> dict[str, Any]:
+        check_context(method, choice)
+        number = state.get("runs", 0)
+        return {"run": f"{config['configurable']['thread_id']}/{number}", "runs": number + 1}
+
     def answer(state: DevLearningState) -> dict[str, Any]:
         lessons = [lesson.text for lesson in versions.at(state["best"]).lessons]
         score = "untested" if state["best_score"] is None else f"{state['best_score']:.3g} on held-out problems"
-        told = "\n".join(f"- {text}" for text in lessons) or "No lessons."
+        listed = "\n".join(f"- {text}" for text in lessons) or "No lessons."
         ended = f"\nIt ended early: {state['stopped']}" if state["stopped"] else ""
-        return {"lessons": lessons, "messages": [AIMessage(f"{told}\n({score}){ended}")]}
+        return {"lessons": lessons, "messages": [AIMessage(f"{listed}\n({score}){ended}")]}
 
-    nodes: dict[str, Node] = {
-        "plan": PlanLearning(method, choice),  # type: ignore[dict-item]
-        "learn": training_free_grpo.build(inputs, choice.settings, resources=resources),
-        "answer": answer,
-    }
-    builder = StateGraph(
-        DevLearningState, input_schema=Chat, output_schema=LearningOutput, context_schema=context_schema(method)
-    )
-    return compile_graph(wire(builder, LEARNING_FLOW, nodes), name=method)
+    learn = training_free_grpo.build(inputs, choice.settings, resources=resources)
+    nodes: dict[str, Any] = {"plan": plan, "learn": learn, "answer": answer}
+    return _compile(method, LEARNING_FLOW, nodes)
 
 
 @lru_cache(maxsize=32)

@@ -7,19 +7,19 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, cast, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from langgraph.runtime import get_runtime
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...memory.errors import UserError
-from ..arms import method_settings, preset_names
+from ...memory.errors import UserError, did_you_mean
+from ..arms import check_value, method_settings, preset_names
 from ..methods import METHODS
 
-__all__ = ["DevChoice", "DevRequestError", "check_names", "context_schema", "known_settings", "read_choice"]
+__all__ = ["DevChoice", "DevRequestError", "check_context", "context_schema", "read_choice"]
 
 COMMON: Mapping[str, tuple[str, str]] = {
     "env": ("twx:coin", "The world, as `learngraph run --env` takes it; `learngraph list` shows all."),
@@ -42,11 +42,6 @@ class DevChoice:
     env: str
     model: str
     settings: Any
-
-
-def known_settings(method: str) -> list[str]:
-    """The names of the fields that a client may set."""
-    return [*COMMON, *(one.name for one in fields(METHODS[method].settings))]
 
 
 @lru_cache(maxsize=64)
@@ -93,30 +88,29 @@ def read_choice(method: str, given: Mapping[str, Any]) -> DevChoice:
     Raises:
         DevRequestError: a value does not fit its field, or there is no such preset.
     """
-    chosen = {name: given[name] for name in COMMON if given.get(name) is not None}
-    for name, value in chosen.items():
-        if not isinstance(value, str) or not value:
-            raise DevRequestError(f"{name} is a text such as {COMMON[name][0]!r}, got {value!r}")
-    hints = get_type_hints(METHODS[method].settings)
-    values = {one.name: given[one.name] for one in fields(METHODS[method].settings) if one.name in given}
-    for name, value in values.items():
-        try:
-            values[name] = TypeAdapter(hints[name]).validate_python(value)
-        except ValidationError as error:
-            wrong = error.errors()[0]["msg"]
-            raise DevRequestError(f"{method}: {name}: {wrong[:1].lower()}{wrong[1:]}, got {value!r:.80}") from None
+    settings = METHODS[method].settings
+    hints = {**dict.fromkeys(COMMON, str), **get_type_hints(settings)}
+    named = [*COMMON, *(one.name for one in fields(settings))]
     try:
-        settings = replace(_defaults(method, chosen.get("preset", "default")), **values)
+        values = {
+            name: check_value(given[name], hints[name], f"{method}: {name}") for name in named if given.get(name) is not None
+        }
+        env, model, preset = (values.pop(name, default) for name, (default, _) in COMMON.items())
+        return DevChoice(env, model, replace(_defaults(method, preset), **values))
     except UserError as error:
         raise DevRequestError(str(error)) from error
-    return DevChoice(chosen.get("env", COMMON["env"][0]), chosen.get("model", COMMON["model"][0]), settings)
 
 
-def check_names(method: str, given: Mapping[str, Any]) -> None:
-    """Raise `DevRequestError` if the context of a run has a name that is no field of the form."""
-    known = known_settings(method)
-    for name in given:
+def check_context(method: str, choice: DevChoice) -> None:
+    """Raise `DevRequestError` if the run was given a context that has unknown names, or that this graph was not made for."""
+    context = get_runtime().context
+    if not isinstance(context, Mapping):
+        return
+    known = [*COMMON, *(one.name for one in fields(METHODS[method].settings))]
+    for name in context:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise DevRequestError(f"{method} has no setting {name!r}; {hint}")
+            raise DevRequestError(f"{method} has no setting {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
+    if read_choice(method, context) != choice:
+        raise DevRequestError(
+            f"this run asks for {dict(context)}, but the graph was made for {choice}: set it for the assistant, not for a run"
+        )

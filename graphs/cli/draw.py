@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from tyro.conf import Positional
 
-from ...memory.errors import CommandError, UserError
+from ...memory.errors import CommandError, UserError, did_you_mean
 from ..arms import blueprint
 from .flags import parse_flags
 
@@ -116,8 +115,7 @@ def find_user_object(place: str, attribute: str) -> Any:
             "file or package in the current directory or an installed one, or the path of a file that ends with .py"
         ) from error
     if not hasattr(module, attribute):
-        close = get_close_matches(attribute, vars(module), n=1)
-        raise UserError(f"{place} has nothing called '{attribute}'" + (f"; did you mean {close[0]}?" if close else ""))
+        raise UserError(f"{place} has nothing called '{attribute}'{did_you_mean(attribute, vars(module))}")
     return getattr(module, attribute)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from .flags import parse_flags
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def list_nodes(args: Sequence[str]) -> int:
         entries = tuple(entry for entry in entries if options.which in (entry.verb, entry.name))
         if not entries:
             known = [*VERBS, *(entry.name for entry in catalogue())]
-            close = get_close_matches(options.which, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(options.which, known)
             raise UserError(f"there is no node and no verb '{options.which}'{hint}; the verbs are {', '.join(VERBS)}")
     chosen = [entry for entry in entries if _fits(options.reads, entry.reads) and _fits(options.writes, entry.writes)]
     for verb, about in VERBS.items():

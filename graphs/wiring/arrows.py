@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +22,7 @@ from langgraph.graph import END, START
 from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
+from ...memory.errors import did_you_mean
 from .mermaid import Edge, FlowError, shown_label
 
 __all__ = [
@@ -204,8 +204,7 @@ def name_hint(name: str, known: Collection[str]) -> str:
         return f"; did you mean {name.upper().strip('_')}? START and END are written in capitals"
     if ":" in name and name.partition(":")[0] in known:
         return f"; a drawing with xray shows the inside of '{name.partition(':')[0]}', which is one node"
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return did_you_mean(name, known)
 
 
 def _names(wiring: Wiring) -> list[Finding]:
@@ -297,8 +296,7 @@ def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Findi
         return found
     for edge, label in zip(labelled, labels, strict=True):
         if label not in outcomes:
-            close = get_close_matches(label, outcomes, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(label, outcomes)
             found.append(
                 Finding(
                     edge.line,

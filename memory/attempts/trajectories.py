@@ -189,31 +189,31 @@ class _Mask:
         self._newest: dict[int, int] | None = {} if distinct else None  # number of a key and action -> its newest row
         self._shown = self.rows  # with the repeats
 
-    def extend(self, shown: NDArray[np.bool_], deeds: Sequence[int]) -> None:
-        """Add rows, with the numbers of their keys and actions."""
+    def extend(self, shown: NDArray[np.bool_], pairs: Sequence[int]) -> None:
+        """Add rows, with the numbers of their (key, action) pairs."""
         start = len(self.rows)
         self.rows = np.append(self.rows, shown)
         if self._newest is None:
             return
         self._shown = np.append(self._shown, shown)
         for place in np.flatnonzero(shown).tolist():
-            older = self._newest.get(deeds[place])
+            older = self._newest.get(pairs[place])
             if older is not None:
                 self.rows[older] = False
-            self._newest[deeds[place]] = start + place
+            self._newest[pairs[place]] = start + place
 
-    def change(self, rows: slice, is_shown: bool, deeds: NDArray[np.int32]) -> None:
-        """Show or hide some rows; `deeds` are the numbers of the keys and actions of all rows."""
+    def change(self, rows: slice, is_shown: bool, pairs: NDArray[np.int32]) -> None:
+        """Show or hide some rows; `pairs` are the numbers of the (key, action) pairs of all rows."""
         if self._newest is None:
             self.rows[rows] = is_shown
             return
         self._shown[rows] = is_shown
-        for deed in dict.fromkeys(deeds[rows].tolist()):
-            alike = np.flatnonzero(deeds == deed)
+        for pair in dict.fromkeys(pairs[rows].tolist()):
+            alike = np.flatnonzero(pairs == pair)
             self.rows[alike] = False
-            self._newest.pop(deed, None)
+            self._newest.pop(pair, None)
             if len(seen := alike[self._shown[alike]]):
-                self._newest[deed] = int(seen[-1])
+                self._newest[pair] = int(seen[-1])
                 self.rows[seen[-1]] = True
 
 
@@ -230,7 +230,6 @@ class Trajectories:
             compares embeddings.
         success: tells whether an attempt succeeded; attempts for which it returns None are found only with the kind `all`.
         first_only: one record per trajectory, its first step (Synapse).
-        stride: only every `stride`-th step of a trajectory gets a record, from the first one on.
         limit: the number of the run's own trajectories that are searched. One more evicts the least useful, among equals the
             oldest. The usefulness of a trajectory is a sum over the episodes that consulted it (`Trajectory.used`): the
             episode's return less the mean return of the run's earlier episodes at the same task; 0 if none consulted it.
@@ -255,12 +254,9 @@ class Trajectories:
         similarity: Similarity | None = None,
         success: Callable[[Trajectory], bool | None] = is_rewarded,
         first_only: bool = False,
-        stride: int = 1,
         limit: int | None = None,
         run: str = "",
     ) -> None:
-        if stride < 1:
-            raise BadMemory(f"a memory of every {stride}th step: stride is at least 1")
         if limit is not None and limit < 1:
             raise BadMemory(f"a memory of at most {limit} trajectories: limit is at least 1, or None for no limit")
         self.key = key
@@ -269,7 +265,6 @@ class Trajectories:
         self._shelf = shelf
         self._success = success
         self._first_only = first_only
-        self._stride = stride
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
         self._lock = threading.Lock()
         self._bank: dict[str, Trajectory] = {}
@@ -362,7 +357,6 @@ class Trajectories:
             similarity=self.similarity,
             success=self._success,
             first_only=self._first_only,
-            stride=self._stride,
             limit=self.limit,
         )
         with self._lock:
@@ -385,7 +379,7 @@ class Trajectories:
             BadMemory: a reward is not a finite number, or the bank has a trajectory of this id; then nothing is stored.
         """
         self._check(trajectory)
-        readings, deeds = self._read(trajectory)
+        readings, pairs = self._read(trajectory)
         with self._writing:
             known = self._places.get(trajectory.id)
             if known is not None and self._kept[known].trajectory == trajectory:
@@ -395,8 +389,8 @@ class Trajectories:
             self._history.note(trajectory.id, ABSENT if known is None else self._kept[known].trajectory)
             if known is None:
                 with self._lock:
-                    self._append(trajectory, readings, deeds, own=True)
-            elif not self._replace(known, trajectory, deeds):  # its records stand among others: rebuild the index in order
+                    self._append(trajectory, readings, pairs, own=True)
+            elif not self._replace(known, trajectory, pairs):  # its records stand among others: rebuild the index in order
                 own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
                 self._load({**own, trajectory.id: trajectory})
 
@@ -548,7 +542,7 @@ class Trajectories:
                 evicted = self._known_usefulness().evicted if before is None else self._count_usefulness(before).evicted
             shown = [place not in evicted and _is_shown(kept, *asked[0]) for place, kept in enumerate(self._kept)]
             mask = _Mask(distinct)
-            mask.extend(np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept]), self._deeds)
+            mask.extend(np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept]), self._pairs)
         self._masks[asked] = mask  # the latest mask stands last
         if len(self._masks) > 8:
             del self._masks[next(iter(self._masks))]
@@ -556,7 +550,7 @@ class Trajectories:
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
         kept = self._kept[self._owners[row]]
-        return Precedent(kept.trajectory.id, (row - kept.start) * self._stride, similarity, kept.success)
+        return Precedent(kept.trajectory.id, row - kept.start, similarity, kept.success)
 
     def _place(self, id: str) -> int:
         place = self._places.get(id)
@@ -572,15 +566,15 @@ class Trajectories:
         with self._lock:
             self._rows = self.similarity.rows()
             self._owners = array("i")  # row -> place of its trajectory
-            self._deeds = array("i")  # row -> number of its key and action
+            self._pairs = array("i")  # row -> number of its key and action
             self._numbers: dict[bytes, int] = {}  # hash of a key and an action -> their number
             self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
             self._usefulness: _Usefulness | None = _Usefulness(self.limit)  # None: to be counted when it is asked for
             self._masks: dict[tuple[_Filters, bool], _Mask] = {}
-            for trajectory, readings, deeds, mine in read:
-                self._append(trajectory, readings, deeds, mine)
+            for trajectory, readings, pairs, mine in read:
+                self._append(trajectory, readings, pairs, mine)
 
     def _check(self, trajectory: Trajectory) -> None:
         if trajectory.id in self._bank:
@@ -601,20 +595,18 @@ class Trajectories:
     def _read(self, trajectory: Trajectory) -> tuple[Sequence[Any], list[bytes]]:
         """(each record's key as the similarity reads it, a hash of its key and action)"""
         steps = trajectory.transitions
-        chosen = range(0, len(steps), self._stride)
-        if self._first_only:
-            chosen = chosen[:1]
+        chosen = range(min(1, len(steps)) if self._first_only else len(steps))
         keys = [self.key(trajectory.task, steps[:t], steps[t].state) for t in chosen]
-        deeds = [_digest(key, steps[t].action) for key, t in zip(keys, chosen, strict=True)]
-        return self.similarity.read(keys), deeds
+        pairs = [_digest(key, steps[t].action) for key, t in zip(keys, chosen, strict=True)]
+        return self.similarity.read(keys), pairs
 
-    def _append(self, trajectory: Trajectory, readings: Sequence[Any], deeds: Sequence[bytes], own: bool) -> None:
+    def _append(self, trajectory: Trajectory, readings: Sequence[Any], pairs: Sequence[bytes], own: bool) -> None:
         place = len(self._kept)
         kept = _IndexedTrajectory(trajectory, self._success(trajectory), own, len(self._owners), len(readings))
         for reading in readings:
             self._rows.add(reading)
         self._owners.extend([place] * len(readings))
-        self._deeds.extend([self._numbers.setdefault(deed, len(self._numbers)) for deed in deeds])
+        self._pairs.extend([self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs])
         self._kept.append(kept)
         self._places[trajectory.id] = place
         if own:
@@ -623,29 +615,29 @@ class Trajectories:
             self._usefulness.add(place, kept)
         if self.limit is None:  # nothing is evicted: what was shown stays shown
             for [filters, _], mask in self._masks.items():
-                mask.extend(np.full(kept.count, _is_shown(kept, *filters)), self._deeds[kept.start :])
+                mask.extend(np.full(kept.count, _is_shown(kept, *filters)), self._pairs[kept.start :])
         else:
             self._masks.clear()
 
-    def _replace(self, place: int, trajectory: Trajectory, deeds: Sequence[bytes]) -> bool:
+    def _replace(self, place: int, trajectory: Trajectory, pairs: Sequence[bytes]) -> bool:
         """Put a trajectory at the place of one with the same keys and actions, such as one with another reward.
 
         Returns False, and changes nothing, if they are not the same.
         """
         kept = self._kept[place]
         same_name = (trajectory.run, trajectory.episode) == (kept.trajectory.run, kept.trajectory.episode)
-        numbers = [self._numbers.get(deed) for deed in deeds]
-        if not same_name or numbers != self._deeds[kept.start : kept.start + kept.count].tolist():
+        numbers = [self._numbers.get(pair) for pair in pairs]
+        if not same_name or numbers != self._pairs[kept.start : kept.start + kept.count].tolist():
             return False
         with self._lock:
             now = self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
             self._usefulness = None
             if self.limit is not None:  # others may be evicted now
                 self._masks.clear()
-            rows, deeds_of_all = slice(kept.start, kept.start + kept.count), np.array(self._deeds, np.int32)
+            rows, pairs_of_all = slice(kept.start, kept.start + kept.count), np.array(self._pairs, np.int32)
             for [filters, _], mask in self._masks.items():
                 if (is_shown := _is_shown(now, *filters)) is not _is_shown(kept, *filters):
-                    mask.change(rows, is_shown, deeds_of_all)
+                    mask.change(rows, is_shown, pairs_of_all)
         return True
 
     def _known_usefulness(self) -> _Usefulness:

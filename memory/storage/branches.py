@@ -1,7 +1,7 @@
 """Branches of memory: futures of a run that are played to look at them see the memory as it was, and write apart from it.
 
     moment       an id of LangGraph's clock, which also gives the ids of checkpoints: so "as of a checkpoint" is a comparison of ids
-    History      what each change of a memory replaced, with its moment, thread and checkpoint: it undoes what came later
+    History      what each change of a memory replaced, with its moment: it undoes what came later
     Branch       memories as of a moment, and what was written in the branch since; `keep` adds that to the memories, or it is dropped
     branching    class decorator: while a branch is played, the methods of a memory work on the branch's copy of it
 
@@ -22,7 +22,6 @@ from threading import RLock
 from types import FunctionType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from langchain_core.runnables.config import ensure_config
 from langgraph.checkpoint.base.id import uuid6
 
 from ..errors import UserError
@@ -75,10 +74,6 @@ class Change:
     """The record's id."""
     before: Any
     """The record that it replaced or deleted; `ABSENT` if there was none."""
-    thread: str = ""
-    """The LangGraph thread in which it was made; empty outside of graphs."""
-    checkpoint: str = ""
-    """The checkpoint from which the writing node ran."""
     order: tuple[Any, ...] = ()
     """The ids of all records in order, before the first of those that were deleted together."""
 
@@ -94,26 +89,12 @@ class History(Generic[T]):
     def __init__(self, made: Iterable[tuple[str, Any]] = (), limit: int = MAX_CHANGES) -> None:
         self._changes = deque((Change(moment, key, ABSENT) for moment, key in sorted(made)), limit)
 
-    @classmethod
-    def of(cls, changes: Iterable[Change]) -> Self:
-        """The history of these changes."""
-        made = cls()
-        made._changes.extend(sorted(changes, key=lambda change: change.moment))
-        return made
-
     def __iter__(self) -> Iterator[Change]:
         return iter(self._changes.copy())
 
-    def latest(self) -> Change:
-        """The last change."""
-        return self._changes[-1]
-
     def note(self, key: Any, before: T = ABSENT, order: Iterable[Any] = ()) -> None:
         """Note a write that is being made now; `order`: the ids of all records, if one is deleted."""
-        found = ensure_config().get("configurable", {})
-        place = found.get("checkpoint_map") or {}
-        checkpoint = next(reversed(place.values()), "") if place else ""
-        self._changes.append(Change(new_moment(), key, before, str(found.get("thread_id", "")), str(checkpoint), tuple(order)))
+        self._changes.append(Change(new_moment(), key, before, tuple(order)))
 
     def note_deletion(self, gone: Iterable[tuple[Any, T]], order: Iterable[Any]) -> None:
         """Note that records (id, record) are being deleted together; `order`: the ids of all records until now."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable
 from typing import Any
 
 from langgraph.store.base import (
@@ -19,13 +18,10 @@ from langgraph.store.base import (
 )
 from langgraph.store.memory import InMemoryStore
 
-from .branches import ABSENT, BranchError, Change, History, current_branch, moment_of_time
-from .open_store import all_items
+from .branches import ABSENT, BranchError, History, current_branch, moment_of_time
 
 __all__ = ["BranchingStore"]
 
-HIDDEN = "learngraph-history"
-"""First label of the namespaces in which a store keeps its own history."""
 FETCHED = 256
 """Items that a search in a branch asks for at first, beyond its limit."""
 Address = tuple[tuple[str, ...], str]
@@ -34,22 +30,19 @@ Address = tuple[tuple[str, ...], str]
 class BranchingStore(BaseStore):
     """A store that behaves as the one inside, and whose branches see it as it was at a moment.
 
-    What is replaced or deleted is remembered: in this process, or with `keep_history` in the store itself, under namespaces of its
-    own that no search shows. Items that others write into the store inside are seen by their times alone.
+    What is replaced or deleted is remembered in this process. Items that others write into the store inside are seen by their times
+    alone.
 
     Args:
         store: any LangGraph store.
-        keep_history: whether later processes can go back, too. Each write then reads the item before, and writes it once more.
     """
 
     supports_ttl = True
 
-    def __init__(self, store: BaseStore, *, keep_history: bool = False) -> None:
-        self.store, self.keep_history = store, keep_history
+    def __init__(self, store: BaseStore) -> None:
+        self.store = store
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
         self._history = History[Item]()
-        if keep_history:
-            self._history = _read_history(store)
 
     def __getattr__(self, name: str) -> Any:
         if name == "store":
@@ -63,27 +56,17 @@ class BranchingStore(BaseStore):
         asked = list(ops)
         if (branch := current_branch()) is not None:
             return self._batch_in_branch(branch, asked)
-        puts = _last_puts(asked)
-        before = self.store.batch([GetOp(*address) for address in puts]) if puts else []
-        further = self._note(puts, before)
-        return self._visible(asked, self.store.batch([*further, *asked])[len(further) :])
+        puts = _written_addresses(asked)
+        self._note(puts, self.store.batch([GetOp(*address) for address in puts]) if puts else [])
+        return self.store.batch(asked)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         asked = list(ops)
         if (branch := current_branch()) is not None:
             return self._batch_in_branch(branch, asked)
-        puts = _last_puts(asked)
-        before = await self.store.abatch([GetOp(*address) for address in puts]) if puts else []
-        further = self._note(puts, before)
-        return self._visible(asked, (await self.store.abatch([*further, *asked]))[len(further) :])
-
-    def _visible(self, ops: list[Op], results: list[Result]) -> list[Result]:
-        """The answers without the items of the store's own history, which only searches of everything would find."""
-        if not self.keep_history:
-            return results
-        all = _StoreView(self.store, History(), "")
-        deep = [isinstance(op, ListNamespacesOp) or (isinstance(op, SearchOp) and not op.namespace_prefix) for op in ops]
-        return [all.batch([op])[0] if hidden else result for op, hidden, result in zip(ops, deep, results, strict=True)]
+        puts = _written_addresses(asked)
+        self._note(puts, await self.store.abatch([GetOp(*address) for address in puts]) if puts else [])
+        return await self.store.abatch(asked)
 
     def _batch_in_branch(self, branch: Any, ops: list[Op]) -> list[Result]:
         with branch.outside():
@@ -93,14 +76,10 @@ class BranchingStore(BaseStore):
             branch.note(self, "batch", (puts,), {})
         return found
 
-    def _note(self, puts: Mapping[Address, PutOp], before: Iterable[Result]) -> list[PutOp]:
-        """Note what is about to be replaced; returns what the store itself is to keep of it."""
-        rows = []
-        for address, item in zip(puts, before, strict=True):
+    def _note(self, addresses: Iterable[Address], before: Iterable[Result]) -> None:
+        """Note what is about to be replaced."""
+        for address, item in zip(addresses, before, strict=True):
             self._history.note(address, item if isinstance(item, Item) else ABSENT)
-            if self.keep_history:
-                rows.append(_history_row(self._history.latest(), address, item if isinstance(item, Item) else None))
-        return rows
 
     def as_of(self, moment: str) -> _StoreView:
         """A store that shows this one as it was at a moment, and takes writes in without passing them on."""
@@ -157,7 +136,7 @@ class _StoreView(BaseStore):
 
     def _is_shown(self, item: Item) -> bool:
         """True if the store's item is also the view's."""
-        if (item.namespace, item.key) in self._differs or item.namespace[:1] == (HIDDEN,):
+        if (item.namespace, item.key) in self._differs:
             return False
         return not self._moment or moment_of_time(item.created_at) < self._moment
 
@@ -204,40 +183,10 @@ class _StoreView(BaseStore):
         deep = op._replace(limit=1 << 30, offset=0, max_depth=None)
         (there,), (mine,) = self._store.batch([deep]), self._own.batch([deep])
         found = {*there, *mine}  # type: ignore[misc]
-        kept = [one for one in found if one[:1] != (HIDDEN,) and self._search(SearchOp(one, limit=1))]
+        kept = [one for one in found if self._search(SearchOp(one, limit=1))]
         cut = {one[: op.max_depth] if op.max_depth else one for one in kept}
         return sorted(cut)[op.offset : op.offset + op.limit]
 
 
-def _last_puts(ops: Iterable[Op]) -> dict[Address, PutOp]:
-    return {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
-
-
-def _history_row(change: Change, address: Address, before: Item | None) -> PutOp:
-    old = None if before is None else [before.value, before.created_at.isoformat(), before.updated_at.isoformat()]
-    value = {
-        "namespace": list(address[0]),
-        "key": address[1],
-        "before": old,
-        "thread": change.thread,
-        "checkpoint": change.checkpoint,
-    }
-    return PutOp((HIDDEN, *address[0]), change.moment, value, index=False)
-
-
-def _read_history(store: BaseStore) -> History[Item]:
-    changes = []
-    for item in all_items(store, (HIDDEN,)):
-        row = item.value
-        namespace, before = tuple(row["namespace"]), ABSENT
-        if row["before"] is not None:
-            value, made, changed = row["before"]
-            before = Item(
-                value=value,
-                key=row["key"],
-                namespace=namespace,
-                created_at=datetime.fromisoformat(made),
-                updated_at=datetime.fromisoformat(changed),
-            )
-        changes.append(Change(item.key, (namespace, row["key"]), before, row["thread"], row["checkpoint"]))
-    return History.of(changes)
+def _written_addresses(ops: Iterable[Op]) -> list[Address]:
+    return list(dict.fromkeys((op.namespace, op.key) for op in ops if isinstance(op, PutOp)))

@@ -4,33 +4,23 @@ Chroma holds the durable copy. Reads are served from memory, so that retrieval i
 which loads it on opening and writes every change to Chroma before it shows it. A directory with snapshots of what is derived
 from its items (memory/storage/snapshot.py) is loaded by the first search instead, and before that item by item. A server may
 have many clients, so each batch fetches the items that its operations touch.
-
-One record of Chroma is one item: its id is the JSON list `[*namespace, key]`, and its metadata holds the value as JSON
-(`value`), `namespace` (a JSON list, and `ns0`, `ns1`, … for filters), `key`, `created_at` and `updated_at`. Items with
-vectors are in a collection of their own; an item with several vectors has further records (`of`) there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import re
 import shutil
-import sqlite3
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, Self, cast
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -38,9 +28,7 @@ from langgraph.store.base import (
     BaseStore,
     GetOp,
     IndexConfig,
-    Item,
     ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     Result,
@@ -51,59 +39,15 @@ from langgraph.store.base import (
     tokenize_path,
     validate_op_namespace,
 )
+from langgraph.store.memory import _compare_values, _does_match
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..errors import UserError, import_package
+from ..errors import UserError
+from .chroma_collections import SNAPSHOTS, ChromaCollections, Namespace, StoredItem, VectorArray
 from .snapshot import folder_name
 
 __all__ = ["ChromaStore", "embedder_name"]
-
-SCHEMA = 1
-"""Version of the layout described above, recorded in the collection; a store with a newer one is refused."""
-
-Namespace = tuple[str, ...]
-VectorArray = NDArray[np.float32]
-
-
-ANSWER_SECONDS = 30.0
-"""Seconds that a server may take for an answer."""
-RESTART_SECONDS = 60.0
-"""Seconds in which a server may restart, or the network to it come back, while a batch waits."""
-
-T = TypeVar("T")
-
-
-class ServerOutage(UserError):
-    """An error: no Chroma server answers."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A stored item. Its value stays JSON text, so that no caller can change the stored one."""
-
-    namespace: Namespace
-    key: str
-    text: str
-    created_at: datetime
-    updated_at: datetime
-    vectors: VectorArray | None = None  # (number of vectors, dims), of unit length (or zero); None: not indexed
-
-    @property
-    def id(self) -> str:
-        return json.dumps([*self.namespace, self.key])
-
-    def item(self) -> Item:
-        return Item(
-            value=json.loads(self.text),
-            key=self.key,
-            namespace=self.namespace,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-        )
-
-    def search_item(self, score: float | None) -> SearchItem:
-        return SearchItem(self.namespace, self.key, json.loads(self.text), self.created_at, self.updated_at, score)
 
 
 class ChromaStore(BaseStore):
@@ -121,15 +65,15 @@ class ChromaStore(BaseStore):
     Within one batch, reads see the state before the batch, and the last of several writes to a key wins.
     """
 
-    def __init__(self, *, index: IndexConfig | None = None, chroma: _Chroma | None = None) -> None:
+    def __init__(self, *, index: IndexConfig | None = None, chroma: ChromaCollections | None = None) -> None:
         self.index_config = index
         self.embeddings: Embeddings | None = ensure_embeddings(index["embed"]) if index else None
         self._dims = index["dims"] if index else 0
         self._fields = [tokenize_path(path) for path in ((index and index.get("fields")) or ["$"])]
         self._chroma = chroma
         self._lock = threading.RLock()
-        self._items: dict[Namespace, dict[str, _Entry]] = {}
-        self._matrices: dict[Namespace, tuple[list[_Entry], NDArray[np.intp], VectorArray]] = {}
+        self._items: dict[Namespace, dict[str, StoredItem]] = {}
+        self._matrices: dict[Namespace, tuple[list[StoredItem], NDArray[np.intp], VectorArray]] = {}
         self._latest = datetime.min.replace(tzinfo=UTC)
         self._pid = os.getpid()
         self._closed = False
@@ -157,7 +101,7 @@ class ChromaStore(BaseStore):
                 newer version; the memory was indexed by another embedder; no server answers.
         """
         embedder = (embedder_name(index["embed"]), index["dims"]) if index else None
-        chroma = _Chroma(os.fspath(where), embedder)
+        chroma = ChromaCollections(os.fspath(where), embedder)
         try:
             return cls(index=index, chroma=chroma)
         except BaseException:
@@ -317,7 +261,7 @@ class ChromaStore(BaseStore):
             case _:
                 raise ValueError(f"a store knows GetOp, SearchOp, ListNamespacesOp and PutOp, got {type(op).__name__}")
 
-    def _under(self, prefix: Namespace) -> Iterator[_Entry]:
+    def _under(self, prefix: Namespace) -> Iterator[StoredItem]:
         for namespace, entries in self._items.items():
             if namespace[: len(prefix)] == prefix:
                 yield from entries.values()
@@ -326,7 +270,7 @@ class ChromaStore(BaseStore):
         prefix, stop = tuple(op.namespace_prefix), op.offset + op.limit
         if op.query and asked:
             return self._nearest(op, prefix, asked[op.query])
-        kept: list[_Entry] = []
+        kept: list[StoredItem] = []
         for entry in self._under(prefix):
             if len(kept) >= stop:
                 break
@@ -348,7 +292,7 @@ class ChromaStore(BaseStore):
         wanted, near = op.offset + op.limit, np.arange(len(entries))
         if 0 < wanted < len(entries) and not op.filter:  # sort only the best, and those that tie with the last of them
             near = np.flatnonzero(scores >= np.partition(scores, -wanted)[-wanted])
-        page: list[tuple[_Entry, float]] = []
+        page: list[tuple[StoredItem, float]] = []
         for i in near[np.argsort(-scores[near], kind="stable")]:
             if len(page) >= wanted:
                 break
@@ -357,7 +301,7 @@ class ChromaStore(BaseStore):
         return [e.search_item(None if e.vectors is None else score) for e, score in page[op.offset :]]
 
     def _list(self, op: ListNamespacesOp) -> list[Namespace]:
-        names = [n for n in self._items if all(_fits(n, c) for c in op.match_conditions or ())]
+        names = [n for n in self._items if all(_does_match(c, n) for c in op.match_conditions or ())]
         return sorted({n[: op.max_depth] for n in names})[op.offset : op.offset + op.limit]
 
     def _write(self, puts: Sequence[PutOp], embedded: Mapping[str, Sequence[float]]) -> None:
@@ -372,7 +316,7 @@ class ChromaStore(BaseStore):
             self._latest = now = max(datetime.now(UTC), self._latest + timedelta(microseconds=1))
             rows = [embedded[text] for text in self._indexed_texts(put)]
             vectors = self._unit(rows) if rows else None
-            kept.append(_Entry(put.namespace, put.key, _json(put), old.created_at if old else now, now, vectors))
+            kept.append(StoredItem(put.namespace, put.key, _json(put), old.created_at if old else now, now, vectors))
         self._writes.update({put.namespace for put in puts})
         if self._chroma:
             before = [e for new in kept if (e := self._items.get(new.namespace, {}).get(new.key))]
@@ -387,372 +331,10 @@ class ChromaStore(BaseStore):
                 del self._items[entry.namespace]
         self._matrices = {}
 
-    def _show(self, entries: Iterable[_Entry]) -> None:
+    def _show(self, entries: Iterable[StoredItem]) -> None:
         for entry in entries:
             self._items.setdefault(entry.namespace, {})[entry.key] = entry
             self._latest = max(self._latest, entry.updated_at)
-
-
-_NO_INDEX = {"sync_threshold": 300}
-"""Records after which Chroma writes its vector index of the items, whose vectors mean nothing, and forgets their log, which it reads at
-every write. Its own value, 1000, makes a write of 20 records take 20 ms of CPU in place of 13; far fewer do so from 100,000 items on,
-as the index is written whole. Stores that were made before keep theirs."""
-_DATABASE = "chroma.sqlite3"
-SNAPSHOTS = "snapshots"
-"""Folder of the snapshots in a store's directory."""
-_VERSIONS = """
-SELECT k.string_value, c.string_value, u.string_value FROM embedding_metadata n
-JOIN embeddings e ON e.id = n.id AND e.segment_id = (SELECT id FROM segments WHERE collection = ? AND scope = 'METADATA')
-JOIN embedding_metadata k ON k.id = n.id AND k.key = 'key' JOIN embedding_metadata c ON c.id = n.id AND c.key = 'created_at'
-JOIN embedding_metadata u ON u.id = n.id AND u.key = 'updated_at' WHERE n.key = 'namespace' AND n.string_value = ?
-"""
-"""The items of a namespace without their values: Chroma itself reads either all metadata of a record or none. Where its tables
-are others, there are no snapshots."""
-_LATEST = "SELECT max(string_value) FROM embedding_metadata WHERE key = 'updated_at'"
-_FIRST_REQUEST = "/api/v2/tenants/default_tenant/databases/default_database"
-"""One of the requests that Chroma's client sends as it is made. It is answered from the server's database."""
-_AWAY = (502, 503, 504)
-"""Statuses by which a proxy says that the server behind it does not answer."""
-_DONE = {"open": "opened", "read": "read", "write": "written"}
-
-
-class _Chroma:
-    """The collections behind a store: a directory that this process owns (`owned`), or a server shared with others."""
-
-    def __init__(self, where: str, embedder: tuple[str, int] | None) -> None:
-        chromadb = import_package(
-            "chromadb", "a memory in a folder or on a Chroma server needs chromadb", "pip install chromadb"
-        )
-        import httpx
-        from chromadb.config import Settings
-
-        self.owned = "://" not in where
-        self.where = where if self.owned else where.rstrip("/")
-        self._client: Any = None
-        self._lock: Any = None
-        settings = Settings(anonymized_telemetry=False)
-        try:
-            if self.owned:
-                directory = Path(where)
-                fresh = self._own(directory)
-                with self._errors("open"):
-                    self._client = chromadb.PersistentClient(os.path.abspath(where), settings=settings)
-            else:
-                url = urlsplit(where)
-                if url.scheme not in ("http", "https") or not url.hostname:
-                    raise UserError(f"memory at {where}: give a directory, or a server as http://host:port")
-                with self._errors("open"):
-                    port = url.port or 8000
-                    # Chroma's client waits for ever, also for a server that the network no longer reaches, and has no option. It
-                    # sends its first requests as it is made: one of them is sent beforehand, with a limit.
-                    httpx.get(f"{url.scheme}://{url.hostname}:{port}{_FIRST_REQUEST}", timeout=ANSWER_SECONDS)
-                    self._client = chromadb.HttpClient(url.hostname, port, ssl=url.scheme == "https", settings=settings)
-                    self._client._server._session.timeout = ANSWER_SECONDS
-            with self._errors("open"):
-                self._open(embedder)
-            if self.owned and fresh:
-                self._sign(directory)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def has_snapshots(self) -> bool:
-        """True if there may be snapshots in the directory."""
-        return self.owned and (Path(self.where) / SNAPSHOTS).is_dir()
-
-    def versions(self, namespace: Namespace) -> dict[str, tuple[str, str]] | None:
-        """As `ChromaStore.versions`."""
-        rows = self._query(_VERSIONS, str(self._items.id), json.dumps(namespace))
-        return None if rows is None else {key: (created, updated) for key, created, updated in rows}
-
-    def latest(self) -> datetime | None:
-        """The time of the last write; None if it cannot be told, or nothing was written."""
-        rows = self._query(_LATEST)
-        return datetime.fromisoformat(rows[0][0]) if rows and rows[0][0] else None
-
-    def _query(self, query: str, *arguments: str) -> list[Any] | None:
-        """The rows of a query to Chroma's database; None if it is not as we know it, or there are vectors, which it would not show."""
-        if self._vectors is not None:
-            return None
-        with self._errors("read"):
-            self._items.count()  # Chroma applies what is still in its log
-        try:
-            with closing(sqlite3.connect(f"{Path(self.where, _DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                return connection.execute(query, arguments).fetchall()
-        except sqlite3.Error:
-            return None
-
-    def outlast_restarts(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which is begun anew while the server does not answer, for `RESTART_SECONDS` at most."""
-        until = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return work()
-            except ServerOutage:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.2)
-
-    def _own(self, directory: Path) -> bool:
-        """Lock the directory; True if there is no memory in it yet."""
-        from filelock import FileLock, Timeout
-
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(directory / "owner.lock", thread_local=False)  # any thread may close the store
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise UserError(self._owner_message(directory)) from None
-        except OSError as error:
-            raise UserError(f"memory at {self.where} cannot be opened: {error.strerror or error}") from error
-        self._lock = lock
-        database, signed = directory / _DATABASE, (directory / "owner.pid").exists()
-        if database.exists() and (database.stat().st_size or not signed):
-            self._sign(directory)
-            self._check(database)
-            return False
-        others = sorted(p.name for p in directory.iterdir() if p.name not in ("owner.lock", "owner.pid"))
-        if signed or others:
-            raise UserError(
-                f"memory at {self.where} is damaged or no memory: chroma.sqlite3 is missing or empty, there is "
-                f"{', '.join(others[:5]) or 'nothing else'}; restore it from a copy, or name an empty directory"
-            )
-        return True
-
-    def _check(self, database: Path) -> None:
-        """Raise `UserError` if the file is damaged. Chroma itself would write to it first."""
-        try:
-            with closing(sqlite3.connect(database)) as connection:
-                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        except sqlite3.DatabaseError as error:
-            found = str(error)
-        found = " ".join(found.split())
-        if found != "ok":
-            raise UserError(
-                f"memory at {self.where} is damaged (chroma.sqlite3: {found}); nothing was changed: restore the "
-                "directory from a copy, or name a new one"
-            )
-
-    def _sign(self, directory: Path) -> None:
-        """Write this process's id into the directory, for the error message in other processes."""
-        with self._errors("open"):
-            (directory / "owner.pid").write_text(str(os.getpid()), encoding="utf-8")
-
-    def _owner_message(self, directory: Path) -> str:
-        try:
-            pid = (directory / "owner.pid").read_text(encoding="utf-8")
-        except OSError:
-            pid = ""
-        if pid == str(os.getpid()):
-            return f"memory at {self.where} is already open in this process: share that store, or close it first"
-        return (
-            f"memory at {self.where} is open in {f'process {pid}' if pid else 'another process'}; to share it, start "
-            f"'chroma run --path {self.where}' in its place and pass --memory http://127.0.0.1:8000"
-        )
-
-    def _open(self, embedder: tuple[str, int] | None) -> None:
-        """Find or make the collections, and check their layout and embedder."""
-        self._items = self._client.get_or_create_collection(
-            "learngraph-items", metadata={"schema": SCHEMA}, embedding_function=None, configuration={"hnsw": _NO_INDEX}
-        )
-        schema = (self._items.metadata or {}).get("schema")
-        if schema != SCHEMA:
-            raise UserError(
-                f"memory at {self.where} has layout {schema}, this learngraph knows layout {SCHEMA}: "
-                "install the version that wrote it, or a newer one"
-            )
-        self._vectors = self._vector_collection()
-        if embedder is None:
-            return
-        name, dims = embedder
-        if self._vectors is None:
-            self._vectors = self._client.create_collection(
-                "learngraph-vectors",
-                metadata={"embedder": name, "dims": dims},
-                embedding_function=None,
-                get_or_create=True,
-            )
-        made = self._vectors.metadata or {}
-        if (made.get("embedder"), made.get("dims")) != embedder:
-            raise UserError(
-                f"memory at {self.where} was indexed by {made.get('embedder')} ({made.get('dims')} dimensions), "
-                f"asked for {name} ({dims}): open it with that embedder, or export it into a new directory"
-            )
-
-    def _vector_collection(self) -> Any:
-        from chromadb.errors import NotFoundError
-
-        try:
-            return self._client.get_collection("learngraph-vectors", embedding_function=None)
-        except NotFoundError:
-            return None
-
-    def read(self, *, ids: Sequence[str] | None = None, where: dict[str, Any] | None = None) -> list[_Entry]:
-        """All items, or those with these ids, or those with this metadata; in the order of their creation."""
-        chosen: dict[str, Any] = {k: v for k, v in (("ids", ids), ("where", where)) if v is not None}
-        with self._errors("read"):
-            plain = self._items.get(**chosen, include=["metadatas"])
-            entries = {id: _entry(meta) for id, meta in zip(plain["ids"], plain["metadatas"], strict=True)}
-            if self._vectors is None and not self.owned:  # another client may have made it since
-                self._vectors = self._vector_collection()
-            if self._vectors is not None:
-                found = self._vectors.get(**chosen, include=["metadatas", "embeddings"])
-                if ids:
-                    further = {"of": {"$in": list(ids)}}
-                    more = self._vectors.get(where=further, include=["metadatas", "embeddings"])
-                    found = {
-                        "ids": found["ids"] + more["ids"],
-                        "metadatas": found["metadatas"] + more["metadatas"],
-                        "embeddings": [*found["embeddings"], *more["embeddings"]],
-                    }
-                self._join_vectors(entries, found)
-        return sorted(entries.values(), key=lambda e: (e.created_at, e.id))
-
-    @staticmethod
-    def _join_vectors(entries: dict[str, _Entry], found: Mapping[str, Any]) -> None:
-        """Join items and their vectors. Vectors left by an interrupted write are older than their item and are ignored."""
-        rows: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-        for id, meta, row in zip(found["ids"], found["metadatas"], found["embeddings"], strict=True):
-            rows.setdefault((meta.get("of", id), meta["updated_at"]), []).append((meta["part"], row))
-            if "of" not in meta:
-                entry = _entry(meta)
-                if id not in entries or entries[id].updated_at < entry.updated_at:
-                    entries[id] = entry
-        for id, entry in entries.items():
-            if parts := rows.get((id, entry.updated_at.isoformat())):
-                matrix = np.asarray([row for _, row in sorted(parts, key=lambda part: part[0])], dtype=np.float32)
-                entry.vectors = matrix
-
-    def read_for(self, ops: Sequence[Op]) -> list[_Entry]:
-        """The items that these operations touch, from a server that others write to as well."""
-        prefixes = {tuple(op.namespace_prefix) for op in ops if isinstance(op, SearchOp)}
-        if any(isinstance(op, ListNamespacesOp) for op in ops) or () in prefixes:
-            return self.read()
-        entries = [e for prefix in sorted(prefixes) for e in self.read(where=_where(prefix))]
-        ids = {json.dumps([*op.namespace, op.key]) for op in ops if isinstance(op, GetOp | PutOp)}
-        return entries + (self.read(ids=sorted(ids)) if ids else [])
-
-    def write(self, kept: Sequence[_Entry], gone: Sequence[_Entry], before: Sequence[_Entry]) -> None:
-        """Upsert `kept`, delete `gone`; `before` are the entries that `kept` replaces.
-
-        Each collection gets one upsert, which Chroma commits whole (in pieces above its own limit of some thousand records).
-        """
-        with self._errors("write"):
-            plain = [(e.id, [0.0], _metadata(e)) for e in kept if e.vectors is None]
-            indexed = [record for e in kept if e.vectors is not None for record in _records(e)]
-            self._upsert(self._items, plain)
-            self._upsert(self._vectors, indexed)
-            old = [*before, *gone]
-            self._delete(self._items, {e.id for e in old if e.vectors is None} - {id for id, _, _ in plain})
-            parts = {id for e in old if e.vectors is not None for id in _ids(e)}
-            self._delete(self._vectors, parts - {id for id, _, _ in indexed})
-
-    def _upsert(self, collection: Any, records: Sequence[tuple[str, list[float], dict[str, Any]]]) -> None:
-        size = self._client.get_max_batch_size()
-        for i in range(0, len(records), size):
-            ids, rows, metadatas = zip(*records[i : i + size], strict=True)
-            collection.upsert(ids=list(ids), embeddings=list(rows), metadatas=list(metadatas))
-
-    def _delete(self, collection: Any, ids: set[str]) -> None:
-        size, rest = self._client.get_max_batch_size(), sorted(ids)
-        for i in range(0, len(rest), size):
-            collection.delete(ids=rest[i : i + size])
-
-    @contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
-        """Turn Chroma's errors into `UserError`: a full disk, a damaged directory, a server that does not answer."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            text = " ".join(str(error).split())
-            if not self.owned:
-                raise self._server_error(error, text, doing) or error from error
-            if _full(error, self.where):
-                raise UserError(
-                    f"memory at {self.where}: the disk is full, the last write may be missing; make room and run again"
-                ) from error
-            if doing == "write" and not type(error).__module__.startswith("chromadb"):
-                raise
-            raise UserError(
-                f"memory at {self.where} cannot be {_DONE[doing]} ({type(error).__name__}: {text}); nothing was deleted: "
-                "restore the directory from a copy, or name a new one"
-            ) from error
-
-    def _server_error(self, error: Exception, text: str, doing: str) -> UserError | None:
-        """The error of a Chroma server as a sentence; None for errors that are not its."""
-        from chromadb.errors import ChromaError, NotFoundError
-
-        # Chroma's client turns an answer that is not Chroma's own, a proxy's for one, into a bare `Exception` without its status.
-        status = getattr(getattr(error.__context__, "response", None), "status_code", 0)
-        broke = type(error).__module__.split(".")[0] in ("httpx", "httpcore", "orjson")  # orjson: an answer that was cut
-        unknown = doing == "open" and isinstance(error, ValueError)  # Chroma's word for no server
-        if broke or unknown or (status in _AWAY and not isinstance(error, ChromaError)):
-            return ServerOutage(
-                f"no Chroma server answers at {self.where} ({text or f'status {status}'}): start one with "
-                "'chroma run --path <directory>'"
-            )
-        if isinstance(error, NotFoundError):
-            return UserError(
-                f"memory at {self.where}: the server has it no longer; it was deleted there, or the server runs on another "
-                "directory. Start the server on its directory again, or open the memory again to begin an empty one"
-            )
-        if isinstance(error, ChromaError) or type(error) is Exception:
-            return UserError(f"memory at {self.where} cannot be {_DONE[doing]}: the server says {text or f'status {status}'}")
-        return None
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-
-def _metadata(entry: _Entry) -> dict[str, Any]:
-    return {
-        **{f"ns{i}": label for i, label in enumerate(entry.namespace)},
-        "namespace": json.dumps(entry.namespace),
-        "key": entry.key,
-        "value": entry.text,
-        "created_at": entry.created_at.isoformat(),
-        "updated_at": entry.updated_at.isoformat(),
-    }
-
-
-def _entry(meta: Mapping[str, Any]) -> _Entry:
-    return _Entry(
-        tuple(json.loads(meta["namespace"])),
-        meta["key"],
-        meta["value"],
-        datetime.fromisoformat(meta["created_at"]),
-        datetime.fromisoformat(meta["updated_at"]),
-    )
-
-
-def _ids(entry: _Entry) -> list[str]:
-    """The record ids of an indexed item, one per vector."""
-    assert entry.vectors is not None
-    return [f"{entry.id}#{part}" if part else entry.id for part in range(len(entry.vectors))]
-
-
-def _records(entry: _Entry) -> list[tuple[str, list[float], dict[str, Any]]]:
-    """An indexed item: its record with its first vector, then one record for each further vector."""
-    assert entry.vectors is not None
-    full = _metadata(entry)
-    further = {k: v for k, v in full.items() if k not in ("key", "value", "created_at")} | {"of": entry.id}
-    return [
-        (id, row.tolist(), (further if part else full) | {"part": part})
-        for part, (id, row) in enumerate(zip(_ids(entry), entry.vectors, strict=True))
-    ]
-
-
-def _where(prefix: Namespace) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{f"ns{i}": label} for i, label in enumerate(prefix)]
-    return parts[0] if len(parts) == 1 else {"$and": parts}
 
 
 def _validate_ops(ops: Iterable[Op]) -> list[Op]:
@@ -785,20 +367,11 @@ def embedder_name(embed: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _full(error: BaseException, path: str) -> bool:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return True
-    if "disk is full" in str(error) or "No space left" in str(error):
-        return True
-    # Chroma hides SQLite's reason behind messages such as "Failed to apply logs", so look at the disk as well.
-    return os.path.isdir(path) and shutil.disk_usage(path).free < 1 << 20
-
-
-def _matches(entry: _Entry, wanted: Mapping[str, Any] | None) -> bool:
+def _matches(entry: StoredItem, wanted: Mapping[str, Any] | None) -> bool:
     if not wanted:
         return True
     value = json.loads(entry.text)
-    return all(_compare(_field(value, key), condition) for key, condition in wanted.items())
+    return all(_compare_values(_field(value, key), condition) for key, condition in wanted.items())
 
 
 def _field(value: Any, key: str) -> Any:
@@ -810,51 +383,3 @@ def _field(value: Any, key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
-
-
-def _compare(value: Any, wanted: Any) -> bool:
-    """LangGraph's filter: operators, or equality, which for objects compares only the mentioned keys."""
-    match wanted:
-        case dict() if any(key.startswith("$") for key in wanted):
-            return all(_operate(value, operator, operand) for operator, operand in wanted.items())
-        case dict():
-            return isinstance(value, dict) and all(_compare(value.get(key), w) for key, w in wanted.items())
-        case list() | tuple():
-            return (
-                isinstance(value, list)
-                and len(value) == len(wanted)
-                and all(_compare(v, w) for v, w in zip(value, wanted, strict=True))
-            )
-        case _:
-            return bool(value == wanted)
-
-
-def _operate(value: Any, operator: str, operand: Any) -> bool:
-    match operator:
-        case "$eq":
-            return bool(value == operand)
-        case "$ne":
-            return bool(value != operand)
-        case "$gt":
-            return float(value) > float(operand)
-        case "$gte":
-            return float(value) >= float(operand)
-        case "$lt":
-            return float(value) < float(operand)
-        case "$lte":
-            return float(value) <= float(operand)
-        case _:
-            raise ValueError(f"a filter knows $eq, $ne, $gt, $gte, $lt, $lte, got {operator!r}")
-
-
-def _fits(namespace: Namespace, condition: MatchCondition) -> bool:
-    path = tuple(condition.path)
-    if len(namespace) < len(path):
-        return False
-    if condition.match_type == "prefix":
-        labels = namespace[: len(path)]
-    elif condition.match_type == "suffix":
-        labels = namespace[len(namespace) - len(path) :]
-    else:
-        raise ValueError(f"a namespace is matched by prefix or suffix, got {condition.match_type!r}")
-    return all(wanted in ("*", label) for wanted, label in zip(path, labels, strict=True))

@@ -144,10 +144,11 @@ DIE = """
 import os, signal, sys, pickle
 from pathlib import Path
 from learngraph.graphs.experiments.play import play
-from learngraph.memory.storage.chroma_store import ChromaStore, _Chroma
+from learngraph.memory.storage.chroma_collections import ChromaCollections
+from learngraph.memory.storage.chroma_store import ChromaStore
 
 when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
-write, left = _Chroma.write, [3]
+write, left = ChromaCollections.write, [3]
 
 def killed(self, kept, gone, before):
     left[0] -= 1
@@ -157,7 +158,7 @@ def killed(self, kept, gone, before):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-_Chroma.write = killed
+ChromaCollections.write = killed
 print(play(work))
 """
 

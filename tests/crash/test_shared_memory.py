@@ -17,7 +17,7 @@ from chroma_server import ChromaServer
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
-from learngraph.memory.storage import chroma_store
+from learngraph.memory.storage import chroma_collections
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.record_store import RecordStore
 
@@ -101,7 +101,7 @@ def test_a_server_that_stops_answering_is_waited_for_and_then_said(
 ) -> None:
     """A stopped process is what a network partition looks like from here: connections open, and nothing comes back."""
     assert server.process is not None
-    monkeypatch.setattr(chroma_store, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(chroma_collections, "ANSWER_SECONDS", 1.0)
     with ChromaStore.open(server.url) as store:
         server.process.send_signal(signal.SIGSTOP)
         threading.Timer(3, lambda: server.process and server.process.send_signal(signal.SIGCONT)).start()
@@ -111,7 +111,7 @@ def test_a_server_that_stops_answering_is_waited_for_and_then_said(
         item = store.get(("shared",), "k")
         assert item is not None
         assert item.value == {"n": 1}
-        monkeypatch.setattr(chroma_store, "RESTART_SECONDS", 2.0)
+        monkeypatch.setattr(chroma_collections, "RESTART_SECONDS", 2.0)
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(UserError, match="no Chroma server answers"):
             store.put(("shared",), "k", {"n": 2})

@@ -28,7 +28,8 @@ from rows import cpu, make_parser, medians, ratios, report
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
-from learngraph.memory.storage.chroma_store import _NO_INDEX, ChromaStore
+from learngraph.memory.storage.chroma_collections import _NO_INDEX
+from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.record_store import RecordStore, to_json
 
 VOCABULARY, LENGTH, K = 20_000, 60, 10

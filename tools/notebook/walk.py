@@ -12,7 +12,7 @@
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
     walk.save_test("tests/test_it.py")         the last step as a test
 
-`step`, `over`, `until`, `finish`, `into`, `out` and `resume` run nodes; `astep`, `aover` and so on do the same for graphs whose nodes
+`step`, `until`, `finish`, `into`, `out` and `resume` run nodes; `astep` and so on do the same for graphs whose nodes
 are asynchronous. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
 again executes nodes again, with all their effects on the outside world.
 
@@ -134,10 +134,6 @@ class Walk:
         """
         return self._play(self._step(times))
 
-    def over(self) -> Self:
-        """Run the next node, with all of its subgraph: `step()`, by the name that debuggers give it."""
-        return self.step()
-
     def until(self, *stops: Stop) -> Self:
         """Run to the next pause, or to the end of the run; a question (see `question`) and a breakpoint pause as well.
 
@@ -198,10 +194,6 @@ class Walk:
     async def astep(self, times: int = 1) -> Self:
         """As `step`, for graphs with asynchronous nodes."""
         return await self._aplay(self._step(times))
-
-    async def aover(self) -> Self:
-        """As `over`, for graphs with asynchronous nodes."""
-        return await self.astep()
 
     async def auntil(self, *stops: Stop) -> Self:
         """As `until`, for graphs with asynchronous nodes."""

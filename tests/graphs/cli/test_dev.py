@@ -132,11 +132,11 @@ async def test_a_chat_asks_for_the_same() -> None:
     [
         ({"env": "toyy"}, "toyy"),
         ({"model": "gpt"}, "there is no model 'gpt'; there are pocket"),
-        ({"beta": "much"}, "jitrl: beta: .*number.*got 'much'"),
-        ({"advantage_estimator": "best"}, "advantage_estimator: input should be 'guarded'"),
+        ({"beta": "much"}, "jitrl: beta is .*number.*got 'much'"),
+        ({"advantage_estimator": "best"}, "advantage_estimator is 'guarded'"),
         ({"preset": "papre"}, "no preset 'papre'; it has default, paper"),
         ({"k": 0}, "jitrl"),
-        ({"env": 3}, "env is a text such as 'twx:coin', got 3"),
+        ({"env": 3}, "env is a valid string, got 3"),
     ],
 )
 async def test_a_wrong_setting_is_answered_in_words(settings: dict[str, Any], words: str) -> None:
@@ -150,7 +150,7 @@ async def test_a_context_that_the_graph_was_not_made_for_is_refused() -> None:
     graph = await make("jitrl", **TOY, beta=2.0)
     out = await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={**TOY, "beta": 2})
     assert len(out["scores"]) == 1
-    with pytest.raises(DevRequestError, match="no setting 'betta'; did you mean 'beta'"):
+    with pytest.raises(DevRequestError, match="no setting 'betta'; did you mean beta"):
         await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={"betta": 1})
     with pytest.raises(DevRequestError, match="set it for the assistant"):
         await graph.ainvoke({"seed": 0, "episodes": 1}, thread(), context={**TOY, "beta": 3})

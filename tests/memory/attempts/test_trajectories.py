@@ -182,7 +182,6 @@ def brute(
     own: list[Trajectory],
     similarity: Callable[[tuple[str, str], tuple[str, str]], float],
     asked: tuple[str, str],
-    stride: int,
     limit: int | None,
     *,
     k: int,
@@ -218,7 +217,7 @@ def brute(
         stayed.append(trajectory)
     records = []
     for order, t in enumerate([*bank, *stayed]):
-        for step in range(0, len(t.transitions), stride):
+        for step in range(len(t.transitions)):
             alike = similarity(asked, (t.task.instruction, t.transitions[step].state))
             if t.domain == domain and task in (None, t.task.id) and alike >= min_similarity and alike > smallest:
                 records.append((alike, order, step, t))
@@ -264,12 +263,12 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.integers(1, 3), st.none() | st.integers(1, 4))
-def test_search_equals_brute_force(world, state, instruction, question, stride, limit):
+@given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.none() | st.integers(1, 4))
+def test_search_equals_brute_force(world, state, instruction, question, limit):
     bank, own = world
-    memory = filled(own, bank=bank, stride=stride, limit=limit)
+    memory = filled(own, bank=bank, limit=limit)
     found = memory.search(structured_key(Task("asked", instruction), (), state), **question)
-    assert found == brute(bank, own, by_tokens, (instruction, state), stride, limit, **question)
+    assert found == brute(bank, own, by_tokens, (instruction, state), limit, **question)
 
 
 @settings(max_examples=50, deadline=None)
@@ -418,17 +417,13 @@ def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(pla
             assert ask(memory, "door black", **filters) == ask(anew, "door black", **filters)
 
 
-def test_a_memory_of_first_steps_and_one_of_every_third():
+def test_a_memory_of_first_steps():
     stored = [attempt(*[(f"room{i}", "go", 1.0) for i in range(8)])]
     assert len(filled(stored)) == 8
     first = filled(stored, first_only=True)
     assert len(first) == 1
     assert names(first, "room0") == ["a/0/0"]
     assert names(first, "room1") == []
-    third = filled(stored, stride=3)
-    assert len(third) == 3
-    assert names(third, "room6") == ["a/0/6"]
-    assert names(third, "room5") == []
 
 
 def test_the_return_to_go_is_what_was_still_earned():
@@ -610,7 +605,6 @@ def test_bad_questions_are_refused_in_words(asked: dict[str, Any], said: str) ->
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"stride": 0}, "every 0th step: stride is at least 1"),
         ({"limit": 0}, "at most 0 trajectories: limit is at least 1, or None"),
     ],
 )

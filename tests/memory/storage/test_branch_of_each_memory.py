@@ -32,7 +32,7 @@ from learngraph.memory.records import (
 )
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.returns.q_table import QTable
-from learngraph.memory.storage.branches import Branch, BranchError, History, moment_of_time, new_moment
+from learngraph.memory.storage.branches import Branch, BranchError, moment_of_time, new_moment
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
@@ -273,16 +273,15 @@ def test_a_later_process_sees_the_past_by_the_times_of_the_store() -> None:
     assert len(later) == 2
 
 
-def test_a_store_that_keeps_its_history_shows_the_past_to_later_processes() -> None:
+def test_a_store_shows_what_was_replaced_and_deleted_since() -> None:
     inside = InMemoryStore()
-    first = BranchingStore(inside, keep_history=True)
+    first = later = BranchingStore(inside)
     first.put(("a",), "x", {"n": 1})
     first.put(("a",), "gone", {"n": 1})
     moment = new_moment()
     first.put(("a",), "x", {"n": 2})
     first.put(("b",), "new", {"n": 2})
     first.delete(("a",), "gone")
-    later = BranchingStore(inside, keep_history=True)
     with Branch(moment).play():
         assert {one.key: one.value["n"] for one in later.search((), limit=99)} == {"x": 1, "gone": 1}
         assert later.list_namespaces() == [("a",)]
@@ -347,16 +346,6 @@ def test_a_journal_in_a_branch_of_a_branch(tmp_path: Path) -> None:
     two.keep()
     assert [step.action for step in steps.history(third)] == ["a", "b", "c"]
     assert [step.action for step in Journal(tmp_path / "steps.jsonl").history(third)] == ["a", "b", "c"]
-
-
-def test_writes_know_their_thread_and_checkpoint() -> None:
-    from langchain_core.runnables import RunnableLambda
-
-    history = History[int]()
-    place = {"configurable": {"thread_id": "7", "checkpoint_map": {"": "c1"}}}
-    RunnableLambda(lambda key: history.note(key)).invoke("x", place)  # type: ignore[arg-type]
-    (change,) = history
-    assert (change.key, change.thread, change.checkpoint) == ("x", "7", "c1")
 
 
 def test_moments_follow_the_clock() -> None:

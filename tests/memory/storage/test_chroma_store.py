@@ -28,7 +28,7 @@ from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.storage import chroma_store
+from learngraph.memory.storage import chroma_collections
 from learngraph.memory.storage.chroma_store import ChromaStore
 
 NS = ("runs", "zork")
@@ -90,14 +90,14 @@ def test_created_is_kept_and_order_is_the_order_of_creation(tmp_path: Path) -> N
 
 def test_a_batch_is_one_upsert_and_its_last_write_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upserts: list[int] = []
-    upsert = chroma_store._Chroma._upsert
+    upsert = chroma_collections.ChromaCollections._upsert
 
     def counted(self: Any, collection: Any, records: Any) -> None:
         upserts.append(len(records))
         upsert(self, collection, records)
 
     with ChromaStore.open(tmp_path) as store:
-        monkeypatch.setattr(chroma_store._Chroma, "_upsert", counted)
+        monkeypatch.setattr(chroma_collections.ChromaCollections, "_upsert", counted)
         ops = [PutOp(NS, "a", {"v": 1}), GetOp(NS, "a"), PutOp(NS, "b", {"v": 2}), PutOp(NS, "a", {"v": 3})]
         assert store.batch(ops) == [None, None, None, None]  # reads see what was there before
         assert [n for n in upserts if n] == [2]
@@ -363,7 +363,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_layout_is_refused(kept: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chroma_store, "SCHEMA", 2)
+        patch.setattr(chroma_collections, "SCHEMA", 2)
         with pytest.raises(UserError, match="layout 1, this learngraph knows layout 2"):
             ChromaStore.open(kept)
     with ChromaStore.open(kept) as store:
@@ -433,7 +433,7 @@ def test_a_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) 
         ChromaStore.open("http://127.0.0.1:9")
     with pytest.raises(UserError, match="http://host:port"):
         ChromaStore.open("ftp://127.0.0.1")
-    monkeypatch.setattr(chroma_store, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(chroma_collections, "ANSWER_SECONDS", 0.2)
     # It takes connections, and says nothing.
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match="no Chroma server answers"):
         ChromaStore.open(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -488,7 +488,7 @@ class FaultyServer:
 
 def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = FaultyServer(server)
-    monkeypatch.setattr(chroma_store, "RESTART_SECONDS", 0.3)
+    monkeypatch.setattr(chroma_collections, "RESTART_SECONDS", 0.3)
     with ChromaStore.open(faulty.url) as store:
         for fault in (503, 200):
             faulty.fault = fault

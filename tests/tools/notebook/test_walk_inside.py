@@ -78,7 +78,7 @@ def test_into_one_of_several_invocations_and_out_again() -> None:
 
 
 def test_step_over_and_the_last_step_inside_come_out() -> None:
-    assert begun().step().over().state["out"] == [11, 21, 31]
+    assert begun().step(2).state["out"] == [11, 21, 31]
     walk = begun().into("play", 2).step(2)
     assert (walk.inside, walk.next) == ((), ("end",))
 
