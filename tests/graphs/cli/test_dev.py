@@ -134,7 +134,7 @@ async def test_a_chat_asks_for_the_same() -> None:
         ({"model": "gpt"}, "there is no model 'gpt'; there are pocket"),
         ({"beta": "much"}, "jitrl: beta is .*number.*got 'much'"),
         ({"advantage_estimator": "best"}, "advantage_estimator is 'guarded'"),
-        ({"preset": "papre"}, "no preset 'papre'; it has default, paper"),
+        ({"preset": "papre"}, "no preset 'papre'; did you mean paper"),
         ({"k": 0}, "jitrl"),
         ({"env": 3}, "env is a valid string, got 3"),
     ],
