@@ -34,8 +34,7 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
 - Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
 - Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
 - Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
-  was found: then every action is lifted, or a model that is surely wrong would never see a reward. With `prior_patience` the
-  same holds in a state where so many visits found no return above max(G_avg, 0).
+  was found: then every action is lifted, or a model that is surely wrong would never see a reward.
 - Eq. 26': within an episode, an action that led back to the same state without progress (memory/returns/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 
@@ -50,7 +49,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -63,10 +61,10 @@ from ..memory.search.sections import SectionSimilarity
 from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
-from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
+from ..nodes.act.decide import Augment, GuardedAdvice, Modulate
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
 from ..nodes.retrieve.context import ContextPrompt, WorldWithContext
-from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
+from ..nodes.retrieve.recall import Recall, Remember
 from ..nodes.state import (
     AdviceChannels,
     ChoiceChannels,
@@ -77,6 +75,7 @@ from ..nodes.state import (
     RecallChannels,
     RewardChannels,
 )
+from .presets import jitrl as presets
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.inputs import SHARED, MethodInputs
 from .wiring.jitrl_settings import check_jitrl
@@ -107,15 +106,13 @@ class JitRL:
     """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
 
     # Which formulas
-    advantage_estimator: Literal["guarded", "shrunk", "paper", "reference"] = "guarded"
+    advantage_estimator: Literal["guarded", "paper", "reference"] = "guarded"
     """The formulas from returns to advantages: `guarded` (ours), `paper` (Eq. 4 to 7 and 25 to the letter), `reference` (the
-    authors' code, with its defects); `shrunk` is what our default was: U(s) = G_avg, a bonus of .5, no Eq. 26', every
-    action lifted."""
+    authors' code, with its defects). Nodes and values of the latter two are in graphs/presets/jitrl.py."""
 
     # Memory: what is recalled, and what a step is worth
     k: int = field(default=10, metadata=SHARED)
-    """k, Eq. 24: the largest number of neighbours. `guarded` and `shrunk` count distinct states, the others
-    single visits. Paper: 10."""
+    """k, Eq. 24: the largest number of neighbours. `guarded` counts distinct states, the others single visits. Paper: 10."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
     threshold_decay: float = 0.0
@@ -142,16 +139,12 @@ class JitRL:
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
     min_prior: float = 0.01
-    """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`; in
-    `shrunk` that of every candidate)."""
-
-    prior_patience: int = 0
-    """Visits to a state without a return above the average, after which every action is lifted there (`guarded` only); 0: never. On the
-    train folds 10 did neither better nor worse."""
+    """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`
+    only)."""
 
     # Untried actions
     shrinkage_visits: float = 0.5
-    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards U(s) (`guarded`, `shrunk`)."""
+    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards U(s) (`guarded` only)."""
     exploration_bonus: float = 0.25
     """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)); 1 is the shift of a largest advantage without doubt (`guarded`
     only)."""
@@ -204,16 +197,7 @@ class JitRL:
         For Jericho states are compared with their history, less strictly from step to step. A model that writes is asked for three
         options, an action that only the memory knows is added, and the world's list of actions limits both.
         """
-        jericho = benchmark == "jericho"
-        return cls(
-            advantage_estimator="paper",
-            state_key="hierarchy" if jericho else "room",
-            threshold_decay=0.1 if jericho else 0.0,
-            beta=1.0,
-            gamma=0.5 if jericho else 0.1,
-            min_similarity=0.95 if jericho else 0.8,
-            unseen_bonus_probability=0.65 if jericho else 0.05,
-        )
+        return cls(**presets.PAPER[benchmark])
 
     @classmethod
     def paper_web(cls) -> JitRL:
@@ -227,16 +211,13 @@ class JitRL:
 
         Unlike that code it takes only admissible actions where the environment lists them.
         """
-        jericho = benchmark == "jericho"
-        return cls(
-            advantage_estimator="reference",
-            state_key="hierarchy" if jericho else "room",
-            threshold_decay=0.1,
-            gamma=0.5 if jericho else 0.1,
-            min_similarity=0.95 if jericho else 0.8,
-            unseen_bonus=1.0,
-            temperature=0.0,
-        )
+        return cls(**presets.REFERENCE[benchmark])
+
+    @property
+    def recall_arguments(self) -> dict[str, Any]:
+        """The arguments of the node `recall`, whichever estimator it serves."""
+        names = {"k": "k", "threshold": "min_similarity", "threshold_decay": "threshold_decay", "cross_task": "cross_task"}
+        return {argument: getattr(self, name) for argument, name in names.items()}
 
 
 def _rewards_as_returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
@@ -308,60 +289,17 @@ def build(
 
 def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
     return {
-        "recall": Recall(memory, environment, **_recall_arguments(settings), journal=journal),
+        "recall": Recall(memory, environment, **settings.recall_arguments, journal=journal),
         "augment": Augment(),
         "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
-        "modulate": Modulate(
-            settings.beta, settings.min_prior, lift_only_proven=True, prior_patience=settings.prior_patience or inf
-        ),
+        "modulate": Modulate(settings.beta, settings.min_prior, lift_only_proven=True),
         "choose": Choose(settings.temperature),
-    }
-
-
-def _shrunk_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
-    return {
-        "recall": Recall(memory, environment, **_recall_arguments(settings)),
-        "augment": Augment(),
-        "advise": ShrunkAdvice(kappa=settings.shrinkage_visits, bonus=0.5),
-        "modulate": Modulate(beta=settings.beta, min_prior=settings.min_prior),
-        "choose": Choose(settings.temperature),
-    }
-
-
-def _paper_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
-    return {
-        "recall": RecallVisits(memory, environment, **_recall_arguments(settings)),
-        "augment": Augment(logit="zero"),
-        "advise": PaperAdvice(alpha=settings.unseen_bonus, lam=settings.unseen_bonus_probability),
-        "modulate": Modulate(beta=settings.beta),
-        "choose": Choose(settings.temperature),
-    }
-
-
-def _reference_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
-    return {
-        "recall": ReferenceRecall(memory, environment, **_recall_arguments(settings)),
-        # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
-        "augment": Augment(logit="zero", positive_only=True),
-        "advise": ReferenceAdvice(alpha=settings.unseen_bonus),
-        "modulate": ReferenceModulate(),
-        "choose": Choose(settings.temperature),
-    }
-
-
-def _recall_arguments(settings: JitRL) -> dict[str, Any]:
-    return {
-        "k": settings.k,
-        "threshold": settings.min_similarity,
-        "threshold_decay": settings.threshold_decay,
-        "cross_task": settings.cross_task,
     }
 
 
 VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment, Journal], Mapping[str, Node]]] = {
     "guarded": _guarded_nodes,
-    "shrunk": _shrunk_nodes,
-    "paper": _paper_nodes,
-    "reference": _reference_nodes,
+    "paper": presets.paper_nodes,
+    "reference": presets.reference_nodes,
 }
 """Estimator -> its nodes; the graph is the same for all."""

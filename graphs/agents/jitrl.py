@@ -81,8 +81,8 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
             raise UserError(f"candidates is one of {', '.join(known)}; got {candidates!r}")
         self.similarity = similarity
         self.settings = settings or JitRL(min_similarity=0.5 if similarity is None else similarity.default_floor)
-        if self.settings.advantage_estimator not in ("guarded", "shrunk"):
-            raise UserError("the middleware has our own estimators, guarded and shrunk; the paper's are in graphs/jitrl.py")
+        if self.settings.advantage_estimator != "guarded":
+            raise UserError("the middleware has our own estimator, guarded; the paper's are for graphs/jitrl.py")
         self.decisions, self.samples, self.candidates, self.scorer = ToolDecisions(decide), samples, candidates, scorer
 
     def make_index(self) -> Experiences:

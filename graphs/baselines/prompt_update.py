@@ -70,7 +70,7 @@ class PromptUpdateState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceC
 class PromptUpdate:
     """Hyper-parameters: those of JitRL (graphs/jitrl.py says what each is), without the two of the logit update."""
 
-    advantage_estimator: Literal["guarded", "shrunk", "paper", "reference"] = "guarded"
+    advantage_estimator: Literal["guarded", "paper", "reference"] = "guarded"
     """The formulas from returns to advantages."""
     k: int = field(default=10, metadata=SHARED)
     """k, Eq. 24: the largest number of neighbours."""
@@ -89,7 +89,7 @@ class PromptUpdate:
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best."""
     shrinkage_visits: float = 0.5
-    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk (`guarded`, `shrunk`)."""
+    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk (`guarded`)."""
     exploration_bonus: float = 0.25
     """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)) (`guarded`)."""
     repeat_penalty: float = 0.5

@@ -173,11 +173,6 @@ def _values(decision: _Decision) -> str:
                 f"return of everything remembered, {state['average']:.3g}, and of this state, {here:.3g}. The mean of Q over the "
                 f"candidates is {state['value']:.3g}; A is what an action is worth beyond that."
             )
-        case "shrunk":
-            return (
-                f"An untried action is worth {state['average']:.3g}, the mean return of everything remembered. The mean of Q over "
-                f"the candidates is {state['value']:.3g}; A is what an action is worth beyond that."
-            )
         case "paper":
             bonus = unseen_value(state["value"], visits, settings.unseen_bonus, True)
             chance, whose = f"lambda = {settings.unseen_bonus_probability:g}", "V(s), their mean return, is"

@@ -50,7 +50,6 @@ GRID: Mapping[str, Sequence[float]] = {
     "beta": (5.0, 10.0, 20.0),
     "shrinkage_visits": (0.25, 0.5, 1.0),
     "min_prior": (0.001, 0.01, 0.1),
-    "prior_patience": (0, 5, 10),
 }
 """Setting of JitRL -> the values that the search plays: the first two together, each of the others with the rest at their defaults."""
 ALPHAS = (0.01, 0.1, 0.5, 1.0, 5.0)

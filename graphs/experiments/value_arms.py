@@ -74,7 +74,6 @@ class StudyArm:
 
 ARMS: Mapping[str, StudyArm] = {
     "jitrl": StudyArm("jitrl"),
-    "former": StudyArm("jitrl", {"advantage_estimator": "shrunk"}),
     "static": StudyArm("static"),
     "tabular": StudyArm("tabular"),
     "optimistic-table": StudyArm(
@@ -88,7 +87,6 @@ ARMS: Mapping[str, StudyArm] = {
     "reference-history": StudyArm("jitrl", preset="reference"),
     "paper": StudyArm("jitrl", {"state_key": "room", "threshold_decay": 0.0}, preset="paper"),
     "paper-history": StudyArm("jitrl", preset="paper"),
-    "jitrl-patient": StudyArm("jitrl", {"prior_patience": 10}),
     "jitrl-history": StudyArm("jitrl", {"state_key": "hierarchy"}),
     "paper-well-set": StudyArm(
         "jitrl",

@@ -22,15 +22,12 @@ _RANGES = {
     "unseen_bonus": (-1e9, 1e9),
     "unseen_bonus_probability": (0, 1),
     "temperature": (0, 1e6),
-    "prior_patience": (0, 1e9),
 }
 _UNUSED = {
     "guarded": ("unseen_bonus", "unseen_bonus_probability"),
-    "shrunk": ("exploration_bonus", "unseen_bonus", "unseen_bonus_probability", "repeat_penalty", "prior_patience"),
-    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "prior_patience"),
+    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
     "reference": (
-        *("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
-        *("unseen_bonus_probability", "prior_patience"),
+        *("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "unseen_bonus_probability"),
     ),
 }
 """Estimator -> the settings that have no effect with it."""

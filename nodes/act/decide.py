@@ -141,35 +141,6 @@ class ReferenceAdvice:
 
 
 @dataclass(frozen=True)
-class ShrunkAdvice:
-    """The advice that was our default before `GuardedAdvice`: means shrunk by their evidence, and a bonus for untried actions.
-
-    - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits count little, and an untried action has the average return of
-      the task. So the place of zero on the reward scale does not matter.
-    - Neighbours count in proportion to their similarity.
-    - The advantage is divided by the largest |A| plus its standard error. A gap that the visits confirm counts fully, however
-      small; a gap within the noise counts little.
-    - The shift of an action grows by `bonus` / sqrt(1 + visits). Nothing is drawn at random.
-    """
-
-    role: ClassVar[str] = "compute"
-
-    kappa: float
-    """Pseudo-visits with the average return that each action starts with, above 0."""
-    bonus: float
-    """Shift of an untried action, without unit: 1 is that of the largest certain advantage."""
-
-    def __call__(self, state: CandidatesWithStatistics) -> AdviceChannels:
-        actions = [c.action for c in state["candidates"]]
-        q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
-        value = sum(q.values()) / len(q)
-        a = advantages(q, value)
-        ratios = _confidence_ratios(a, counts, state["neighbours"], state["variance"], self.kappa)
-        shifts = {action: ratios[action] + self.bonus / (1 + counts[action]) ** 0.5 for action in actions}
-        return _advice(state, value, q, a, shifts, counts, set())
-
-
-@dataclass(frozen=True)
 class GuardedAdvice:
     """Our own advice: shrunk means, an untried action that is worth no more than usual here, and a guard against idle steps.
 
@@ -177,7 +148,8 @@ class GuardedAdvice:
       the value U. Where the state has paid less than the average, all of its actions start at the state's own mean V(s): the
       last step before the end is worth little by nature, and so is every other action there. Where it has paid more, an
       untried action is worth the average only: what works is kept.
-    - The advantage is divided by the largest |A| plus its standard error, as in `ShrunkAdvice`.
+    - The advantage is divided by the largest |A| plus its standard error: a gap that the visits confirm counts fully, however
+      small; a gap within the noise counts little.
     - The shift of an action grows by `bonus` / sqrt(1 + visits), and falls by `penalty` for each time that the running episode
       took it in this very state without progress since, and by `penalty` times the share of its visits that lost an episode.
     - Nothing is drawn at random. With a constant added to all returns the advantages stay what they are.
@@ -291,18 +263,12 @@ class Modulate:
     lift_only_proven: bool = False
     """True: only actions that were tried and found better than the state's value are lifted to `min_prior`, and all of them as long as
     every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure."""
-    prior_patience: float = math.inf
-    """Visits to the neighbours after which all actions are lifted, too, if none of these was found better than the average return or,
-    where the average is a loss, than nothing: the prior had its chances here."""
 
     def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         neighbours = state["neighbours"]
         lowest = math.log(self.min_prior) if self.min_prior and neighbours else -math.inf
         lift_all = not self.lift_only_proven or state["variance"] == 0
-        if not lift_all and sum(n.count for n in neighbours) >= self.prior_patience:
-            usual = max(state["average"], 0.0)
-            lift_all = all(n.mean <= usual + 1e-12 for n in neighbours)
         lifted = [lift_all or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
         scores = [max(c.logit, lowest) if lift else c.logit for c, lift in zip(state["candidates"], lifted, strict=True)]
         return _update(state, scores, self.beta)

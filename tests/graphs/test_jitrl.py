@@ -143,7 +143,6 @@ class Rooms(KeywordKeep):
 
 OF_THE_WORLD = [
     jitrl.JitRL(),
-    jitrl.JitRL(advantage_estimator="shrunk"),
     replace(jitrl.JitRL.paper(), state_key="room"),
     replace(jitrl.JitRL.reference(), state_key="room"),
 ]

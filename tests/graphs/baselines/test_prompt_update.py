@@ -76,7 +76,7 @@ def test_a_reader_of_the_numbers_learns_and_only_through_them() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        *(jitrl.JitRL(advantage_estimator=estimator) for estimator in ("guarded", "shrunk", "paper")),
+        *(jitrl.JitRL(advantage_estimator=estimator) for estimator in ("guarded", "paper")),
         jitrl.JitRL(state_key="hierarchy", threshold_decay=0.1),
         jitrl.JitRL.paper(),
         jitrl.JitRL.reference(),

@@ -79,7 +79,6 @@ def engine_scores(build: Callable[..., Any], settings: Any, task: Task, episodes
     ("arm", "build", "settings"),
     [
         ("jitrl", jitrl.build, JitRL()),
-        ("former", jitrl.build, JitRL(advantage_estimator="shrunk")),
         ("paper", jitrl.build, replace(JitRL.paper(), state_key="room", threshold_decay=0.0)),
         ("paper-history", jitrl.build, JitRL.paper()),
         ("reference", jitrl.build, replace(JitRL.reference(), state_key="room")),

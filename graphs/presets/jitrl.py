@@ -1,0 +1,55 @@
+"""JitRL as it was published: the nodes and values of the paper (arXiv:2601.18510) and of the authors' code.
+
+`JitRL.paper()` and `JitRL.reference()` (graphs/jitrl.py) give the settings; the drawing is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...memory.returns.experiences import Experiences
+from ...memory.storage.journal import Journal
+from ...nodes.act.choose import Choose
+from ...nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate
+from ...nodes.act.episode import Environment
+from ...nodes.retrieve.recall import RecallVisits, ReferenceRecall
+from ..wiring.flow import Node
+
+if TYPE_CHECKING:
+    from ..jitrl import JitRL
+
+_JERICHO = {"state_key": "hierarchy", "threshold_decay": 0.1, "gamma": 0.5, "min_similarity": 0.95}
+_WEBARENA = {"state_key": "room", "gamma": 0.1, "min_similarity": 0.8}
+
+PAPER: Mapping[str, dict[str, Any]] = {
+    "jericho": {"advantage_estimator": "paper", "beta": 1.0, "unseen_bonus_probability": 0.65, **_JERICHO},
+    "webarena": {"advantage_estimator": "paper", "beta": 1.0, "unseen_bonus_probability": 0.05, **_WEBARENA},
+}
+"""Benchmark -> the values of the paper's table."""
+_CODE = {"advantage_estimator": "reference", "threshold_decay": 0.1, "unseen_bonus": 1.0, "temperature": 0.0}
+REFERENCE: Mapping[str, dict[str, Any]] = {"jericho": {**_JERICHO, **_CODE}, "webarena": {**_WEBARENA, **_CODE}}
+"""Benchmark -> the values of the authors' code."""
+
+
+def paper_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
+    """The nodes of Eq. 4 to 7 and 25 to the letter, over single visits."""
+    return {
+        "recall": RecallVisits(memory, environment, **settings.recall_arguments),
+        "augment": Augment(logit="zero"),
+        "advise": PaperAdvice(alpha=settings.unseen_bonus, lam=settings.unseen_bonus_probability),
+        "modulate": Modulate(beta=settings.beta),
+        "choose": Choose(settings.temperature),
+    }
+
+
+def reference_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
+    """The nodes of the authors' code, with its defects."""
+    return {
+        "recall": ReferenceRecall(memory, environment, **settings.recall_arguments),
+        # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
+        "augment": Augment(logit="zero", positive_only=True),
+        "advise": ReferenceAdvice(alpha=settings.unseen_bonus),
+        "modulate": ReferenceModulate(),
+        "choose": Choose(settings.temperature),
+    }
