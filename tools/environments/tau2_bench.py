@@ -16,8 +16,6 @@
   An episode that is cut off by the step limit, or by the tenth error of a tool, earns 0 as in the benchmark (whose limit is 100
   calls; ours is `HORIZON`). Doing nothing earns nothing in telecom: on its assertions alone it would pass 20 of 114 tickets. In
   airline and retail some tasks ask for nothing to be changed, so report doing nothing beside every score there.
-- `reward=share` (telecom) pays at once the share of the solution's calls that were made, whatever came between, and at the end what
-  is left to the official 0 or 1. That is a hint at the solution: use it to learn on the train split, not to report.
 - Listed actions are calls whose arguments the agent can know: phone number of the ticket, ids that it has read, names in the
   policy. Any other call may be written. A call that cannot be read, or of a tool that does not exist, costs a step.
 - `policy=manual` puts the benchmark's policy (23,000 characters in telecom) before the task's text. `ToolEpisode`, by which an
@@ -35,7 +33,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from importlib import import_module
@@ -86,7 +84,7 @@ class TauBench:
 
     Args:
         domain: one of `DOMAINS`.
-        settings: `policy` (`manual`, `none`) and `reward` (`official`, `share`).
+        settings: `policy` (`manual`, `none`).
         horizon: number of calls after which an episode ends without a reward.
         live: number of episodes kept open between steps.
     """
@@ -98,18 +96,14 @@ class TauBench:
     ) -> None:
         if domain not in DOMAINS:
             raise UserError(f"tau2: no domain {domain!r}; there are {', '.join(DOMAINS)}")
-        chosen = {"policy": "none", "reward": "official"} | dict(settings or {})
-        is_solo = domain == "telecom"
-        check_settings(f"tau2:{domain}:", chosen, ("policy", "reward"))
-        known = {"policy": ("none", "manual"), "reward": ("official", "share") if is_solo else ("official",)}
-        for key, values in known.items():
-            if chosen[key] not in values:
-                raise UserError(f"tau2:{domain}: {key} is one of {', '.join(values)}, got {chosen[key]!r}")
-        changed = {key: value for key, value in chosen.items() if value != known[key][0]}
-        self.name = f"tau2:{domain}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in sorted(changed.items()))
-        self.is_solo = is_solo
+        chosen = {"policy": "none"} | dict(settings or {})
+        check_settings(f"tau2:{domain}:", chosen, ("policy",))
+        if chosen["policy"] not in ("none", "manual"):
+            raise UserError(f"tau2:{domain}: policy is one of none, manual, got {chosen['policy']!r}")
+        self.name = f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else "")
+        self.is_solo = domain == "telecom"
         self.horizon = horizon
-        self._settings = chosen
+        self._tells_policy = chosen["policy"] == "manual"
         self._domain = domain.removesuffix("-told-at-once")
         self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
         self.free_text = True
@@ -126,7 +120,7 @@ class TauBench:
             text += "\nSolve the ticket by one tool call at a time, such as check_status_bar(); done() says that it is solved."
         else:
             text += "\nAct by one tool call at a time; done(message='...') is your only and last message to the user."
-        if self._settings["policy"] == "manual":
+        if self._tells_policy:
             text = f"{self._benchmark.policy}\n\n{text}"
         return Task(f"{self._domain}-{split}-{seed}", text, place)
 
@@ -162,26 +156,6 @@ class TauBench:
     def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
         """The tools, with the benchmark's descriptions. In telecom `done` is among them; elsewhere a message ends the episode."""
         return tuple(tool for tool in self._benchmark.tools.values() if self.is_solo or tool.name != "done")
-
-    def only_reads(self, action: str) -> bool:
-        """True if the call changes nothing: the benchmark says of each tool whether it reads or writes."""
-        return action.partition("(")[0] in self._benchmark.reading
-
-    def distances(self, task: Task, actions: Sequence[str]) -> list[int]:
-        """The number of values that differ from those which the benchmark's solution leaves, at the start and after each action.
-
-        The values are those of the provider's data and the phone. It is a hint at the solution: use it to learn on the train split.
-        """
-        solved, (game, _) = self._start(task)[0], self._start(task)
-        for action in self.gold(task)[:-1]:
-            solved.step(action)
-        goal, found = solved.values(), list[int]()
-        for action in ("", *actions):
-            if action and not action.startswith("done("):  # the end changes nothing, and evaluating it takes long
-                game.step(action)
-            now = game.values()
-            found.append(sum(goal.get(place) != now.get(place) for place in goal.keys() | now.keys()))
-        return found
 
     def system_prompt(self, task: Task) -> str:
         """The benchmark's system message for its own agents, with the policy."""
@@ -219,7 +193,7 @@ class TauBench:
         return "The user's instructions, told at once (no user answers):\n" + "\n".join(part for part in parts if part)
 
     def _start(self, task: Task) -> tuple[_Service, Observation]:
-        game = _Service(self._benchmark, task.seed, self.horizon, self._settings["reward"] == "share")
+        game = _Service(self._benchmark, task.seed, self.horizon)
         return game, game.show("")
 
 
@@ -238,8 +212,6 @@ class _Benchmark:
         self._databases = {"db": pickle.dumps(first.tools.db), **users}
         self.policy = str(first.policy)
         tools = [*first.get_tools(), *(first.get_user_tools() if is_solo else ())]
-        kits = [first.tools, *([first.user_tools] if is_solo else [])]
-        self.reading = {name for kit in kits for name in kit.tools if kit.tool_type(name).value == "read"}
         described = [_describe(tool.openai_schema["function"]) for tool in tools]
         self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _done(is_solo))}
 
@@ -290,14 +262,14 @@ class _Benchmark:
 class _Service:
     """A running episode: the provider and, in telecom, the phone."""
 
-    def __init__(self, benchmark: _Benchmark, place: int, horizon: int, pays_share: bool) -> None:
-        self._benchmark, self._place, self._left, self._pays_share = benchmark, place, horizon, pays_share
+    def __init__(self, benchmark: _Benchmark, place: int, horizon: int) -> None:
+        self._benchmark, self._place, self._left = benchmark, place, horizon
         self._task = benchmark.tasks[place]
         self._service = benchmark.new_service(benchmark.is_solo)
         start = self._task.initial_state
         self._service.set_state(start and start.initialization_data, start and start.initialization_actions, [])
         self._messages: list[Any] = []
-        self._errors, self._paid = 0, 0.0
+        self._errors = 0
         self._seen: dict[str, set[str]] = {name: set() for name in _IDS}
         self._ticket = ""
         if benchmark.is_solo:
@@ -315,12 +287,6 @@ class _Service:
 
     def close(self) -> None:
         pass
-
-    def values(self) -> dict[tuple[str, ...], str]:
-        """The provider's data and the phone as they are now: place -> value."""
-        service = self._service
-        kits = {"provider": service.tools, **({"phone": service.user_tools} if self._benchmark.is_solo else {})}
-        return dict(_leaves({name: kit.db.model_dump(mode="json") for name, kit in kits.items()}))
 
     def show(self, answer: str, reward: float = 0.0, over: bool = False) -> Observation:
         """The observation with this answer."""
@@ -342,23 +308,14 @@ class _Service:
     def _show_step(self, answer: str) -> Observation:
         """The observation after a call that does not end the episode, unless it is one too many."""
         is_cut = self._left == 0 or self._errors >= _MOST_ERRORS
-        return self.show(answer, -self._paid if is_cut else self._pay(), over=is_cut)
+        return self.show(answer, over=is_cut)
 
     def _end(self, call: Call) -> Observation:
         message = import_module("tau2.data_model.message")
         said = str(call.arguments.get("message", "")) or "###STOP###"
         messages = [*self._messages, message.AssistantMessage(role="assistant", content=said)]
         reward = self._benchmark.evaluate(self._place, messages)
-        return self.show("The episode is over.", reward - self._paid, over=True)
-
-    def _pay(self) -> float:
-        """The reward of a call before the end: 0, or with `reward=share` the newly made share of the solution's calls."""
-        if not self._pays_share:
-            return 0.0
-        evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
-        checks = evaluator.evaluate_actions(self._messages, self._task.evaluation_criteria.actions or [])
-        before, self._paid = self._paid, sum(check.action_match for check in checks) / len(checks)
-        return self._paid - before
+        return self.show("The episode is over.", reward, over=True)
 
     def _note_ids(self, text: str) -> None:
         for name, pattern in _IDS.items():
@@ -398,16 +355,6 @@ def _done(is_solo: bool) -> ToolDescription:
     message = {"message": {"type": "string", "description": "Your message to the user."}}
     schema = {"type": "object", "properties": {} if is_solo else message, "required": [] if is_solo else ["message"]}
     return ToolDescription("done", "Call this function when you are done with the task.", schema)
-
-
-def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The values within a value, each with its place."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if inner is None:
-        yield place, str(value)
-    else:
-        for key, part in inner:
-            yield from _leaves(part, (*place, str(key)))
 
 
 def _constant(source: ast.Module, name: str) -> str:

@@ -32,7 +32,7 @@ def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
         ("alfworld?split=valid_unseen", "alfworld", 20),
         ("hotpot?source=own,split=dev", "hotpot?source=own,split=dev", 20),
         ("webshop?products=48,seed=3", "webshop?products=48,seed=3", 20),
-        ("tau2:telecom?reward=share,policy=manual", "tau2:telecom?policy=manual,reward=share", 20),
+        ("tau2:telecom?policy=manual", "tau2:telecom?policy=manual", 20),
         ("bfcl:miss_func", "bfcl:miss_func", 20),
     ],
 )

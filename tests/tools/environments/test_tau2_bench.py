@@ -175,46 +175,6 @@ def test_ten_errors_and_the_step_limit_end_an_episode_without_reward(telecom: Ta
 
 
 @needs_tau2
-def test_the_share_of_the_solution_is_paid_at_once_and_settled_at_the_end() -> None:
-    env = TauBench(settings={"reward": "share"})
-    assert env.name == "tau2:telecom?reward=share"
-    task = next(task for task in (env.task(n) for n in range(40)) if len(env.gold(task)) == 5)
-    gold = env.gold(task)
-    rewards = [env.observe(task, gold[: n + 1]).reward for n in range(5)]
-    assert rewards == [0.25, 0.25, 0.25, 0.25, 0]
-    assert [env.observe(task, [gold[0], *some]).reward for some in ([gold[0]], ["check_sim_status()"])] == [0, 0]
-    assert env.observe(task, [gold[0], "done()"]).reward == -0.25
-    short = TauBench(settings={"reward": "share"}, horizon=2)
-    assert score(short, task, [gold[0], "check_sim_status()"]) == 0
-
-
-@needs_tau2
-def test_the_distance_to_the_solution_falls_with_its_calls_and_rises_with_others(telecom: TauBench) -> None:
-    task = next(
-        task
-        for task in all_tasks(telecom, "train")
-        if telecom.gold(task)[:2] == ("toggle_airplane_mode()", "reset_apn_settings()")
-    )
-    found = telecom.distances(task, ["check_status_bar()", "toggle_data()", "toggle_data()", *telecom.gold(task)])
-    start = found[0]
-    assert found[1] == found[3] == start < found[2]
-    assert found[4] < start
-    assert found[-2:] == [0, 0]
-    assert telecom.distances(task, []) == [start]
-
-
-@pytest.mark.slow
-@needs_tau2
-def test_which_calls_only_read_is_what_the_benchmark_says(telecom: TauBench, airline: TauBench) -> None:
-    listed = telecom.observe(telecom.task(0), [LOOK_UP]).actions
-    reading = {call.partition("(")[0] for call in listed if telecom.only_reads(call)}
-    assert {"can_send_mms", "check_sim_status", "get_data_usage", "run_speed_test"} <= reading
-    assert not reading & {"done", "toggle_data", "transfer_to_human_agents", "refuel_data", "reboot_device"}
-    assert airline.only_reads("get_user_details(user_id='x')")
-    assert not airline.only_reads("cancel_reservation(reservation_id='x')")
-
-
-@needs_tau2
 def test_a_refuel_shows_the_same_bill_each_time(telecom: TauBench) -> None:
     """The package draws the new bill's id at random, and its evaluation would then fail to repeat the calls."""
     task = telecom.task(0)
@@ -321,9 +281,7 @@ def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "said"),
     [
         ("tau2:bank", "no environment 'tau2:bank'"),
-        ("tau2:telecom?rewards=x", "no setting 'rewards'; it has policy, reward"),
-        ("tau2:telecom?reward=dense", "reward is one of official, share, got 'dense'"),
-        ("tau2:airline-told-at-once?reward=share", "reward is one of official, got 'share'"),
+        ("tau2:telecom?rewards=x", "no setting 'rewards'; it has policy"),
         ("tau2:telecom?policy=workflow", "policy is one of none, manual, got 'workflow'"),
     ],
 )
