@@ -105,6 +105,19 @@ class ICRL:
         """ICRL Preset with the paper's unbounded buffer, and past observations whole."""
         return cls(instruction="preset", selection="all", max_state_chars=None)
 
+    def compose(self, buffer: Buffer, **more: Any) -> Compose:
+        """The node that chooses the attempts and the instruction of a round; `more` are its further arguments (nodes/retrieve/attempts.py)."""
+        return Compose(
+            buffer,
+            keep=self.selection,
+            budget=self.max_memory_tokens,
+            last=self.last_n,
+            block=self.rearrange_every,
+            strategy=self.instruction,
+            one_based=self.one_based,
+            **more,
+        )
+
 
 def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
@@ -124,17 +137,11 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
         "begin": Begin(inputs.environment),
-        "compose": Compose(
+        "compose": settings.compose(
             buffer,
             render=layout.attempt,
             count_tokens=inputs.count_tokens,
             window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-            keep=settings.selection,
-            budget=settings.max_memory_tokens,
-            last=settings.last_n,
-            block=settings.rearrange_every,
-            strategy=settings.instruction,
-            one_based=settings.one_based,
             list_actions=inputs.list_actions,
         ),
         "propose": inputs.make_policy(

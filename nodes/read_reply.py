@@ -18,6 +18,7 @@ from langchain_core.messages import BaseMessage
 
 from ..memory.conversations.thoughts import split_thoughts
 from .lenient_json import json_values
+from .text import shorten
 
 __all__ = [
     "CutOff",
@@ -104,11 +105,6 @@ def refusal_text(reply: BaseMessage) -> str:
 def is_cut_off(reply: BaseMessage) -> bool:
     """True if the reply ended because it reached the limit of tokens."""
     return _finish_reason(reply) in ("length", "max_tokens")
-
-
-def shorten(text: str, length: int = 80) -> str:
-    """The text in quotation marks for a message, at most `length` characters of it."""
-    return repr(text if len(text) <= length else text[:length] + "…")
 
 
 def _text(reply: BaseMessage | str) -> str:

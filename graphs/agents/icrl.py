@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...memory.records import Observation
 from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, attempts_in_prompt, round_instructions
+from ...nodes.retrieve.attempts import attempts_in_prompt, round_instructions
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
 from ..wiring.inputs import DEFAULT_WINDOW
@@ -75,18 +75,8 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         buffer, number = memory.buffer(place.task.id, place.thread)
         if not len(buffer):
             return "", {}
-        compose = Compose(
-            buffer,
-            render=self._layout.attempt,
-            count_tokens=estimate_tokens,
-            window=self.window,
-            keep=settings.selection,
-            budget=settings.max_memory_tokens,
-            last=settings.last_n,
-            block=settings.rearrange_every,
-            strategy=settings.instruction,
-            one_based=settings.one_based,
-            _sizes=self._sizes,
+        compose = settings.compose(
+            buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=self.window, _sizes=self._sizes
         )
         state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from langgraph.types import Command
 from ...memory.conversations.messages import steps
 from ...memory.conversations.store import Turn
 from ...memory.records import Observation, Task
-from ...nodes.retrieve.lessons import append_section
+from ...nodes.lesson_prompts import append_section
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scopes import Index, ScopedLearner
 

@@ -18,8 +18,8 @@ from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.extract.groups import RewardSettings, Truth
 from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
+from ...nodes.lesson_prompts import SameLessonsShown
 from ...nodes.retrieve.attempts import Layout
-from ...nodes.retrieve.lessons import SameLessonsShown
 from ...nodes.update.accept_test import (
     Accept,
     AcceptSettings,

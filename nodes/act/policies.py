@@ -41,11 +41,11 @@ from ..read_reply import (
     read_letter,
     read_options,
     read_vote,
-    shorten,
     unlisted_message,
 )
 from ..reply_schemas import OPTIONS, reply_schema
 from ..state import CandidateChannels, EpisodeChannels
+from ..text import shorten
 from .choose import log_softmax
 
 MIN_CONFIDENCE = 1e-3

@@ -27,10 +27,11 @@ from ...memory.errors import UserError
 from ...memory.lessons.library import Library, LibraryVersions
 from ...memory.records import Task
 from ..ask import Ask, BadReply, text
+from ..lesson_prompts import append_lessons, render_lessons, select_lessons
 from ..prompt import Prompt
 from ..read_reply import CutOff, Refusal, Unreadable, answer_text, visible_text
-from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
 from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
+from ..text import trim_middle
 from .choose import ChosenAction
 from .episode import Begin
 
@@ -45,7 +46,6 @@ __all__ = [
     "UseTools",
     "route_remaining_answer",
     "route_tool_calls",
-    "trim_middle",
 ]
 
 
@@ -81,14 +81,6 @@ class ToolUseState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
     """The state of an agent that calls tools."""
 
     library: NotRequired[str]
-
-
-def trim_middle(content: str, max_chars: int) -> str:
-    """A text of about `max_chars` characters at most: its beginning and its end, with the number of characters cut between."""
-    if len(content) <= max_chars:
-        return content
-    head, tail = max_chars - max_chars // 2, max_chars // 2
-    return f"{content[:head]}\n[… {len(content) - max_chars:,} characters cut …]\n{content[len(content) - tail :]}"
 
 
 # Open tools

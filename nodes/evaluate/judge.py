@@ -42,10 +42,11 @@ from ...memory.records import Task, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
-from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values, shorten
+from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
 from ..retrieve.chat_layout import ChatLayout
 from ..state import EpisodeChannels, RewardChannels
+from ..text import clip_text, shorten
 from .step_rewards import read_step_rewards
 
 __all__ = [
@@ -158,7 +159,7 @@ def _cut(value: Any) -> str:
         shown = repr(value)
     except Exception:  # its repr fails: name its type
         shown = f"a {type(value).__name__}"
-    return shown if len(shown) <= 80 else shown[:80] + "…"
+    return clip_text(shown, 80)
 
 
 def _gaps(rewards: Sequence[float | None], judge: str) -> str:

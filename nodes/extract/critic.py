@@ -31,10 +31,11 @@ from ..read_reply import Unreadable, answer_text, read_number, read_values
 from ..reply_schemas import EDITS, NUMBERS, TEXTS, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
+from ..text import cut_middle
 from .edits import read_edits, read_list
 from .leaks import bare_answers, tells_answer
 from .rule_critic import RuleProposer, Truth, comparable_rollouts
-from .trim import cut_middle, split_tokens, trim_transcript
+from .trim import split_tokens, trim_transcript
 
 __all__ = [
     "AskUnlessKnown",

@@ -39,8 +39,8 @@ from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import RowsError
 from ..act.episode import Environment
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
+from ..lesson_prompts import render_lessons, select_lessons
 from ..retrieve.attempts import EpisodePrompt, Layout
-from ..retrieve.lessons import render_lessons, select_lessons
 from .trim import trim_transcript
 
 __all__ = [

@@ -1,26 +1,13 @@
-"""Texts that are cut to a number of tokens: they keep their beginning and their end."""
+"""Transcripts that are cut to a number of tokens: long observations lose their middle first."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 
-__all__ = ["cut_middle", "split_tokens", "trim_transcript"]
+from ..text import cut_middle
 
-
-def cut_middle(content: str, tokens: int, count: Callable[[str], int]) -> str:
-    """A text of at most `tokens` tokens: its beginning and its end, with a mark in place of the middle."""
-    size = count(content)
-    if size <= tokens:
-        return content
-    keep = len(content) * max(tokens, 0) // size
-    while keep > 0:
-        head, tail = content[: keep - keep // 2], content[len(content) - keep // 2 :]
-        short = f"{head}\n[... {len(content) - keep} characters left out ...]\n{tail}"
-        if count(short) <= tokens:
-            return short
-        keep = keep * 9 // 10
-    return ""
+__all__ = ["split_tokens", "trim_transcript"]
 
 
 def trim_transcript(transcript: str, tokens: int, count: Callable[[str], int]) -> str:

@@ -34,7 +34,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ...memory.records import Shown, Trajectory, Transition
-from ..extract.trim import cut_middle
+from ..text import cut_middle
 from .attempts import MAX_LINE_CHARS, Layout
 
 __all__ = ["MAX_OBSERVATION_TOKENS", "ChatLayout"]

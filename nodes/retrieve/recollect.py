@@ -137,7 +137,9 @@ class Excerpts:
         """The text of one precedent, with `rest` of the steps that followed and `clip` characters of its state (None: all)."""
         trajectory = self.memory.trajectory(precedent.trajectory)
         step, *after = trajectory.transitions[precedent.step : rest if rest is None else precedent.step + 1 + rest]
-        steps = steps_text([replace(step, state=_shorten(step.state, clip))]) + _LAYOUT.steps(after)  # later: their first lines
+        steps = steps_text([replace(step, state=clip_text(step.state, clip))]) + _LAYOUT.steps(
+            after
+        )  # later: their first lines
         outcome = {True: " success", False: " failure", None: ""}[precedent.success]
         return f"Experience {number}:{outcome}\n{steps}{_LAYOUT.total(trajectory)}"
 
@@ -177,17 +179,13 @@ class SituationExcerpts(Excerpts):
         )
 
     def _steps(self, steps: Sequence[Transition], first: int, end: int, clip: int | None) -> str:
-        shown = [Transition(_shorten(step.observation_text, clip), step.action, step.reward) for step in steps[first:end]]
+        shown = [Transition(clip_text(step.observation_text, clip), step.action, step.reward) for step in steps[first:end]]
         return self.layout.steps(without_zero_rewards(shown), first + 1)
 
 
 def without_zero_rewards(steps: Sequence[Transition]) -> list[Transition]:
     """The steps, with rewards of 0 left out, for readers who know that a step without a reward earned nothing."""
     return [Transition(step.state, step.action, step.reward or None, step.observation) for step in steps]
-
-
-def _shorten(text: str, length: int | None) -> str:
-    return text if length is None or len(text) <= length else text[:length].rstrip() + "…"
 
 
 def _whose_task(then: Task, now: Task | None) -> str:

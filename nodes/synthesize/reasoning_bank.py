@@ -31,11 +31,12 @@ from ...memory.storage.journal import Journal
 from ..act.episode import Environment, build_trajectory
 from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
-from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote, shorten
+from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote
 from ..reply_schemas import BOOLEAN, LESSONS, TEXT, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import EpisodePrompt
 from ..state import EpisodeChannels, NoteChannels, RewardChannels
+from ..text import shorten
 
 __all__ = [
     "AddLessons",

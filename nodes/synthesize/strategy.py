@@ -20,11 +20,12 @@ from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..ask import Ask, BadReply, State, text
 from ..prompt import Prompt
-from ..read_reply import Unreadable, answer_text, shorten
+from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
 from ..retrieve.triggers import REASONS
 from ..state import DraftChannels, EpisodeChannels, PrecedentChannels, StrategyChannels
+from ..text import shorten
 
 __all__ = [
     "RecallStrategy",

@@ -47,7 +47,7 @@ from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
 from learngraph.nodes.extract.groups import RewardSettings
 from learngraph.nodes.extract.rollouts import RolloutSettings
-from learngraph.nodes.retrieve.lessons import SameLessonsShown
+from learngraph.nodes.lesson_prompts import SameLessonsShown
 from learngraph.nodes.update import library as learning
 from learngraph.nodes.update.accept_test import AcceptSettings
 from learngraph.nodes.update.consolidate import LessonSettings

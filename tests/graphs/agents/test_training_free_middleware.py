@@ -21,8 +21,8 @@ from langchain_core.tools import tool
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Lesson
+from learngraph.nodes.lesson_prompts import append_lessons
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.retrieve.lessons import append_lessons
 
 LESSONS = Library((Lesson("L0", "Boil the water first"), Lesson("L3", "Count the coins twice")))
 PROMPT = Prompt.load("training_free_grpo/lessons")

@@ -35,9 +35,10 @@ from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.tool_use import Toolset, trim_middle
+from learngraph.nodes.act.tool_use import Toolset
 from learngraph.nodes.cached_model import CachedChatModel
 from learngraph.nodes.extract.rollouts import RolloutPlayer
+from learngraph.nodes.text import trim_middle
 from learngraph.tools.agent_tools.interpreter import Toolbox
 from learngraph.tools.agent_tools.search import search_tool
 

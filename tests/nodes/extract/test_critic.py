@@ -37,8 +37,9 @@ from learngraph.nodes.extract.rule_critic import (
     random_lessons,
     shuffle_lessons,
 )
-from learngraph.nodes.extract.trim import cut_middle, split_tokens, trim_transcript
+from learngraph.nodes.extract.trim import split_tokens, trim_transcript
 from learngraph.nodes.retrieve.attempts import ContextError
+from learngraph.nodes.text import cut_middle
 from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
 

@@ -18,7 +18,7 @@ from learngraph.memory.lessons.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Probe, Task
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.extract.critic import Critic
-from learngraph.nodes.retrieve.lessons import SameLessonsShown
+from learngraph.nodes.lesson_prompts import SameLessonsShown
 from learngraph.nodes.update import accept_test as trial
 from learngraph.nodes.update.accept_test import Accept, CachedProbes, bootstrap, decide_acceptance, differences, fan_out_probes
 

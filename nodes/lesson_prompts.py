@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from ...memory.lessons.library import Library, LibraryVersions
-from ...memory.records import Lesson, Task
-from ..prompt import Prompt
+from ..memory.lessons.library import Library, LibraryVersions
+from ..memory.records import Lesson, Task
+from .prompt import Prompt
 
 __all__ = ["SameLessonsShown", "append_lessons", "append_section", "render_lessons", "select_lessons"]
 
