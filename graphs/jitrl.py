@@ -39,7 +39,7 @@ A prime marks our replacement of the paper's equation with that number; Eq. 26' 
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
 
 kappa is `shrinkage_visits`, bonus `exploration_bonus`, rho `repeat_penalty`. They were chosen on other tasks than those that are
-reported on (graphs/experiments/jitrl_values.py). `JitRL.paper()` has the paper's equations over single visits: V is the mean return
+reported on (graphs/experiments/benchmarks/values.toml). `JitRL.paper()` has the paper's equations over single visits: V is the mean return
 of N(s) (Eq. 4), Q the mean return of the action (Eq. 5); an untried action has Q = V + alpha / |N(s)| with probability lambda,
 else Q = 0 (Eq. 6); A~ = A / max |A| (Eq. 25); no min_prior; logit 0 for an action that only the memory knows. The arithmetic
 stands in nodes/act/decide.py and nodes/act/advantage.py.

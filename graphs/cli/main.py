@@ -86,11 +86,6 @@ COMMANDS: Mapping[str, Command] = {
         ".adamem",
         "adamem",
     ),
-    "claas": Command(
-        "measure continual learning from feedback on a stream of scenarios: learngraph claas study",
-        "..experiments.claas_stream",
-        "claas",
-    ),
 }
 
 

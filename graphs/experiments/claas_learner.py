@@ -1,4 +1,4 @@
-"""The learner of `learngraph claas study`: buffer, versions and learning graph of one trial, driven step by step."""
+"""The learner of a stream's trial: buffer, versions and learning graph, driven step by step."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class StreamLearner:
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
 
-    def network(self, label: str | None = None) -> Any:
-        """The network of a version, by its label; None: the newest one."""
-        return self.learner.network(self.versions.current if label is None else label)
+    def network(self) -> Any:
+        """The network of the newest version."""
+        return self.learner.network(self.versions.current)
 
     def record(self, played: ScenarioTranscript, number: int) -> None:
         """Append every turn of a played scenario to the buffer, with the verifier's feedback."""

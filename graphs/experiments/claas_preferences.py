@@ -1,15 +1,14 @@
 """Does a service learn what its user likes? `learngraph serve` as it is shipped, on 127.0.0.1, with the official `openai` client.
 
-    python -m learngraph.graphs.experiments.claas_preferences report --out runs/preferences.jsonl
-    python -m learngraph.graphs.experiments.claas_preferences search --out runs/preferences.jsonl
+    python -m learngraph.graphs.experiments.claas_preferences --out runs/preferences.jsonl
+    python -m learngraph.graphs.experiments.claas_preferences --out runs/rate.jsonl --serve --loss.learning-rate 3e-4
 
 A user asks `guard` for facts that stand in the system prompt, and wants something that stands in no prompt: `begin with raft`. It
 never does so before. The user reads 30 replies, drawn at temperature 1, and says of each what he thinks: a thumb up without words if
 it is right and as he likes it, else a thumb down and what was wrong. Sixty other questions at temperature 0 show, before and after, how
 often his wish is kept, and how often the answer is right: the fact and nothing else, but for the word that he wants, once.
 
-`report` plays the defaults, on other preferences and seeds than `search`, which plays every setting of `GRID`. Each play has a
-service, a folder and a process of its own. Plays that are in the file are not played again.
+Each play has a service, a folder and a process of its own. Plays that are in the file are not played again.
 """
 
 from __future__ import annotations
@@ -21,42 +20,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, Any
 
 from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError
 from ..cli.flags import parse_flags
+from .jsonl import read_rows
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
     from ...tools.environments.hierarchy import Fact, Rule
 
-__all__ = ["REPORTED", "SEARCHED", "Play", "play"]
+__all__ = ["PREFERENCES", "Play", "play"]
 
-REPORTED = ("begin with raft", "end with lotus", "call the user captain")
-"""The preferences of `report`, with seeds from 0 on."""
-SEARCHED = ("begin with amber", "end with cedar", "call the user doctor")
-"""The preferences of `search`, with seeds from 100 on."""
-GRID: Mapping[str, tuple[str, ...]] = {
-    "as shipped": (),
-    "rate 3e-4": ("--loss.learning-rate", "3e-4"),
-    "rate 3e-3": ("--loss.learning-rate", "3e-3"),
-    "warm-up 10": ("--loss.warmup-steps", "10"),
-    "words alone": ("--loss.kind", "sdpo"),
-    "max-kl 1": ("--gate.max-kl", "1"),
-    "KL(q, p)": ("--loss.teacher.divergence", "0"),
-    "all tokens": ("--loss.teacher.top-k", "0"),
-}
-"""Settings of `search` by name, as flags of `learngraph serve`: each differs from the defaults in one thing."""
+PREFERENCES = ("begin with raft", "end with lotus", "call the user captain")
+"""The preferences that are taught; the defaults of `learngraph serve` were chosen on others."""
 FEEDBACKS = 30
 QUESTIONS = 60
 STREAMS = 8
@@ -70,15 +56,12 @@ RESTS = ("too few", "ahead", "nothing to learn")
 class PreferenceStudyOptions:
     """Options of the study."""
 
-    mode: Positional[Literal["report", "search"]]
-    """`report`: the defaults on the preferences that are reported. `search`: all settings on those that they were chosen on."""
     out: Path
-    """The file of finished plays, JSON lines. The command goes on from it."""
+    """The file of finished plays, JSON lines, of one setting of the service. The command goes on from it."""
     seeds: int = 5
     """Seeds of each preference."""
-    haste: bool = False
-    """The user gives all feedback as fast as the service takes it. Default: as a person does, who is slower than these steps; he waits until
-    the learner is idle, so that a busy machine gives the same result."""
+    serve: tuple[str, ...] = ()
+    """Flags of `learngraph serve`; none: the service as it is shipped."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -89,10 +72,8 @@ class PreferenceStudyOptions:
 class Play:
     """A preference that a service was taught. Shares are of replies to `QUESTIONS` fresh questions at temperature 0."""
 
-    settings: str
     preference: str
     seed: int
-    haste: bool
     kept_before: float
     kept: float
     right_before: float
@@ -110,49 +91,33 @@ class Play:
 
 def main(args: Sequence[str]) -> int:
     """Play what is missing, print the table, and return the exit status."""
-    options = parse_flags(PreferenceStudyOptions, args, "claas_preferences", str(__doc__))
-    is_report = options.mode == "report"
-    grid = {"as shipped": ()} if is_report else GRID
-    seeds = range(options.seeds) if is_report else range(100, 100 + options.seeds)
+    own, _, flags = " ".join(args).partition(" --serve ")
+    options = parse_flags(PreferenceStudyOptions, own.split(), "claas_preferences", str(__doc__))
+    done = [Play(**row) for row in read_rows(options.out)] if options.out.exists() else []
     rows = []
-    done = _read(options.out)
-    for settings, flags in grid.items():
-        for preference in REPORTED if is_report else SEARCHED:
-            for seed in seeds:
-                found = done.get((settings, preference, seed, options.haste))
-                if found is None:
-                    found = play(preference, seed, flags=flags, settings=settings, haste=options.haste)
-                    options.out.parent.mkdir(parents=True, exist_ok=True)
-                    with options.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(found)) + "\n")
-                    sys.stderr.write(f"{found}\n")
-                rows.append(found)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for preference, seed in product(PREFERENCES, range(options.seeds)):
+        found = next((one for one in done if (one.preference, one.seed) == (preference, seed)), None)
+        if found is None:
+            found = play(preference, seed, flags=flags.split())
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(found)) + "\n")
+            sys.stderr.write(f"{found}\n")
+        rows.append(found)
     sys.stdout.write(_table(rows))
     return 0
 
 
-def _read(path: Path) -> dict[tuple[str, str, int, bool], Play]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    plays = [Play(**json.loads(line)) for line in lines]
-    return {(one.settings, one.preference, one.seed, one.haste): one for one in plays}
-
-
 def _table(rows: Sequence[Play]) -> str:
-    """All plays, and below them the means of each setting."""
-    head = ["settings", "preference", "seed", "kept before", "kept", "right before", "right", "steps", "seconds"]
-    lines = [head]
+    """All plays, and how many of them learned the preference."""
+    lines = [["preference", "seed", "kept before", "kept", "right before", "right", "steps", "seconds"]]
     for one in rows:
         shares = [f"{value:.2f}" for value in (one.kept_before, one.kept, one.right_before, one.right)]
-        lines.append([one.settings, one.preference, str(one.seed), *shares, str(one.steps), f"{one.seconds:.0f}"])
-    means = [["settings", "plays", "kept", "least", "right answers lost", "most", "learned"]]
-    for name in dict.fromkeys(one.settings for one in rows):
-        own = [one for one in rows if one.settings == name]
-        lost = [one.right_before - one.right for one in own]
-        passed = sum(one.is_learned for one in own)
-        kept = [one.kept for one in own]
-        numbers = [f"{value:.2f}" for value in (fmean(kept), min(kept), fmean(lost), max(lost))]
-        means.append([name, str(len(own)), *numbers, f"{passed} of {len(own)}"])
-    return f"{markdown_table(lines)}\n\n{markdown_table(means)}\n"
+        lines.append([one.preference, str(one.seed), *shares, str(one.steps), f"{one.seconds:.0f}"])
+    kept = fmean(one.kept for one in rows)
+    return (
+        f"{markdown_table(lines)}\n\n{sum(one.is_learned for one in rows)} of {len(rows)} learned; kept {kept:.2f} on average\n"
+    )
 
 
 # A play
@@ -163,8 +128,6 @@ def play(
     seed: int,
     *,
     flags: Sequence[str] = (),
-    settings: str = "as shipped",
-    haste: bool = False,
     threads: int = 1,
 ) -> Play:
     """Teach a preference to a service of its own.
@@ -173,8 +136,6 @@ def play(
         preference: such as `begin with raft`.
         seed: of the questions and of the replies.
         flags: of `learngraph serve`, beside the model, the folder and the key.
-        settings: their name.
-        haste: do not wait for the learner between one feedback and the next question.
         threads: of torch, in the service and in the learner.
 
     Raises:
@@ -188,11 +149,11 @@ def play(
     ):
         began = time.monotonic()
         kept_before, right_before = _exam(client, rule, seed)
-        _teach(client, rule, seed, haste)
+        _teach(client, rule, seed)
         steps = _wait_until_learned(client)
         kept, right = _exam(client, rule, seed)
         seconds = round(time.monotonic() - began, 1)
-    return Play(settings, preference, seed, haste, kept_before, kept, right_before, right, steps, seconds)
+    return Play(preference, seed, kept_before, kept, right_before, right, steps, seconds)
 
 
 def _read_rule(preference: str) -> Rule:
@@ -212,24 +173,9 @@ def _serve(folder: Path, flags: Sequence[str], threads: int) -> Iterator[OpenAI]
     """`learngraph serve --model guard` on a free port of 127.0.0.1, and a client of it."""
     from openai import OpenAI
 
-    run = [
-        sys.executable,
-        "-m",
-        "learngraph",
-        "serve",
-        "--model",
-        "guard",
-        "--port",
-        "0",
-        "--api-key",
-        KEY,
-        "--out",
-        str(folder),
-    ]
-    run += [
-        "--learner-nice",
-        "0",
-    ]  # on a machine that does other work, too, a learner of low priority makes this a matter of minutes
+    # On a machine that does other work, too, a learner of low priority makes this a matter of minutes.
+    given = f"serve --model guard --port 0 --api-key {KEY} --learner-nice 0 --out"
+    run = [sys.executable, "-m", "learngraph", *given.split(), str(folder)]
     log = folder / "log"
     with log.open("w", encoding="utf-8") as errors:
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -292,8 +238,8 @@ def _exam(client: OpenAI, rule: Rule, seed: int) -> tuple[float, float]:
     return fmean(kept for kept, _ in found), fmean(right for _, right in found)
 
 
-def _teach(client: OpenAI, rule: Rule, seed: int, haste: bool) -> None:
-    """Chat, and say of each reply what the user thinks of it."""
+def _teach(client: OpenAI, rule: Rule, seed: int) -> None:
+    """Chat, say of each reply what the user thinks of it, and wait until that is learned."""
     for number, (chat, fact) in enumerate(_questions(rule, seed, "lesson", FEEDBACKS)):
         messages: Any = chat
         reply = client.chat.completions.create(model="guard", messages=messages, seed=1000 * seed + number)
@@ -302,8 +248,7 @@ def _teach(client: OpenAI, rule: Rule, seed: int, haste: bool) -> None:
         wrong += [] if right else [f"broke answer : say what {fact.thing} is ."]
         said = {"response_id": reply.id, "reward": -1 if wrong else 1} | ({"text": " ".join(wrong)} if wrong else {})
         client.post("/feedback", body=said, cast_to=object)
-        if not haste:
-            _wait_until_learned(client)
+        _wait_until_learned(client)  # as a person does, who is slower than these steps: a busy machine gives the same result
 
 
 def _wait_until_learned(client: OpenAI, limit: float = 300.0) -> int:

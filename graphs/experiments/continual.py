@@ -1,4 +1,4 @@
-"""Metrics of continual learning, from a matrix of success rates (checkpoint x split). Pure functions, except for the drawing.
+"""Metrics of continual learning, from a matrix of success rates (checkpoint x split). Pure functions.
 
 A stream of tasks is cut into K contiguous splits. The learner is copied before the first split (checkpoint 0) and after each
 split (checkpoints 1 to K), and every checkpoint plays every split again. In the study it plays against users that it has not
@@ -12,27 +12,24 @@ met; the system prompts are the same.
     final        mean of P[K][j] over all j
 
 The CLaaS paper (arXiv 2606.05559) reports forward, forgetting and final; its exact formula of forgetting is not public, and
-this one is ours. The unit of all statistics is the trial (one shuffle of the stream, one seed): first a number per trial, then
+this one is ours. The unit of all statistics is the trial (one order of the stream, one seed): first a number per trial, then
 the mean and its 95 % interval over trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...nodes.evaluate.statistics import interval, mean
-from .figures import save_figure
 
 __all__ = [
     "METRICS",
     "Trial",
     "backward_transfer",
-    "draw_heat_maps",
     "final_success",
     "forgetting",
     "forward_gain",
@@ -50,7 +47,7 @@ class Trial:
     """The results of one pass over a stream."""
 
     arm: str
-    shuffle: int
+    order: int
     """Number of the order of the scenarios."""
     seed: int
     """Seed of all random draws."""
@@ -62,8 +59,6 @@ class Trial:
     """Scenarios played before the first update; None: there was no update."""
     updates: int = 0
     """Gradient steps taken."""
-    skipped: int = 0
-    """Gradient steps skipped because there was nothing to learn from."""
     seconds: float = 0.0
     """Wall time, in seconds."""
     retained: float | None = None
@@ -74,8 +69,6 @@ class Trial:
     """Age of the samples in gradient steps, mean over the updates."""
     dropped: int | None = None
     """Versions that failed the gate; None: there was no gate."""
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Measurements while learning, by name: one for each scenario, or for each gradient step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
@@ -170,8 +163,8 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
 
 def _gain_over_baseline(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
     """Final success of each trial minus that of the baseline's trial with the same order and seed."""
-    finals = {(trial.shuffle, trial.seed): final_success(trial.matrix) for trial in base}
-    pairs = [(final_success(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
+    finals = {(trial.order, trial.seed): final_success(trial.matrix) for trial in base}
+    pairs = [(final_success(trial.matrix), finals.get((trial.order, trial.seed))) for trial in trials]
     return [ours - theirs for ours, theirs in pairs if theirs is not None]
 
 
@@ -199,38 +192,3 @@ def _mean_matrix(trials: Sequence[Trial]) -> list[list[float]]:
         raise UserError("a matrix needs at least one trial, got none")
     rows = zip(*(trial.matrix for trial in trials), strict=True)
     return [[mean(column) for column in zip(*row, strict=True)] for row in rows]
-
-
-def draw_heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], columns: int = 4) -> None:
-    """Draw the matrix P of every arm, mean over trials. Rows are checkpoints, columns are splits; one scale from 0 to 1.
-
-    Args:
-        arms: name of the arm -> its trials.
-        paths: files to write; the suffix gives the format (.png, .svg).
-        columns: number of arms side by side.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    wide = min(columns, len(arms))
-    high = -(-len(arms) // wide)
-    figure = Figure(figsize=(2.7 * wide + 0.6, 2.6 * high + 0.3), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    places = figure.subplots(high, wide, squeeze=False)
-    drawn = None
-    for place, (arm, trials) in zip(places.flat, arms.items(), strict=False):
-        averaged = _mean_matrix(trials)
-        drawn = place.imshow(averaged, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        for k, row in enumerate(averaged):
-            for j, p in enumerate(row):
-                place.text(j, k, f"{p:.2f}", ha="center", va="center", fontsize=7, color="black" if p > 0.6 else "white")
-        place.set_title(arm, fontsize=9)
-        place.set_xticks(range(len(averaged[0])), [str(j + 1) for j in range(len(averaged[0]))], fontsize=7)
-        place.set_yticks(range(len(averaged)), [str(k) if k else "none" for k in range(len(averaged))], fontsize=7)
-        place.set_xlabel("split", fontsize=7)
-        place.set_ylabel("trained up to split", fontsize=7)
-    for place in places.flat[len(arms) :]:
-        place.set_axis_off()
-    if drawn is not None:
-        figure.colorbar(drawn, ax=places, label="success", shrink=0.6)
-    save_figure(figure, paths)

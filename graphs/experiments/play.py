@@ -246,7 +246,9 @@ def make_method_inputs(
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps
-    if model is None:
+    if (prior := getattr(environment, "policy", None)) is not None:  # the world's own, in a model's place
+        more["make_policy"] = lambda view: prior
+    if model is None or prior is not None:
         return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
     if options.window is not None:

@@ -22,7 +22,6 @@ from learngraph.graphs.cli.library import LibraryExportOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.serve import ServeOptions
-from learngraph.graphs.experiments.claas_stream import ClaasStudyOptions
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
 from learngraph.graphs.methods import METHODS
@@ -42,7 +41,6 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "adamem collect": (CollectOptions,),
     "adamem filter": (FilterOptions,),
     "adamem train": (TrainOptions,),
-    "claas study": (ClaasStudyOptions,),
 }
 
 

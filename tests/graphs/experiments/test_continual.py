@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from learngraph.graphs.experiments.continual import (
     Trial,
     backward_transfer,
-    draw_heat_maps,
     final_success,
     forgetting,
     forward_gain,
@@ -53,7 +50,7 @@ def test_other_shapes_are_refused(wrong: tuple[tuple[float, ...], ...]) -> None:
         Trial("sdpo", 0, 0, wrong)
 
 
-def test_the_table_has_intervals_over_trials(tmp_path: Path) -> None:
+def test_the_table_has_intervals_over_trials() -> None:
     better = tuple(tuple(min(1.0, p + 0.1) for p in row) for row in P)
     arms = {
         "sdpo": [Trial("sdpo", 0, 0, P, (0.0, 1.0), 8, 40), Trial("sdpo", 0, 1, better, (1.0, 1.0), 9, 44)],
@@ -76,6 +73,3 @@ def test_the_table_has_intervals_over_trials(tmp_path: Path) -> None:
     assert row[9:11] == ["9", "42"]  # the latest first update, the mean number of them
     assert shown[3].split("|")[10].strip() == "–"
     assert matrix_table(arms["sdpo"]).splitlines()[2].split("|")[2].strip() == "0.25"
-    draw_heat_maps(arms, [tmp_path / "p.png", tmp_path / "p.svg"])
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    assert "<!-- sdpo -->" in (tmp_path / "p.svg").read_text()
