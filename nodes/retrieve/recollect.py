@@ -23,6 +23,7 @@ from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..act.policies import steps_text
 from ..state import EpisodeChannels, PrecedentChannels
+from ..text import clip_text
 from .attempts import EpisodePrompt, Layout
 
 __all__ = [
