@@ -109,7 +109,7 @@ class ServeParts:
 
         options, base = self._options, ""
         if options.weights is not None and not options.learner.startswith("ray"):
-            from ...tools.local.model import fingerprint
+            from ...tools.local.fingerprint import fingerprint
 
             self.opened = self._open_model(options.weights)
             base = fingerprint(self.opened)

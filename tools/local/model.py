@@ -8,80 +8,53 @@ that a prompt that grows step by step costs only its new tokens.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-from langchain_core.callbacks import CallbackManager, CallbackManagerForLLMRun
+from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call, tool_call_chunk
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, Field, PrivateAttr
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
-from ...memory.conversations.thoughts import THOUGHT_START
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest
 from .calls import ANSWER, ToolOffer, UnlistableCall, call_text, calls_as_text, list_calls, read_choice
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes
 from .grammar import Grammar, GrammarFactory, open_grammar_factory
+from .prefixes import Prefix, Prefixes
 from .replies import StreamingDecoder, has_call_format, read_calls
+from .sampling import Draw, SampledToken, sample_tokens
+from .scoring_run import OptionScores, scoring_run
+from .template import ChatTemplate
+from .token_trie import MASK_VALUE, make_trie, split_replies
 
 __all__ = [
-    "Draw",
     "LocalChatModel",
     "ModelUsage",
-    "OptionScores",
-    "SampledToken",
-    "common_prefix_length",
-    "fingerprint",
-    "sample_tokens",
 ]
-
-PLAIN_TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-"""The template for a tokenizer that has none: `User: ...`, `Assistant: ...`, a line each. The end-of-sequence token, or the
-line's end if there is none, ends a turn."""
-
-MASK_VALUE = torch.finfo(torch.float16).min
-"""Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
-
-MAX_TRIE_TOKENS = 1024
-"""Most tokens of replies in one pass: each needs a row of log-probabilities over the vocabulary."""
-
-MAX_CACHED_REPLIES = 100_000
-"""Most replies whose token ids are cached."""
 
 MAX_FUSED_TOKENS = 384
 """Most new prompt tokens that share a pass with the replies, under one dense mask. More are cheaper in a causal pass of their
 own, which needs no mask (tests/performance/bench_scoring.py)."""
 
-PROBE_TEXT = "Qzq"
 CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
 TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
-
-
-FINGERPRINT_TEXT = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
-"""A text that different tokenizers cut differently."""
 
 
 @dataclass
@@ -99,58 +72,6 @@ class ModelUsage:
     """Passes through the network."""
 
 
-@dataclass
-class _Prefix:
-    """Tokens whose keys and values are in `cache`, and the log-probabilities of the next token, shape (vocabulary,)."""
-
-    cache: Any
-    ids: list[int] = field(default_factory=list)
-    logps: torch.Tensor | None = None
-    weights: int = 0
-
-
-@dataclass(frozen=True)
-class _Trie:
-    """Replies as one tree of tokens. The last token of a reply is no node: its log-probability is read at its parent."""
-
-    tokens: list[int]
-    depths: list[int]
-    """1 for tokens that follow the prompt."""
-    mask: torch.Tensor
-    """(nodes, nodes): 0 where a node sees an ancestor or itself, else `MASK_VALUE`."""
-    firsts: torch.Tensor
-    """(replies,): their first tokens."""
-    owners: torch.Tensor
-    """(scored,): of every other token of a reply, the reply it belongs to, ..."""
-    heads: torch.Tensor
-    """... the node before it ..."""
-    targets: torch.Tensor
-    """... and the token itself."""
-
-
-class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A cache layer with spare room, so that a step copies the new keys and values only."""
-
-    @override
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        size = self.get_seq_length()
-        end = size + key_states.shape[-2]
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.room: list[torch.Tensor] = []
-        if not self.room or self.room[0].shape[-2] < end:
-            room = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (key_states, value_states)]
-            for old, spare in zip((self.keys, self.values), room, strict=True):
-                if size and old is not None:
-                    spare[..., :size, :] = old
-            self.room = room
-        self.room[0][..., size:end, :], self.room[1][..., size:end, :] = key_states, value_states
-        self.keys, self.values = (room[..., :end, :] for room in self.room)
-        return self.keys, self.values
-
-
 @dataclass(frozen=True)
 class _Sampling:
     temperature: float
@@ -159,25 +80,6 @@ class _Sampling:
     top_logprobs: int | None
     stop: tuple[str, ...]
     generator: torch.Generator
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """One generated token; log-probabilities in nats."""
-
-    id: int
-    sampled_logprob: float
-    """Under the distribution it was drawn from (temperature and top-p applied; 0 for greedy decoding)."""
-    model_logprob: float
-    """Under the model's own distribution."""
-    top_logprobs: tuple[tuple[int, float], ...]
-
-
-class OptionScores(list[float]):
-    """Log-probabilities of options, in nats."""
-
-    prompt_tokens: int = 0
-    """Tokens of the prompt, cached or not."""
 
 
 class LocalChatModel(BaseChatModel):
@@ -230,10 +132,8 @@ class LocalChatModel(BaseChatModel):
     _window: int = PrivateAttr()
     _tree: bool = PrivateAttr()
     _end_ids: frozenset[int] = PrivateAttr()
-    _frame: ReplyFrame | None = PrivateAttr(default=None)
-    _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
-    _cached_prefixes: list[_Prefix] = PrivateAttr(default_factory=list)
-    _weights_version: int = PrivateAttr(default=0)
+    _template: ChatTemplate = PrivateAttr()
+    _prefixes: Prefixes = PrivateAttr()
     _fingerprint: tuple[int, str] | None = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.RLock)
 
@@ -264,8 +164,10 @@ class LocalChatModel(BaseChatModel):
         config = network.config.get_text_config(decoder=True)
         self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
         self._tree = self._can_share_a_pass()
+        self._prefixes = Prefixes(network.config, self._tree, self.max_prefixes)
         ends = [self._tokenizer.eos_token_id, getattr(network.generation_config, "eos_token_id", None)]
         self._end_ids = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
+        self._template = ChatTemplate(self.model, self._tokenizer, self._end_ids, self.thinking)
 
     def _can_share_a_pass(self) -> bool:
         """True if replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
@@ -277,12 +179,6 @@ class LocalChatModel(BaseChatModel):
         positions = "position_ids" in inspect.signature(self._network.forward).parameters
         masks = self._network.config._attn_implementation in ("sdpa", "eager")
         return positions and masks and all(type(layer) is DynamicLayer for layer in layers)
-
-    def _empty_cache(self) -> Any:
-        cache = DynamicCache(config=self._network.config)
-        if self._tree:
-            cache.layers = [_RoomyLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
-        return cache
 
     @property
     def network(self) -> Any:
@@ -301,16 +197,14 @@ class LocalChatModel(BaseChatModel):
 
     def clear_cache(self) -> None:
         """Drop all cached keys and values, after a change of the weights."""
-        with self._lock:
-            self._weights_version += 1
-            self._cached_prefixes.clear()
+        self._prefixes.clear()
 
     # Text to tokens
 
     @override
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of a text as it is."""
-        return self._encode(text)
+        return self._template.encode(text)
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
@@ -334,7 +228,7 @@ class LocalChatModel(BaseChatModel):
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
             raise UserError(f"{self.model}: asked with no messages; give at least one")
-        ids = self._encode(self.render_chat(turns, reply=True, tools=tools))
+        ids = self._template.encode(self.render_chat(turns, reply=True, tools=tools))
         self.check_window(ids)
         return ids
 
@@ -348,91 +242,20 @@ class LocalChatModel(BaseChatModel):
             )
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text` as a whole assistant reply: from the end of the prompt to the end of the turn, inclusive.
-
-        The reply is tokenised where the template puts it, behind the generation prompt, because tokens depend on what
-        stands before them (" go" and "go" differ). What the template puts before and after the text (a space, a token that
-        ends the turn) belongs to the reply; what it adds after an end-of-sequence token does not, as generation stops there.
-
-        Raises `UserError` if the template does not render a reply behind its own generation prompt, or if the tokenizer
-        merges the end of that prompt with the reply (then no sequence of tokens is "the reply"), or if the text has the
-        end of a turn in it.
-        """
-        found = self._replies.get(text)
-        if found is not None:
-            return found
-        frame = self.reply_frame()
-        ids = self._encode(self._render_reply(text, frame.opening))
-        before = len(frame.opening_ids)
-        if tuple(ids[:before]) != frame.opening_ids:
-            raise UserError(
-                f"{self.model}: its tokenizer merges the end of the generation prompt {frame.opening[-12:]!r} with the "
-                f"reply {text!r}; use a chat template whose generation prompt ends with a special token or a line end"
-            )
-        end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stop_ids), len(ids) - 1)
-        if len(ids) - 1 - end != frame.num_trailing_tokens or (frame.end_text and frame.end_text in text):
-            raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; give one turn's text")
-        if len(self._replies) >= MAX_CACHED_REPLIES:
-            self._replies.clear()
-        reply = self._replies[text] = tuple(ids[before : end + 1])
-        return reply
-
-    def _render_reply(self, text: str, opening: str) -> str:
-        turns = [{"role": "user", "content": PROBE_TEXT}, {"role": "assistant", "content": text}]
-        whole = self.render_chat(turns, reply=False)
-        if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
-            raise UserError(
-                f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
-                f"generation prompt {opening!r} and go on with the reply; use a template where it does"
-            )
-        return whole
+        """Token ids of `text` as a whole assistant reply, end of turn included; see `ChatTemplate.reply_ids`."""
+        return self._template.reply_ids(text)
 
     def reply_frame(self) -> ReplyFrame:
-        """The template's text and tokens around a reply. Found by rendering a reply once."""
-        if self._frame is None:
-            opening = self.render_chat([{"role": "user", "content": PROBE_TEXT}], reply=True)
-            whole = self._render_reply(PROBE_TEXT, opening)
-            lead, _, ending = whole[len(opening) :].partition(PROBE_TEXT)
-            tokens = self._encode(ending)
-            stops = self._end_ids
-            # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
-            if tokens and not stops.intersection(tokens) and tokens[0] in self._tokenizer.all_special_ids:
-                stops = stops | {tokens[0]}
-            trailing = 0
-            if stops.intersection(tokens):
-                ending = ""
-                trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
-            self._frame = ReplyFrame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
-        return self._frame
+        """The template's text and tokens around a reply."""
+        return self._template.reply_frame()
 
     def render_chat(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Turns through the chat template; with `reply`, up to where the next reply begins."""
-        import jinja2
-
-        plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
-        known = [dict(tool) for tool in tools] or None
-        switches = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                turns, tools=known, chat_template=plain, tokenize=False, add_generation_prompt=reply, **switches
-            )
-        except jinja2.TemplateError as error:
-            roles = ", ".join(turn["role"] for turn in turns)
-            raise UserError(f"{self.model}: its chat template refuses messages in the roles {roles}: {error}") from error
-        return text
+        return self._template.render(turns, reply=reply, tools=tools)
 
     def kind_of_thoughts(self, prompt: Sequence[int]) -> Literal["none", "possible", "begun"]:
-        """The kind of thoughts that a reply to this prompt may begin with: `possible` is one in `<think>…</think>`; `begun`: the prompt has
-        opened it already."""
-        template = self._tokenizer.chat_template
-        if not isinstance(template, str) or THOUGHT_START not in template:
-            return "none"
-        return "begun" if self.decode(prompt[-16:]).rstrip().endswith(THOUGHT_START) else "possible"
-
-    def _encode(self, text: str) -> list[int]:
-        # The template writes its special tokens itself.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        """The kind of thoughts that a reply to this prompt may begin with; see `ChatTemplate.kind_of_thoughts`."""
+        return self._template.kind_of_thoughts(prompt)
 
     # Scores
 
@@ -450,7 +273,7 @@ class LocalChatModel(BaseChatModel):
         if isinstance(options, str) or not options:
             raise UserError(f"{self.model}: asked to score {options!r}; give a list of at least one option")
         replies = self._distinct_replies(options)
-        with self._scoring_run(messages, options) as report:
+        with scoring_run(self, messages, options) as report:
             report(scores := self._score_replies(self.prompt_ids(messages), replies))
         return scores
 
@@ -479,50 +302,15 @@ class LocalChatModel(BaseChatModel):
         with self._lock:
             self.usage.prompt_tokens += len(prompt)
             if self._tree:
-                scores = OptionScores(score for part in _split_replies(replies) for score in self._score_tree(prompt, part))
+                scores = OptionScores(score for part in split_replies(replies) for score in self._score_tree(prompt, part))
             else:
                 scores = OptionScores(self._score_each(prompt, replies))
         scores.prompt_tokens = len(prompt)
         return scores
 
-    @contextmanager
-    def _scoring_run(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Iterator[Callable[[OptionScores], None]]:
-        """A run that the callbacks of the surrounding node, chain or model see. It gives a function that takes the scores."""
-        config = ensure_config()
-        manager = CallbackManager.configure(
-            config.get("callbacks"),
-            self.callbacks,
-            self.verbose,
-            config.get("tags"),
-            self.tags,
-            config.get("metadata"),
-            self.metadata,
-        )
-        if not manager.handlers:
-            yield lambda scores: None
-            return
-        params = {**self._identifying_params, "_type": self._llm_type, "options": list(options)}
-        (run,) = manager.on_chat_model_start(self._serialized, [list(messages)], invocation_params=params, name="score")
-
-        def report(scores: OptionScores) -> None:
-            best = max(range(len(scores)), key=scores.__getitem__)
-            size = scores.prompt_tokens
-            message = AIMessage(
-                content=options[best],
-                response_metadata={"model_name": self.model, "option_logprobs": dict(zip(options, scores, strict=True))},
-                usage_metadata=UsageMetadata(input_tokens=size, output_tokens=0, total_tokens=size),
-            )
-            run.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message)]]))
-
-        try:
-            yield report
-        except BaseException as error:
-            run.on_llm_error(error)
-            raise
-
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
-        trie = _trie(tuple(replies))
-        prefix = self._take_prefix(prompt)
+        trie = make_trie(tuple(replies))
+        prefix = self._prefixes.take(prompt)
         if len(prompt) - len(prefix.ids) > MAX_FUSED_TOKENS:
             self._prefill(prefix, prompt)
         past, size = len(prefix.ids), len(trie.tokens)
@@ -547,7 +335,7 @@ class LocalChatModel(BaseChatModel):
         scores = prefix.logps[trie.firsts].double()
         if size:
             scores = scores.index_add(0, trie.owners.to(scores.device), logps[trie.heads, trie.targets].double())
-        self._keep_prefix(prefix)
+        self._prefixes.keep(prefix)
         return [min(0.0, score) for score in scores.tolist()]
 
     def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
@@ -590,49 +378,13 @@ class LocalChatModel(BaseChatModel):
         logits: torch.Tensor = output.logits[0, -keep:]
         return logits.log_softmax(-1, dtype=torch.float32)  # ten times faster than logsumexp on a CPU
 
-    def _prefill(self, prefix: _Prefix, prompt: list[int]) -> None:
+    def _prefill(self, prefix: Prefix, prompt: list[int]) -> None:
         """Extend the prefix to the whole prompt by a causal pass, so that its `logps` are those of the reply's first token."""
         new = prompt[len(prefix.ids) :]
         if new:
             prefix.logps = self._forward(new, prefix.cache, keep=1)[0]
             prefix.ids = prompt
             self.usage.prefilled_tokens += len(new)
-
-    def _take_prefix(self, prompt: list[int]) -> _Prefix:
-        """The cached prefix that shares most with the prompt, cut back to the shared part. The caller gives it back to
-        `_keep_prefix`.
-
-        It is taken out of the cache meanwhile, so that an error or another thread cannot leave it half changed. It has
-        log-probabilities only if it is the whole prompt. If most of a prefix would be cut off, the shared part is copied.
-        """
-        with self._lock:
-            found, shared = None, 0
-            for kept in self._cached_prefixes:
-                if (length := common_prefix_length(kept.ids, prompt)) > shared:
-                    found, shared = kept, length
-            if found is not None and shared == len(prompt) < len(found.ids):
-                shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
-            if found is None or not shared:
-                return _Prefix(self._empty_cache(), weights=self._weights_version)
-            if 2 * shared < len(found.ids):
-                fresh = _Prefix(self._empty_cache(), prompt[:shared], weights=self._weights_version)
-                with torch.inference_mode():
-                    for i, layer in enumerate(found.cache.layers):
-                        fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
-                return fresh
-            self._cached_prefixes = [kept for kept in self._cached_prefixes if kept is not found]
-            if shared < len(found.ids):
-                found.cache.crop(shared - len(found.ids))
-            if shared < len(prompt):
-                found.logps = None
-            found.ids = prompt[:shared]
-            return found
-
-    def _keep_prefix(self, prefix: _Prefix) -> None:
-        with self._lock:
-            if self._tree and prefix.weights == self._weights_version:
-                self._cached_prefixes.append(prefix)
-                del self._cached_prefixes[: -self.max_prefixes]
 
     # Chat
 
@@ -661,7 +413,7 @@ class LocalChatModel(BaseChatModel):
         template = self._tokenizer.chat_template
 
         def roundtrip(text: str) -> str:
-            return self.decode(self._encode(text))
+            return self.decode(self._template.encode(text))
 
         return isinstance(template, str) and has_call_format(self.render_chat, roundtrip, template)
 
@@ -780,7 +532,7 @@ class LocalChatModel(BaseChatModel):
         return _Sampling(temperature, top_p, length, top, stops, generator)
 
     def _generate_tokens(
-        self, prefix: _Prefix, prompt: list[int], sampling: _Sampling, grammar: Grammar | None = None
+        self, prefix: Prefix, prompt: list[int], sampling: _Sampling, grammar: Grammar | None = None
     ) -> Iterator[SampledToken]:
         """Sample tokens, feeding each back through the cache, until the window is full or the reply has its greatest length."""
         self._prefill(prefix, prompt)
@@ -818,7 +570,7 @@ class LocalChatModel(BaseChatModel):
         if offer.held and self.grammar_factory is not None:
             request = ChatRequest(tools=offer.tools, tool_choice=offer.choice)
             grammar = self.grammar_factory.make(request, hold_calls=True, single=offer.single)
-        prefix = self._take_prefix(prompt)
+        prefix = self._prefixes.take(prompt)
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
         drawn: list[SampledToken] = []
@@ -839,7 +591,7 @@ class LocalChatModel(BaseChatModel):
         text, calls = read_calls(decoder.text) if offer.tools else (decoder.text, ())
         if text[shown:]:
             yield text[shown:], None
-        self._keep_prefix(prefix)
+        self._prefixes.keep(prefix)
         metadata: dict[str, Any] = {
             "model_name": self.model,
             "finish_reason": "tool_calls" if calls else reason,
@@ -933,143 +685,3 @@ class LocalChatModel(BaseChatModel):
         params["ls_provider"] = "local"
         params["ls_max_tokens"] = int(kwargs.get("max_tokens") or self.max_new_tokens)
         return params
-
-
-def fingerprint(model: LocalChatModel) -> str:
-    """A digest of a model's weights, tokenizer and chat template, as 32 hexadecimal digits.
-
-    An adapter fits one base model only; the digest identifies it. It is the same on every machine and however the checkpoint is
-    cut into files; layers that PEFT has added do not count. Weights count as the values that are computed with: a bfloat16
-    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. It reads all weights
-    once (about a second per gigabyte), and again only after `LocalChatModel.clear_cache`.
-    """
-    found = model._fingerprint
-    if found is not None and found[0] == model._weights_version:
-        return found[1]
-    digest = hashlib.sha256()
-    weights = {
-        name.replace(".base_layer.", ".").removeprefix("base_model.model."): weight
-        for name, weight in model.network.state_dict().items()
-        if ".lora_" not in name
-    }
-    for name, weight in sorted(weights.items()):
-        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
-        for part in weight.detach().reshape(-1).split(1 << 22):  # not a second copy of all of a large layer
-            digest.update(part.to("cpu", torch.float32).numpy().tobytes())
-    tokenizer = model.tokenizer
-    words = {
-        "vocabulary": sorted(tokenizer.get_vocab().items()),
-        "special": sorted(tokenizer.all_special_ids),
-        "sample": model._encode(FINGERPRINT_TEXT),
-        "template": tokenizer.chat_template or PLAIN_TEMPLATE,
-    }
-    digest.update(json.dumps(words, sort_keys=True).encode())
-    model._fingerprint = (model._weights_version, digest.hexdigest()[:32])
-    return model._fingerprint[1]
-
-
-def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix of two lists, or two tuples."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is much faster than comparing numbers
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
-
-
-def _split_replies(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    part: list[tuple[int, ...]] = []
-    size = 0
-    for reply in replies:
-        if part and size + len(reply) > MAX_TRIE_TOKENS:
-            yield part
-            part, size = [], 0
-        part.append(reply)
-        size += len(reply)
-    yield part
-
-
-@lru_cache(maxsize=16)
-def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
-    """The replies as a trie. The last few are cached, since games list the same actions again and again."""
-    tokens: list[int] = []
-    depths: list[int] = []
-    lines: list[tuple[int, ...]] = []  # each node's ancestors and itself
-    nodes: dict[tuple[int, int], int] = {}
-    owners, heads, targets = [], [], []
-    for owner, reply in enumerate(replies):
-        node = -1
-        for depth, token in enumerate(reply, 1):
-            if depth > 1:
-                owners.append(owner)
-                heads.append(node)
-                targets.append(token)
-            if depth == len(reply):
-                break
-            child = nodes.setdefault((node, token), len(tokens))
-            if child == len(tokens):
-                tokens.append(token)
-                depths.append(depth)
-                lines.append((*(lines[node] if node >= 0 else ()), child))
-            node = child
-    mask = torch.full((len(tokens), len(tokens)), MASK_VALUE)
-    for node, line in enumerate(lines):
-        mask[node, list(line)] = 0.0
-    firsts = torch.tensor([reply[0] for reply in replies])
-    return _Trie(tokens, depths, mask, firsts, torch.tensor(owners), torch.tensor(heads), torch.tensor(targets))
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How a token is drawn."""
-
-    temperature: float
-    """0: the most probable token."""
-    top_p: float
-    generator: torch.Generator
-    num_top_logprobs: int = 0
-    """How many of the most probable tokens to report."""
-
-
-@torch.inference_mode()
-def sample_tokens(logps: torch.Tensor, draws: Sequence[Draw], model_logprobs: torch.Tensor | None = None) -> list[SampledToken]:
-    """Tokens drawn from rows of log-probabilities, shape (rows, vocabulary).
-
-    Args:
-        draws: one for each row, each with a generator of its own.
-        model_logprobs: the model's own log-probabilities, if `logps` were changed (they need not be normalised then).
-
-    Raises:
-        RuntimeError: the log-probabilities of a row are no numbers.
-    """
-    logps = logps.cpu()
-    model_logprobs = logps if model_logprobs is None else model_logprobs.cpu()
-    heats = torch.tensor([draw.temperature or 1.0 for draw in draws])
-    drawn = (logps / heats[:, None]).log_softmax(-1)
-    for row, draw in enumerate(draws):
-        if draw.top_p < 1 and draw.temperature:
-            ordered, order = drawn[row].sort(descending=True)
-            before = ordered.exp().cumsum(-1) - ordered.exp()
-            drawn[row] = drawn[row].index_fill(0, order[before >= draw.top_p], -torch.inf).log_softmax(-1)
-    # As `torch.multinomial` draws: the first of exponential waiting times with the probabilities as rates. The times are those of
-    # `exponential_`, to the last bit, in a third of its time: it takes logarithms one by one.
-    chances = torch.zeros(drawn.shape, dtype=torch.float64)
-    for row, draw in enumerate(draws):
-        if draw.temperature:
-            chances[row].uniform_(generator=draw.generator)
-    scores = drawn.exp().div_(chances.neg_().log1p_().neg_().float())
-    for row, draw in enumerate(draws):
-        if not draw.temperature:
-            scores[row] = logps[row]
-    choices = scores.argmax(-1, keepdim=True)
-    sampled, own = drawn.gather(1, choices)[:, 0].tolist(), model_logprobs.gather(1, choices)[:, 0].tolist()
-    found = []
-    for row, (draw, choice) in enumerate(zip(draws, choices[:, 0].tolist(), strict=True)):
-        if math.isnan(own[row]) or math.isnan(sampled[row]):
-            raise RuntimeError("the network's log-probabilities are no numbers")
-        top: tuple[tuple[int, float], ...] = ()
-        if draw.num_top_logprobs:
-            best = model_logprobs[row].topk(min(draw.num_top_logprobs, model_logprobs.shape[1]))
-            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        found.append(SampledToken(choice, sampled[row] if draw.temperature else 0.0, own[row], top))
-    return found

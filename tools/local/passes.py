@@ -20,7 +20,8 @@ from transformers.cache_utils import DynamicCache
 
 from .adapters import Adapter, AdapterSwitch
 from .llama import KINDS, llama_logits
-from .model import LocalChatModel, common_prefix_length
+from .model import LocalChatModel
+from .prefixes import common_prefix_length
 from .slabs import Slab, SlabGroup, SlabPool, SlabRow, allocate_pages
 
 __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]

@@ -32,7 +32,8 @@ from torch import Tensor
 from ...memory.claas.settings import Objective
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
-from ..local.model import LocalChatModel, fingerprint
+from ..local.fingerprint import fingerprint
+from ..local.model import LocalChatModel
 from ..models.models import open_model
 from .calls import LabelledLearner, LearnerSettings, ModelOptions, scratch_folder
 from .examples import ExampleReader, TrainingExample, hindsight_block

@@ -39,7 +39,8 @@ import torch
 
 from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingReport, WeightSettings
 from ...memory.errors import UserError, WindowError
-from ..local.model import LocalChatModel, fingerprint
+from ..local.fingerprint import fingerprint
+from ..local.model import LocalChatModel
 from .calls import scratch_folder
 from .flops import FlopMeter
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter

@@ -18,7 +18,7 @@ from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.settings import LoRA, StalenessCorrection
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Sampling
-from learngraph.tools.local.model import fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.models.models import open_model
 
 pytest.importorskip("fastapi")

@@ -19,7 +19,8 @@ from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, Us
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
 from learngraph.tools.local import engine as engine_module
 from learngraph.tools.local.engine import SHARED_PREFILL, SHARED_ROWS, LocalEngine
-from learngraph.tools.local.model import LocalChatModel, fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
+from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.local.replies import StreamingDecoder, read_calls
 from learngraph.tools.models.models import GUARD, POCKET
 

@@ -11,7 +11,8 @@ import transformers
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from learngraph.memory.errors import UserError, WindowError
-from learngraph.tools.local.model import LocalChatModel, ModelUsage, fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
+from learngraph.tools.local.model import LocalChatModel, ModelUsage
 
 VERBS = ["go", "take", "open", "look at", "eat"]
 NOUNS = ["north", "the lamp", "the door", "", "the map", "naïve café"]

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from learngraph.tools.local.model import Draw, sample_tokens  # noqa: E402
+from learngraph.tools.local.sampling import Draw, sample_tokens  # noqa: E402
 
 
 def generator(seed: int) -> torch.Generator:

@@ -21,7 +21,8 @@ from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
-from learngraph.tools.local.model import LocalChatModel, fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
+from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings

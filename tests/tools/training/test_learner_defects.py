@@ -25,7 +25,8 @@ from learngraph.memory.claas.settings import LoRA, Objective, ReplaySettings
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
-from learngraph.tools.local.model import LocalChatModel, fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
+from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner

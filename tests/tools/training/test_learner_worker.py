@@ -16,7 +16,8 @@ from minibatches import StoredVersions, minibatch
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Reply
-from learngraph.tools.local.model import LocalChatModel, fingerprint
+from learngraph.tools.local.fingerprint import fingerprint
+from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.calls import LearnerSettings, ModelOptions
 from learngraph.tools.training.learner import InProcessLearner
