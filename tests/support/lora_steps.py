@@ -15,8 +15,7 @@ from learngraph.tools.training.losses import token_logprobs
 
 def reply_logits(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Logits before each token of the replies, (tokens, vocabulary), and these tokens, (tokens,), from one pass."""
-    with lora._fast_lora_layers(network):
-        logits, _ = lora._forward_pass(network, examples)
+    logits, _ = lora._forward_pass(network, examples)
     targets = torch.tensor([token for example in examples for token in example.reply], device=network.device)  # (tokens,)
     return torch.cat(logits), targets
 

@@ -153,65 +153,6 @@ def make_critic(network: Any) -> torch.nn.Linear:
     return head
 
 
-# LoRA layers with fewer tensors than PEFT's: scaling and sum happen within the products
-
-
-class _LoRALinear(torch.autograd.Function):
-    """y = x W^T + b + s (x A^T) B^T, and its gradients to x, A and B; W is frozen. (tokens, inputs) -> (tokens, outputs)."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        low = x @ a.T  # (tokens, r)
-        context.save_for_backward(x, weight, a, b, low)
-        context.scale = scale
-        return torch.nn.functional.linear(x, weight, bias).addmm_(low, b.T, alpha=scale)  # (tokens, outputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
-        x, weight, a, b, low = context.saved_tensors
-        back = (slope @ b).mul_(context.scale)  # (tokens, r)
-        to_x = (slope @ weight).addmm_(back, a) if context.needs_input_grad[0] else None  # (tokens, inputs)
-        to_b = (low.T @ slope).mul_(context.scale).T  # (outputs, r); the product of slope^T and low takes twice as long
-        return to_x, None, None, back.T @ x, to_b, None
-
-
-@contextmanager
-def _fast_lora_layers(network: Any) -> Iterator[None]:
-    """Within the context, plain LoRA layers of PEFT (float32, one adapter, no dropout, not merged) run as `_LoRALinear`.
-
-    Callers enter it once for all passes: the search for these layers takes as long as a small pass.
-    """
-    replaced = []
-    for layer in network.modules():
-        if not (hasattr(layer, "lora_A") and type(getattr(layer, "base_layer", None)) is torch.nn.Linear and len(layer.lora_A)):
-            continue
-        names = [name for name in layer.active_adapters if name in layer.lora_A]
-        if len(names) != 1 or layer.lora_variant or layer.merged or "forward" in vars(layer):
-            continue
-        name, base = names[0], layer.base_layer
-        a, b, dropped = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
-        frozen = not base.weight.requires_grad and a.bias is None and b.bias is None and isinstance(dropped, torch.nn.Identity)
-        if frozen and {base.weight.dtype, a.weight.dtype, b.weight.dtype} == {torch.float32}:
-            layer.forward = partial(_lora_forward, layer, layer.forward, base, a, b, layer.scaling[name])
-            replaced.append(layer)
-    try:
-        yield
-    finally:
-        for layer in replaced:
-            del layer.forward
-
-
-def _lora_forward(
-    layer: Any, usual: Callable[..., Tensor], base: Any, a: Any, b: Any, scale: float, x: Tensor, **more: Any
-) -> Tensor:
-    """A LoRA layer, (..., inputs) -> (..., outputs). PEFT's own forward runs if the adapter is off or options are given."""
-    if layer.disable_adapters or more or x.dtype != torch.float32 or layer.lora_A[layer.active_adapters[0]] is not a:
-        return usual(x, **more)
-    y: Tensor = _LoRALinear.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, a.weight, b.weight, scale)  # type: ignore[no-untyped-call]
-    return y.view(*x.shape[:-1], -1)
-
-
 # Memory of a pass
 
 
@@ -309,7 +250,7 @@ def reply_logprobs(
         max_tokens: tokens that share a pass, padding included.
     """
     found: dict[int, ReplyLogprobs] = {}
-    with _fast_lora_layers(network), torch.inference_mode():
+    with torch.inference_mode():
         for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
             part = [examples[n] for n in pack]
             logits, states = _forward_pass(network, part, critic is not None)
@@ -402,20 +343,19 @@ def learn(
         )
     optimizer.zero_grad(set_to_none=True)
     total, ratio_max, sums = 0.0, 0.0, dict[str, float]()
-    with _fast_lora_layers(network):
-        for pack in pack_by_length([len(sample.example) for sample in samples], max_tokens, _pass_overhead_tokens(network)):
-            part = [samples[n] for n in pack]
-            size = len(part) * max(len(sample.example) for sample in part)  # padding included
-            is_large = activation_bytes(network, size) > objective.activation_gib * 2**30
-            with _checkpointed_layers(network) if is_large else nullcontext():
-                batch = _loss_inputs(network, part, objective, teacher=teacher, base=base, critic=critic)
-                share, statistics = objective_loss(batch, objective, tokens)  # ()
-                share.backward()  # type: ignore[no-untyped-call]
-            total += float(share.detach())
-            ratio_max = max(ratio_max, statistics.pop("ratio_max"))
-            for name, value in statistics.items():
-                sums[name] = sums.get(name, 0.0) + value * statistics["tokens"]
-            del share, batch
+    for pack in pack_by_length([len(sample.example) for sample in samples], max_tokens, _pass_overhead_tokens(network)):
+        part = [samples[n] for n in pack]
+        size = len(part) * max(len(sample.example) for sample in part)  # padding included
+        is_large = activation_bytes(network, size) > objective.activation_gib * 2**30
+        with _checkpointed_layers(network) if is_large else nullcontext():
+            batch = _loss_inputs(network, part, objective, teacher=teacher, base=base, critic=critic)
+            share, statistics = objective_loss(batch, objective, tokens)  # ()
+            share.backward()  # type: ignore[no-untyped-call]
+        total += float(share.detach())
+        ratio_max = max(ratio_max, statistics.pop("ratio_max"))
+        for name, value in statistics.items():
+            sums[name] = sums.get(name, 0.0) + value * statistics["tokens"]
+        del share, batch
     norm = _optimizer_step(optimizer, objective.max_grad_norm, total, scale)
     means = {name: value / tokens for name, value in sums.items() if name != "tokens"}
     return OptimizerStepResult(total, norm, tokens), means | {"ratio_max": ratio_max}

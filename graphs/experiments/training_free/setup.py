@@ -171,7 +171,7 @@ class Arm:
     """An arm of the comparison: one way to make a library, or a method without a library. A row of the table."""
 
     name: str
-    """As on the command line: `training-free-grpo:shuffled-lessons`."""
+    """As on the command line: `training-free-grpo?arm=shuffled`."""
     settings: Any
     """`TrainingFreeGRPO`, or the settings of another method."""
     method: str

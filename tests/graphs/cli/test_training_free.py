@@ -24,6 +24,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from learngraph.graphs.cli import training_free as training_free_cli
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.folder_settings import run_stem
 from learngraph.graphs.experiments import learning_curves
 from learngraph.graphs.experiments.training_free import bench as training_free_bench
 from learngraph.graphs.experiments.training_free import digests as training_free_digests
@@ -41,7 +42,7 @@ from learngraph.tools.models import models
 
 METHOD = "training-free-grpo"
 SMALL = "--problems 3 --held-out 2 --epochs 2 --group-size 3 --test-problems 3 --test-rollouts 2 --seeds 2 --author rule"
-ARMS = [f"{METHOD}:{arm}" for arm in ("empty", "shuffled-lessons", "random")]
+ARMS = [f"{METHOD}:empty", f"{METHOD}?arm=shuffled", f"{METHOD}?arm=random"]
 
 
 def told(text: str, read: int, written: int) -> ChatResult:
@@ -191,7 +192,7 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
         name: [(row["task"], row["number"]) for row in found["rollouts"]] for name, found in results(here / "out").items()
     }
     for seed in (0, 1):
-        same = [played[f"{arm.replace(':', '-')}-s{seed}"] for arm in (METHOD, *ARMS, "react")]
+        same = [played[f"{run_stem(arm)}-s{seed}"] for arm in (METHOD, *ARMS, "react")]
         assert all(one == same[0] for one in same)
         assert len(set(same[0])) == 6
     left = {path.name for path in (here / "out").iterdir()}
@@ -216,7 +217,7 @@ def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.Cap
     assert f"--compare {METHOD}:empty" in alone, "the table says how to get the library's gain"
     assert run(f"{SMALL} --seeds 1", compare=[ARMS[0]]) == 0
     after = results(here / "out")
-    assert after.keys() - before.keys() == {f"{ARMS[0].replace(':', '-')}-s0"}
+    assert after.keys() - before.keys() == {f"{run_stem(ARMS[0])}-s0"}
     assert after | before == after, "what was finished is as it was"
     assert re.search(rf"{METHOD}.* {ARMS[0]}: [+]", capsys.readouterr().out)
     assert list(json.loads((here / "out" / "settings.json").read_text())["arms"]) == [METHOD, ARMS[0]]
@@ -330,7 +331,7 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All groups agree at --min-reward-std 1, so that nothing is learned; nobody is asked to invent any lessons."""
-    arm = f"{METHOD}:self-generated-lessons"
+    arm = f"{METHOD}?arm=self-generated"
     flags = "--problems 2 --held-out 1 --test-problems 2 --test-rollouts 1 --seeds 1 --min-reward-std 1"
     assert run(f"{sums} {flags}", compare=[arm]) == 0
     assert rows()[METHOD]["lessons"] == rows()[arm]["lessons"] == 0
@@ -520,10 +521,8 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--critic-price-out -1", "--critic-price-out is at least 0"),
         ("--max-tokens 0", "--max-tokens is at least 1, got 0"),
         ("--window 0", "--window is at least 1, got 0"),
-        ("--arm shuffled", "--compare training-free-grpo:shuffled-lessons"),
-        ("--arm random", "--compare training-free-grpo:random"),
         ("--compare cot", "cot cannot run: cot reasons in writing"),
-        ("--compare training-free-grpo:self-generated-lessons", "training-free-grpo:self-generated-lessons cannot run: "),
+        ("--compare training-free-grpo?arm=self-generated", "training-free-grpo?arm=self-generated cannot run: "),
         ("--library torn.yaml", "torn.yaml"),
         ("--splits train,exam,test", "train, dev and test"),
         ("--concurrency 0", "--concurrency is at least 1"),
@@ -533,7 +532,6 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--compare training-free-grpo:best", "it has default, paper, empty"),
         ("--compare reflexion", "it learns from attempts at one problem"),
         ("--compare nobody", "no method is called 'nobody'"),
-        ("--arm empty --compare training-free-grpo:shuffled-lessons", "which learns nothing"),
         ("--arm self-generated", "has a model write"),
     ],
 )
@@ -558,8 +556,8 @@ def test_a_mistake_is_one_line_and_nothing_is_left_behind(
 @pytest.mark.parametrize(
     "flags",
     [
-        *("--model nobody", "--critic nobody", "--tools python", "--max-tokens 0", "--arm shuffled", "--library torn.yaml"),
-        *("--compare cot", f"--compare {METHOD}:self-generated-lessons", "--arm self-generated"),
+        *("--model nobody", "--critic nobody", "--tools python", "--max-tokens 0", "--library torn.yaml"),
+        *("--compare cot", f"--compare {METHOD}?arm=self-generated", "--arm self-generated"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(flags: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -633,7 +631,7 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
 
 def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "run training-free-grpo:paper --problems 2 --epochs 1 --author rule --test-problems 1 --test-rollouts 1 --seeds 1 --out out"
-    assert main([*command.split(), "--compare", f"{METHOD}:always", f"{METHOD}:empty"]) == 0
+    assert main([*command.split(), "--compare", f"{METHOD}?accept=always", f"{METHOD}:empty"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
     assert (arms[f"{METHOD}:paper"]["held_out"], arms[f"{METHOD}:paper"]["accept"], arms[f"{METHOD}:paper"]["problems"]) == (
         0,
@@ -774,7 +772,7 @@ def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     subprocess.run(command("whole"), cwd=tmp_path, capture_output=True, check=True)
     assert results(tmp_path / "out") == results(tmp_path / "whole")
     assert results(tmp_path / "out").keys() == {
-        f"{arm.replace(':', '-')}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)
+        f"{run_stem(arm)}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)
     }
     assert "Mean@1" in done.stdout
 
