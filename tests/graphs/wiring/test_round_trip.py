@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from learngraph.graphs.adamem import MODES
 from learngraph.graphs.arms import blueprint
-from learngraph.graphs.cli.draw import SERVED_GRAPHS, load_graph
 from learngraph.graphs.methods import METHODS
+from learngraph.graphs.named_graphs import SERVED_GRAPHS, load_graph
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import FlowError, Router, check, parse_flow, rewire, to_mermaid, wire
 
