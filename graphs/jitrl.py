@@ -54,12 +54,12 @@ from typing import Any, ClassVar, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.attempts.trajectory_store import TrajectoryStore
 from ..memory.errors import UserError
 from ..memory.returns.experiences import Credit, Experiences, control_credit, reference_returns, returns
 from ..memory.search.sections import SectionSimilarity
 from ..memory.search.similarity import Similarity, bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
+from ..memory.storage.trajectory_store import TrajectoryStore
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end

@@ -88,7 +88,7 @@ class Method:
     about attempts, so that it is needed even where a uniform prior proposes the actions. `chat`: its writing is what is played, reasoning
     or code, so that a model that only scores actions cannot do it."""
     has_memory: bool = True
-    """True if finished episodes are kept on a shelf."""
+    """True if finished episodes are kept in a store."""
     commit: Literal["best", "last"] = "best"
     """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
     stops_at_full_score: bool = False

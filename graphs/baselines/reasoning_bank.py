@@ -26,11 +26,11 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...memory.attempts.trajectory_store import TrajectoryStore
 from ...memory.errors import UserError
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.storage.record_store import RecordStore
+from ...memory.storage.trajectory_store import TrajectoryStore
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt

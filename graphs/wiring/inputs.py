@@ -15,9 +15,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ...memory.attempts.trajectory_store import TrajectoryStore
 from ...memory.errors import UserError
 from ...memory.storage.journal import Journal
+from ...memory.storage.trajectory_store import TrajectoryStore
 from ...nodes.act.episode import Environment, takes_unlisted_actions
 from ...nodes.act.policies import (
     LocalPolicy,

@@ -11,30 +11,30 @@ from typing import Any
 from ..display import Table, make_table
 from ..records import Trajectory
 from ..storage.branches import ABSENT, History, branching
-from .trajectory_store import TrajectoryStore, dated_records
+from ..storage.trajectory_store import TrajectoryStore, dated_records
 
 __all__ = ["Buffer"]
 
 
 @branching("add", but=("is_durable",))
 class Buffer:
-    """The attempts of each run at each task, in memory, and on a shelf if one is given.
+    """The attempts of each run at each task, in memory, and in a store if one is given.
 
     Args:
-        shelf: durable storage; its attempts are read when the buffer is made.
+        store: durable storage; its attempts are read when the buffer is made.
     """
 
-    def __init__(self, shelf: TrajectoryStore | None = None) -> None:
-        self._shelf = shelf
+    def __init__(self, store: TrajectoryStore | None = None) -> None:
+        self._store = store
         self._attempts: dict[tuple[str, str], dict[int, Trajectory]] = {}
         self._by_id: dict[tuple[str, str, str], Trajectory] = {}  # (run, task, id) -> the attempt that was added last
-        dated = dated_records(shelf) if shelf is not None else []
+        dated = dated_records(store) if store is not None else []
         for _, trajectory in dated:
             self._keep(trajectory)
         self._history = History[Trajectory]((moment, _place(trajectory)) for moment, trajectory in dated)
 
     def as_of(self, moment: str) -> Buffer:
-        """A copy of the buffer as it was at a moment (memory/storage/branches.py), without a shelf."""
+        """A copy of the buffer as it was at a moment (memory/storage/branches.py), without a store."""
         made = Buffer()
         for trajectory in self._history.undo(self._all(), moment).values():
             made._keep(trajectory)
@@ -50,8 +50,8 @@ class Buffer:
 
     @property
     def is_durable(self) -> bool:
-        """True if attempts outlive the process, on a shelf."""
-        return self._shelf is not None
+        """True if attempts outlive the process, in a store."""
+        return self._store is not None
 
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
@@ -59,8 +59,8 @@ class Buffer:
 
     def add(self, trajectory: Trajectory) -> None:
         """Add an attempt. It replaces an earlier one of the same run, task and episode."""
-        if self._shelf is not None:
-            self._shelf.put([trajectory])
+        if self._store is not None:
+            self._store.put([trajectory])
         known = self._attempts.get((trajectory.run, trajectory.task.id), {})
         self._history.note(_place(trajectory), known.get(trajectory.episode, ABSENT))
         self._keep(trajectory)

@@ -30,7 +30,7 @@ from ..returns.experiences import returns
 from ..search.similarity import JaccardSimilarity, Similarity
 from ..storage.branches import ABSENT, History, branching
 from ..storage.record_store import read_jsonl
-from .trajectory_store import TrajectoryStore, dated_records
+from ..storage.trajectory_store import TrajectoryStore, dated_records
 
 __all__ = [
     "BadMemory",
@@ -133,7 +133,7 @@ class _IndexedTrajectory:
 
     trajectory: Trajectory
     success: bool | None
-    own: bool  # from the run's shelf, not from a bank
+    own: bool  # from the run's store, not from a bank
     start: int  # its first row
     count: int  # of rows
 
@@ -222,7 +222,7 @@ class Trajectories:
     """A memory of the steps of finished episodes that finds those taken in states like the present one.
 
     Args:
-        shelf: durable storage of the run's own trajectories; None: they last as long as the process.
+        store: durable storage of the run's own trajectories; None: they last as long as the process.
         bank: trajectories made elsewhere, by another model or from walkthroughs. They are searched beside the run's own,
             never change, are never evicted, and count as older than all of those.
         key: phi, which makes the text by which a step is found; query with `memory.key(task, before, state)`.
@@ -247,7 +247,7 @@ class Trajectories:
 
     def __init__(
         self,
-        shelf: TrajectoryStore | None = None,
+        store: TrajectoryStore | None = None,
         *,
         bank: Iterable[Trajectory] = (),
         key: KeyFunction = structured_key,
@@ -262,7 +262,7 @@ class Trajectories:
         self.key = key
         self.similarity: Similarity = JaccardSimilarity() if similarity is None else similarity
         self.limit = limit
-        self._shelf = shelf
+        self._store = store
         self._success = success
         self._first_only = first_only
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
@@ -275,7 +275,7 @@ class Trajectories:
             self._refuse(same)
         self._history = History[Trajectory]()
         self._load({})
-        if shelf is not None:
+        if store is not None:
             self.reload()
 
     def __repr__(self) -> str:
@@ -338,19 +338,19 @@ class Trajectories:
 
     @property
     def is_durable(self) -> bool:
-        """True if trajectories outlive the process, on a shelf."""
-        return self._shelf is not None
+        """True if trajectories outlive the process, in a store."""
+        return self._store is not None
 
     def reload(self) -> None:
-        """Read the shelf again, and with it the additions of other processes."""
-        if self._shelf is not None:
+        """Read the store again, and with it the additions of other processes."""
+        if self._store is not None:
             with self._writing:
-                dated = dated_records(self._shelf)
+                dated = dated_records(self._store)
                 self._load({trajectory.id: trajectory for _, trajectory in dated})
                 self._history = History((moment, trajectory.id) for moment, trajectory in dated)
 
     def as_of(self, moment: str) -> Trajectories:
-        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a shelf."""
+        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a store."""
         made = Trajectories(
             bank=self._bank.values(),
             key=self.key,
@@ -371,7 +371,7 @@ class Trajectories:
             return {id: own.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
+        """Add a finished episode, with one write to the store. It replaces a stored episode of the same id.
 
         A trajectory without steps is stored and never found.
 
@@ -384,8 +384,8 @@ class Trajectories:
             known = self._places.get(trajectory.id)
             if known is not None and self._kept[known].trajectory == trajectory:
                 return
-            if self._shelf is not None:
-                self._shelf.put([trajectory])
+            if self._store is not None:
+                self._store.put([trajectory])
             self._history.note(trajectory.id, ABSENT if known is None else self._kept[known].trajectory)
             if known is None:
                 with self._lock:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Required, cast
 
 from typing_extensions import TypedDict, Unpack
 
-from ..attempts.trajectory_store import TrajectoryStore, dated_records
 from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Experience, Neighbour, Trajectory
@@ -27,6 +26,7 @@ from ..search.segments import BATCH_ROWS, IndexSegment, TokenSegments
 from ..search.similarity import Similarity, TokenSimilarity, shingles
 from ..storage.branches import ABSENT, History, branching, moment_of_time
 from ..storage.snapshot import Snapshots, folder_name
+from ..storage.trajectory_store import TrajectoryStore, dated_records
 from .scope import PART_ROWS, Scope, ScopeCopy
 
 if TYPE_CHECKING:
@@ -191,12 +191,12 @@ class Experiences:
     count in the order in which they were stored. It is safe to use from several threads. Another process sees this one's
     additions after `reload`.
 
-    A shelf in a folder keeps snapshots of large memories beside it (memory/storage/snapshot.py), which are written while it grows
+    A store in a folder keeps snapshots of large memories beside it (memory/storage/snapshot.py), which are written while it grows
     and when the store is closed. Opened again, the memory answers from them at once: just what it would answer without them, or
     they are not used. Trajectories are then read when they are asked for.
 
     Args:
-        shelf: durable storage of the trajectories; None: they last as long as the process.
+        store: durable storage of the trajectories; None: they last as long as the process.
         gamma: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
         tokens: the tokens of a state's text. The similarity of two states is the Jaccard index of their sets of tokens
             (Eq. 24); `lambda text: bag(ngrams(words(text), 4))` gives multisets of 4-grams.
@@ -210,7 +210,7 @@ class Experiences:
 
     def __init__(
         self,
-        shelf: TrajectoryStore | None = None,
+        store: TrajectoryStore | None = None,
         *,
         gamma: float = 0.5,
         tokens: Callable[[str], Iterable[Hashable]] = shingles,
@@ -219,7 +219,7 @@ class Experiences:
     ) -> None:
         self.gamma = gamma
         self._credit = credit
-        self._shelf = shelf
+        self._store = store
         self.similarity: Similarity = TokenSimilarity(tokens) if similarity is None else similarity
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
         self._lock = threading.RLock()
@@ -227,7 +227,7 @@ class Experiences:
         self._scopes: dict[tuple[str, str | None], Scope] = {}  # (domain, task or None for all), made when asked for
         self._history = History[tuple[Trajectory, tuple[Experience, ...]]]()
         returns((), gamma)  # refuses a bad gamma now rather than at the end of the first episode
-        self._snapshots: Snapshots | None = getattr(shelf, "snapshots", None)
+        self._snapshots: Snapshots | None = getattr(store, "snapshots", None)
         self._identity = _identity(gamma, credit, self.similarity) if self._snapshots is not None else None
         if self._identity is None:
             self._snapshots = None
@@ -283,23 +283,23 @@ class Experiences:
             return iter([one for _, experiences in self._read(self._episodes) for one in experiences])
 
     def reload(self) -> None:
-        """Read the shelf again, and with it the additions of other processes."""
-        if self._shelf is None:
+        """Read the store again, and with it the additions of other processes."""
+        if self._store is None:
             return
         with self._writing:
             writes = self._snapshots.count_writes() if self._snapshots is not None else 0
             self._versions = {}
-            episodes, moments = self._read_catalog() or self._read_shelf()
+            episodes, moments = self._read_catalog() or self._read_store()
             with self._lock:
                 self._episodes = episodes
                 self._history = History(moments)
                 self._scopes.clear()
                 self._writes, self._changes = writes, self._changes + 1
 
-    def _read_shelf(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    def _read_store(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         """All trajectories with their experiences, by id, and the moment of writing of each."""
-        assert self._shelf is not None
-        dated = dated_records(self._shelf)
+        assert self._store is not None
+        dated = dated_records(self._store)
         episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for _, trajectory in dated}
         return episodes, [(moment, trajectory.id) for moment, trajectory in dated]
 
@@ -318,7 +318,7 @@ class Experiences:
         others = [id for id in versions if id not in episodes]
         if len(others) > len(episodes):
             return None  # to read all at once is faster
-        for trajectory in cast("RecordStore[Trajectory]", self._shelf).get_many(others):
+        for trajectory in cast("RecordStore[Trajectory]", self._store).get_many(others):
             episodes[trajectory.id] = (trajectory, self._derive(trajectory))
         order = sorted(episodes, key=lambda id: (versions[id][0], id))
         self._versions = {id: versions[id][1] for id in order}
@@ -330,7 +330,7 @@ class Experiences:
         asked = list(dict.fromkeys(ids))
         unread = [id for id in asked if isinstance(self._episodes.get(id), _Unread)]
         if unread:
-            for trajectory in cast("RecordStore[Trajectory]", self._shelf).get_many(unread):
+            for trajectory in cast("RecordStore[Trajectory]", self._store).get_many(unread):
                 self._episodes[trajectory.id] = (trajectory, self._derive(trajectory))
         found = [self._episodes.get(id) for id in asked]
         return [one for one in found if one is not None and not isinstance(one, _Unread)]
@@ -404,7 +404,7 @@ class Experiences:
         return Scope.load(found[0], found[1], _segments(*found)), len(saved)
 
     def as_of(self, moment: str) -> Experiences:
-        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a shelf."""
+        """A copy of the memory as it was at a moment (memory/storage/branches.py), without a store."""
         made = Experiences(gamma=self.gamma, similarity=self.similarity, credit=self._credit)
         with self._lock:
             read = {one[0].id: one for one in self._read(self._episodes)}
@@ -419,7 +419,7 @@ class Experiences:
             return {id: found.get(id, ABSENT) for id in ids}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
+        """Add a finished episode, with one write to the store. It replaces a stored episode of the same id.
 
         Steps whose return is missing (see `returns`) leave no experience, nor do lost steps, at which no action was taken.
 
@@ -437,8 +437,8 @@ class Experiences:
             readings: dict[str, Any] = {}
             for scope in open_scopes:  # outside the lock: an encoder is slow
                 readings |= self._readings(scope, experiences, readings)
-            if self._shelf is not None:
-                self._shelf.put([trajectory])
+            if self._store is not None:
+                self._store.put([trajectory])
                 self._writes += 1
             with self._lock:
                 self._history.note(trajectory.id, ABSENT if known is None else known)
@@ -480,8 +480,8 @@ class Experiences:
                 stored = [trajectory for trajectory, _ in self._read(self._episodes)]
             old = 0 if keep_last is None else max(len(stored) - keep_last, 0)
             gone = [trajectory.id for i, trajectory in enumerate(stored) if i < old or drop(trajectory)]
-            if self._shelf is not None and gone:
-                self._shelf.delete(gone)
+            if self._store is not None and gone:
+                self._store.delete(gone)
                 self._writes += 1
             with self._lock:
                 self._history.note_deletion(list(zip(gone, self._read(gone), strict=True)), self._episodes)

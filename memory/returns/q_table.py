@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..attempts.trajectory_store import TrajectoryStore, dated_records
 from ..records import Trajectory
 from ..storage.branches import ABSENT, History, branching
+from ..storage.trajectory_store import TrajectoryStore, dated_records
 
 
 @branching("add")
@@ -18,7 +18,7 @@ class QTable:
     same table as before.
 
     Args:
-        shelf: durable storage of the episodes; None: they last as long as the process.
+        store: durable storage of the episodes; None: they last as long as the process.
         gamma: the discount, in [0, 1].
         learning_rate: the share, in [0, 1], by which an update moves Q towards its target.
         initial_value: Q of an untried action, in reward units. Above what can be earned it makes the table try everything.
@@ -26,13 +26,13 @@ class QTable:
 
     def __init__(
         self,
-        shelf: TrajectoryStore | None = None,
+        store: TrajectoryStore | None = None,
         gamma: float = 0.95,
         learning_rate: float = 0.5,
         initial_value: float = 0.0,
     ) -> None:
-        self.shelf, self.gamma, self.learning_rate, self.initial_value = shelf, gamma, learning_rate, initial_value
-        dated = dated_records(shelf) if shelf else []
+        self.store, self.gamma, self.learning_rate, self.initial_value = store, gamma, learning_rate, initial_value
+        dated = dated_records(store) if store else []
         self._episodes = {t.id: t for _, t in dated}
         self._history = History[Trajectory]((moment, t.id) for moment, t in dated)
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
@@ -40,7 +40,7 @@ class QTable:
         self._asked: tuple[str, int] | None = None  # (run, episode) of the last question, since which nothing was added
 
     def as_of(self, moment: str) -> QTable:
-        """A copy of the table as it was at a moment (memory/storage/branches.py), without a shelf."""
+        """A copy of the table as it was at a moment (memory/storage/branches.py), without a store."""
         made = QTable(None, self.gamma, self.learning_rate, self.initial_value)
         made._episodes = self._history.undo(self._episodes, moment)
         return made
@@ -57,8 +57,8 @@ class QTable:
             self._asked = None
             if trajectory.id in self._learned_ids:
                 self._q, self._learned_ids = {}, []
-            if self.shelf:
-                self.shelf.put([trajectory])
+            if self.store:
+                self.store.put([trajectory])
 
     def values(self, run: str, episode: int, state: str, actions: Sequence[str]) -> list[float]:
         """Q(s, a) in reward units, one per action, learned from this run's earlier episodes; the initial value if untried."""

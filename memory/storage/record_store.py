@@ -78,7 +78,7 @@ class RecordStore(Generic[R]):
         try:
             validate_op_namespace(GetOp(self.namespace, ""))
         except InvalidNamespaceError as error:
-            raise UserError(f"{self.namespace} cannot be the namespace of a shelf: {error}") from error
+            raise UserError(f"{self.namespace} cannot be the namespace of a record store: {error}") from error
         self._history = History[Any](limit=changes_kept)
 
     def __repr__(self) -> str:
