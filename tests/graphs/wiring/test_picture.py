@@ -22,7 +22,7 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import start
 
 PICTURES = Path(__file__).parents[2] / "pictures"
-MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
+MODES = {f"adamem-{mode}": f"adamem?mode={mode}" for mode in adamem.MODES}
 NAMES = [*METHODS, *MODES, *SERVED_GRAPHS, "run"]
 
 

@@ -161,7 +161,7 @@ def test_every_method_is_read_from_its_drawings(name: str) -> None:
         assert again.config == graph.config
 
 
-@pytest.mark.parametrize("name", [*SERVED_GRAPHS, "run", *(f"adamem:{mode}" for mode in MODES)])
+@pytest.mark.parametrize("name", [*SERVED_GRAPHS, "run", *(f"adamem?mode={mode}" for mode in MODES)])
 def test_the_other_graphs_are_read_from_both_drawings(name: str) -> None:
     graph = run.build(blueprint("jitrl")) if name == "run" else load_graph(name)
     for text in (to_mermaid(graph), graph.get_graph().draw_mermaid()):

@@ -651,7 +651,7 @@ def test_storage_grows_linearly_with_the_length_of_an_episode():
         episodes = [long_attempt(steps, number) for number in range(3)]
         store = InMemoryStore()
         shelf: RecordStore[Trajectory] = RecordStore(store, ("trajectories",), Trajectory)
-        kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, shelf=shelf)))
+        kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, store=shelf)))
         shelved.append(sum(len(json.dumps(item.value)) for item in store.search(("trajectories",), limit=100)))
     for small, large in ((0, 1), (1, 2), (2, 3)):
         assert 1.9 < shelved[large] / shelved[small] < 2.1
