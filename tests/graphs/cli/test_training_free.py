@@ -771,9 +771,7 @@ def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(command("out"), cwd=tmp_path, capture_output=True, text=True, check=True)
     subprocess.run(command("whole"), cwd=tmp_path, capture_output=True, check=True)
     assert results(tmp_path / "out") == results(tmp_path / "whole")
-    assert results(tmp_path / "out").keys() == {
-        f"{run_stem(arm)}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)
-    }
+    assert results(tmp_path / "out").keys() == {f"{run_stem(arm)}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)}
     assert "Mean@1" in done.stdout
 
 
