@@ -25,10 +25,9 @@ server, and it changes versions without a pause. A new adapter of 3.6 MB stops t
 request failed (tests/performance/bench_swap.py); none of 812 failed while versions went live under 200 streams
 (tests/performance/bench_serving.py).
 
-Nor does transformers' own continuous batching take its place. It makes .4 to .7 of this engine's tokens per CPU second where two tenants
-have an adapter each, and .65 to .98 without adapters (`python tests/performance/bench_generate.py --continuous --batches 1 4 16`,
-transformers 5.23; the table is in tests/performance/README.md). It has no adapter of a request's own, one seed for all requests, and
-gives cached prefixes to every tenant.
+Nor does transformers' own continuous batching (5.23) take its place: it makes .39 to .72 of this engine's tokens per CPU second where
+two tenants of guard or pocket have an adapter each, .65 to .98 without adapters; a single reply of a Llama of 97 M costs the same. It has
+no adapters of requests, one seed for all, and shares prefixes among all (bench_generate.py --continuous; tests/performance/README.md).
 """
 
 from __future__ import annotations
