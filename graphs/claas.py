@@ -179,21 +179,6 @@ class CLaaS:
             rollout=ReleaseSettings(watch_rewards=0, max_lead=None),
         )
 
-    @classmethod
-    def sdpo(cls) -> CLaaS:
-        """SDPO alone: learns from words, or from a rewarded reply to the same prompt."""
-        return cls(loss=Objective(kind="sdpo"))
-
-    @classmethod
-    def reinforce(cls) -> CLaaS:
-        """REINFORCE++: learns from rewards, without a teacher."""
-        return cls(loss=Objective(kind="reinforce"))
-
-    @classmethod
-    def ppo(cls) -> CLaaS:
-        """PPO: learns from rewards, with a critic."""
-        return cls(loss=Objective(kind="ppo"))
-
     def no_gate(self) -> CLaaS:
         """The same settings without gate and watch: every version goes live, and none is withdrawn."""
         return replace(self, gate=replace(self.gate, enabled=False), rollout=replace(self.rollout, watch_rewards=0))

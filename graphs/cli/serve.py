@@ -1,7 +1,7 @@
 """`learngraph serve`: a chat API whose model learns from feedback (CLaaS).
 
     learngraph serve --model pocket --api-key secret --out runs/claas
-    learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --preset reinforce
+    learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --loss.kind reinforce
     learngraph serve --model vllm:Qwen/Qwen3-8B --weights local:Qwen/Qwen3-8B --base-url http://127.0.0.1:8001/v1 --api-key secret
     learngraph serve --model vllm:Qwen/Qwen3-8B --base-url http://gpu-0:8001/v1 --engine-path /srv/adapters \\
         --learner ray://head:10001 --device cuda --dtype bfloat16 --api-key secret
@@ -50,7 +50,7 @@ def serve(args: Sequence[str]) -> int:
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
     options, settings = parse_options_and_settings(
-        ServeOptions, chosen, _merge_repeated_flags(args), "learngraph serve", about, "CLaaS: settings of the method"
+        ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"
     )
     tenants = find_tenants(options)
     from ...tools.serving.chat_server import check_address
@@ -83,26 +83,6 @@ def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
 
 def _presets() -> list[str]:
     return [name for name, made in vars(CLaaS).items() if isinstance(made, classmethod)]
-
-
-def _merge_repeated_flags(args: Sequence[str]) -> list[str]:
-    """The arguments with repeated flags merged: `--api-key A --api-key B` becomes `--api-key A B`."""
-    rest: list[str] = []
-    found: dict[str, list[str]] = {"--api-key": [], "--metrics-key": []}
-    i = 0
-    while i < len(args):
-        flag, equals, value = args[i].partition("=")
-        if flag not in found:
-            rest.append(args[i])
-        elif equals:
-            found[flag].append(value)
-        else:
-            while i + 1 < len(args) and not args[i + 1].startswith("--"):
-                found[flag].append(args[i := i + 1])
-        i += 1
-    for flag, values in found.items():
-        rest += [flag, *values] if values else []
-    return rest
 
 
 def find_tenants(options: ServeOptions) -> Any:

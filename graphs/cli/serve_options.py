@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import UseAppendAction
 
 from ...memory.errors import UserError
 from ...memory.storage.open_store import is_postgres
@@ -33,13 +36,13 @@ class ServeOptions:
     """The output: a folder for the replay buffer and all versions."""
     buffer: str = ""
     """The replay buffer: `postgresql://USER@HOST/DATABASE`, where several services share it. Default: a SQLite file in --out."""
-    api_key: tuple[str, ...] = ()
+    api_key: Annotated[tuple[str, ...], UseAppendAction] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
     """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], requests_per_minute: 60}`."""
     no_auth: bool = False
     """Accept any key; only on 127.0.0.1."""
-    metrics_key: tuple[str, ...] = ()
+    metrics_key: Annotated[tuple[str, ...], UseAppendAction] = ()
     """Keys that may read /metrics of all tenants, and nothing else."""
     open_metrics: bool = False
     """/metrics needs no key."""

@@ -96,7 +96,7 @@ def _help_with_feedback(loss: Objective) -> str:
     if loss.kind == "mixed":
         return "words, or rewards that differ: feedback on good replies and on bad ones"
     if loss.kind == "sdpo":
-        return "words with the feedback, or a liked reply to the same prompt; --preset default and --preset reinforce learn from rewards"
+        return "words with the feedback, or a liked reply to the same prompt; --loss.kind mixed and --loss.kind reinforce learn from rewards"
     return "rewards that differ: feedback on good replies and on bad ones"
 
 

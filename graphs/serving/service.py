@@ -265,5 +265,5 @@ class Service(Administration):
             return ""
         return (
             "a reward alone teaches little here: sdpo learns from words (or from another reply to the same prompt that did well); "
-            "send a text, or start the service with --preset default to learn from both"
+            "send a text, or start the service with --loss.kind mixed to learn from both"
         )

@@ -19,9 +19,10 @@ import pytest
 import urn
 from claas_settings import changed
 
-from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
+from learngraph.graphs.cli.flags import parse_options_and_settings
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.cli.serve_parts import ServeParts
 from learngraph.graphs.serving.service import Service
@@ -82,9 +83,9 @@ def test_what_cannot_be_is_said_in_a_line(capsys: pytest.CaptureFixture[str], ar
 
 
 def test_keys_may_be_given_again_and_again() -> None:
-    args = ["--api-key", "a", "--port", "1", "--api-key=b", "--api-key", "c", "d", "--gate.no-enabled"]
-    assert serve_cli._merge_repeated_flags(args) == ["--port", "1", "--gate.no-enabled", "--api-key", "a", "b", "c", "d"]
-    assert serve_cli._merge_repeated_flags(["--port", "1"]) == ["--port", "1"]
+    args = ["--api-key", "a", "--port", "1", "--api-key=b", "--gate.no-enabled"]
+    options, settings = parse_options_and_settings(ServeOptions, CLaaS(), args, "learngraph serve", "", "")
+    assert (options.api_key, options.metrics_key, options.port, settings.gate.enabled) == (("a", "b"), (), 1, False)
 
 
 def test_any_key_will_do_where_none_is_asked_for() -> None:
@@ -110,7 +111,7 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--loss.learning-rate", "1e-5"]) == 0
     assert seen[-1][1] == changed(CLaaS.paper(), loss={"learning_rate": 1e-5})
     assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss.kind", "ppo", "--rollout.canary-share", "0.1"]) == 0
-    assert seen[-1][1] == changed(CLaaS.ppo(), rollout={"canary_share": 0.1})
+    assert seen[-1][1] == changed(CLaaS(loss=Objective(kind="ppo")), rollout={"canary_share": 0.1})
 
 
 async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from claas_settings import changed
 
-from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli.serve import build_service
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.serving.service import Service
@@ -27,7 +26,7 @@ from ray_actors import kill_actor
 
 pytestmark = pytest.mark.slow
 REINFORCE = changed(
-    replace(CLaaS.reinforce(), lora=LoRA(rank=4)),
+    CLaaS(loss=Objective(kind="reinforce"), lora=LoRA(rank=4)),
     loss={"correction": StalenessCorrection(kind="none"), "learning_rate": 1e-3},
     gate={"enabled": False},
     rollout={"max_lead": 100, "watch_rewards": 0},
