@@ -105,7 +105,7 @@ def find_tenants(options: ServeOptions) -> Any:
                 return self.tenant_by_name("default")
 
         return OpenTenants({"any": tenants.Tenant("default")})
-    return tenants.read_tenants(keys, options.keys, options.metrics_key)
+    return tenants.read_tenants(keys, options.keys)
 
 
 async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:

@@ -330,13 +330,12 @@ def client_address(request: HTTPConnection) -> str:
     return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
-def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys: Sequence[str] = ()) -> Tenants:
+def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None) -> Tenants:
     """The tenants of a service.
 
     Args:
         keys: keys of the tenant `default`.
         file: a key file with further tenants, as shown above.
-        metrics_keys: keys that may read /metrics and nothing else.
 
     Raises:
         UserError: there is no key, a key that no HTTP header can carry, a key of two tenants, or a file that is no key file.
@@ -357,8 +356,6 @@ def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metri
     for name, (entry, tenant) in _read_key_file(Path(file)).items() if file is not None else ():
         for key in entry:
             add(key, tenant, f"{file}: {name}")
-    for key in metrics_keys:
-        add(key, Tenant("metrics", metrics_only=True), "the key for /metrics")
     if all(tenant.metrics_only for tenant in found.values()):
         raise UserError("no API key: --api-key KEY, or a file of keys, says who may chat")
     return Tenants(found)

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_said_in_a_line(capsys: pytest.CaptureFixture[str], ar
 def test_keys_may_be_given_again_and_again() -> None:
     args = ["--api-key", "a", "--port", "1", "--api-key=b", "--gate.no-enabled"]
     options, settings = parse_options_and_settings(ServeOptions, CLaaS(), args, "learngraph serve", "", "")
-    assert (options.api_key, options.metrics_key, options.port, settings.gate.enabled) == (("a", "b"), (), 1, False)
+    assert (options.api_key, options.port, settings.gate.enabled) == (("a", "b"), 1, False)
 
 
 def test_any_key_will_do_where_none_is_asked_for() -> None:
