@@ -6,13 +6,13 @@ is refused by name, never ignored. This file opens no connection; `chat_server.p
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from ...memory.errors import (
     AdapterConflict,
@@ -53,8 +53,6 @@ __all__ = [
 
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
-MAX_DEPTH = 64
-"""Deepest nesting of a body's JSON."""
 ERROR_TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 
 UNSUPPORTED = {
@@ -110,52 +108,25 @@ def parse_json(body: bytes) -> Any:
     """A request body's JSON.
 
     Raises:
-        ApiError: the body is not UTF-8 or not JSON, has NaN or an infinite number, is nested deeper than `MAX_DEPTH`, or has
-            half of a surrogate pair.
+        ApiError: the body is not JSON in UTF-8: also NaN, a number beyond a float's range, half of a surrogate pair, or a nesting of
+            more than 200 levels.
     """
     try:
-        data = json.loads(body.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite_float)
-    except UnicodeDecodeError as error:
-        raise ApiError(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
-    except RecursionError as error:
-        raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json") from error
-    except ValueError as error:  # also whole numbers of more than 4300 digits
+        data = from_json(body, allow_inf_nan=False)
+        if not _is_finite(data):
+            raise ValueError("a number is too large")
+    except ValueError as error:
         raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from error
-    level: list[Any] = [data]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, str):
-                _check_surrogates(item)
-            elif isinstance(item, dict):
-                for key in item:
-                    _check_surrogates(key)
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        if not below:
-            return data
-        level = below
-    raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+    return data
 
 
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite_float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:30]} is too large a number")
-    return value
-
-
-def _check_surrogates(text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ApiError("the body has half of a surrogate pair (\\ud800 to \\udfff)", code="invalid_json") from error
+def _is_finite(data: Any) -> bool:
+    """False if there is an infinite number in the data, as JSON's 1e999 becomes."""
+    if isinstance(data, dict):
+        return all(map(_is_finite, data.values()))
+    if isinstance(data, list):
+        return all(map(_is_finite, data))
+    return not isinstance(data, float) or math.isfinite(data)
 
 
 # Requests
