@@ -555,6 +555,7 @@ from learngraph.graphs import claas
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import ReplaySettings
+from learngraph.memory.records import ExchangeQuery
 from learngraph.nodes.learn.gate import GateSettings, ReleaseSettings
 
 spec = importlib.util.spec_from_file_location("urn", sys.argv[1])
@@ -609,7 +610,7 @@ async def learn(folder, at):
         "live": adapters.current,
         "versions": sorted((v.label, v.parent) for v in adapters.versions()),
         "steps": [(u["step"], u["batch"], u["version"]) for u in replay.updates("acme", "default")],
-        "rows": sorted((row.exchange.id, row.state, row.sample_count) for row in replay.rows("acme")),
+        "rows": sorted((row.exchange.id, row.state, row.sample_count) for row in replay.rows(ExchangeQuery("acme"))),
     }
     replay.close()
     return told, calls

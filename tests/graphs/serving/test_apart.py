@@ -60,7 +60,7 @@ async def test_vllm_answers_and_a_learner_on_ray_is_killed_and_learns_on(vllm: A
             await turn(service, n)
             await service.feedback("acme", f"r{n}", Feedback(1.0 if n % 2 else -1.0))
         await asyncio.to_thread(kill_actor, os.getpid())
-        assert (await turn(service, 50)).reply.version == ""  # it answers on
+        assert (await turn(service, 50)).reply.token_ids  # it answers on
         for _ in range(1200):
             if "@000002" in service.versions("acme").current:
                 break
