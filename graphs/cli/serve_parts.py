@@ -63,13 +63,13 @@ class ServeParts:
 
     def _open_worker(self, base: str) -> WorkerLearner:
         """The learner in a process of its own, or on a cluster. `base`: see `WorkerLearner`."""
-        from ...tools.training.calls import ModelOptions
+        from ...tools.training.calls import LearnerModel
         from ...tools.training.learner_worker import WorkerLearner
 
         options = self._options
         model = options.weights or options.model.replace("vllm:", "local:")
         return WorkerLearner(
-            ModelOptions(model, options.learner_threads, options.device, options.dtype, options.thinking),
+            LearnerModel(model, options.learner_threads, options.device, options.dtype, options.thinking),
             self._folder,
             self._write,
             self._learner_settings(),

@@ -20,8 +20,8 @@ from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 __all__ = [
     "ClusterLost",
     "LabelledLearner",
+    "LearnerModel",
     "LearnerSettings",
-    "ModelOptions",
     "VersionError",
     "decode_error",
     "encode_error",
@@ -52,7 +52,7 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class LearnerModel:
     """The base model of a learner in another process, as `open_model` takes it."""
 
     spec: str

@@ -35,7 +35,7 @@ from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
 from ..local.model import LocalChatModel
 from ..models.models import open_model
-from .calls import LabelledLearner, LearnerSettings, ModelOptions, scratch_folder
+from .calls import LabelledLearner, LearnerModel, LearnerSettings, scratch_folder
 from .examples import ExampleReader, TrainingExample, hindsight_block
 from .lora import (
     OptimizerStepResult,
@@ -550,7 +550,7 @@ def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:
     Raises:
         UserError: the model does not run in this process.
     """
-    if isinstance(model, ModelOptions):
+    if isinstance(model, LearnerModel):
         torch.set_num_threads(model.threads)
         _make_deterministic(model.device)
         model = open_model(**asdict(model))

@@ -1,6 +1,6 @@
 """CLaaS's learner in a process of its own, at the lowest priority, so that serving keeps its speed.
 
-    learner = WorkerLearner(ModelOptions("pocket"), folder, write, LearnerSettings(LoRA(rank=16)))
+    learner = WorkerLearner(LearnerModel("pocket"), folder, write, LearnerSettings(LoRA(rank=16)))
     update = learner.step(batch, learner.correct(batch))
     learner.close()
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Minibatch
-from .calls import ClusterLost, LabelledLearner, LearnerSettings, ModelOptions, decode_error, encode_error
+from .calls import ClusterLost, LabelledLearner, LearnerModel, LearnerSettings, decode_error, encode_error
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -66,7 +66,7 @@ class WorkerLearner(LabelledLearner):
 
     def __init__(
         self,
-        model: ModelOptions,
+        model: LearnerModel,
         folder: Callable[[str], Path],
         write: Callable[[Minibatch, Path, dict[str, Any]], str],
         settings: LearnerSettings,

@@ -1,6 +1,6 @@
 """CLaaS's learner as an actor of a Ray cluster: on a GPU of another machine, or on one of this machine's cores.
 
-    trainer = RayTrainer(ModelOptions("local:Qwen/Qwen3-8B", device="cuda", dtype="bfloat16"), LearnerSettings(), "ray://head:10001")
+    trainer = RayTrainer(LearnerModel("local:Qwen/Qwen3-8B", device="cuda", dtype="bfloat16"), LearnerSettings(), "ray://head:10001")
     update, statistics = trainer.step(batch, trainer.correct(batch, folder), folder, out)
 
 It has the calls of a `LoRATrainer`; `WorkerLearner` runs it in a process of its own, for a driver of Ray ends with its cluster. The files
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
-from .calls import ClusterLost, LearnerSettings, ModelOptions, decode_error, encode_error, scratch_folder
+from .calls import ClusterLost, LearnerModel, LearnerSettings, decode_error, encode_error, scratch_folder
 
 if TYPE_CHECKING:
     from .learner import LoRATrainer
@@ -51,7 +51,7 @@ class RayTrainer:
         UserError: Ray is not installed, no cluster answers, or the model cannot be trained.
     """
 
-    def __init__(self, model: ModelOptions, settings: LearnerSettings, address: str) -> None:
+    def __init__(self, model: LearnerModel, settings: LearnerSettings, address: str) -> None:
         self._ray = _connect(address, model.threads)
         actor = self._ray.remote(
             num_cpus=model.threads, num_gpus=int(model.device != "cpu"), max_restarts=-1, max_task_retries=MAX_RETRIES
@@ -133,7 +133,7 @@ def _write_files(files: Files, folder: Path) -> None:
 class _LearnerActor:
     """Takes the steps, on a node of the cluster. It keeps nothing that is not elsewhere."""
 
-    def __init__(self, model: ModelOptions, settings: LearnerSettings) -> None:
+    def __init__(self, model: LearnerModel, settings: LearnerSettings) -> None:
         self._options = (model, settings)
         self._folder = tempfile.TemporaryDirectory(prefix="learngraph-learner-")
         self._copies: list[Path] = []

@@ -19,7 +19,7 @@ from learngraph.memory.records import Reply
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
-from learngraph.tools.training.calls import LearnerSettings, ModelOptions
+from learngraph.tools.training.calls import LearnerModel, LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.learner_worker import WorkerDied, WorkerLearner
 from learngraph.tools.training.version_files import VersionError
@@ -40,7 +40,7 @@ def pocket() -> LocalChatModel:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
     shelf = StoredVersions(tmp_path_factory.mktemp("worker"))
     # at 19 a busy machine makes the tests slow
-    learner = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=1)
+    learner = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=1)
     yield learner
     learner.close()
 
@@ -86,16 +86,16 @@ def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: Loc
 def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path: Path) -> None:
     shelf = StoredVersions(tmp_path)
     with pytest.raises(UserError, match="targets 'no_such_proj'"):
-        WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")), nice=0)
+        WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")), nice=0)
 
 
 def test_a_learner_that_starts_in_the_background_is_waited_for(pocket: LocalChatModel, tmp_path: Path) -> None:
     shelf, base = StoredVersions(tmp_path), fingerprint(pocket)
-    late = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    late = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
     assert late.correct(minibatch(pocket, base)).kept
     late.close()
     started = time.monotonic()
-    early = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    early = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
     threading.Timer(0.3, early.close).start()
     with pytest.raises(WorkerDied, match="closed"):
         early.correct(minibatch(pocket, base))
@@ -107,7 +107,7 @@ def test_a_learner_that_cannot_start_is_no_fault_of_a_minibatch_and_is_tried_aga
     pocket: LocalChatModel, tmp_path: Path, spec: str, base: str, said: str
 ) -> None:
     shelf = StoredVersions(tmp_path)
-    late = WorkerLearner(ModelOptions(spec), shelf.folder, shelf.write, SMALL, nice=0, base=base)
+    late = WorkerLearner(LearnerModel(spec), shelf.folder, shelf.write, SMALL, nice=0, base=base)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=f"cannot be started: .*{said}"):
             late.correct(minibatch(pocket, base))
@@ -175,8 +175,8 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from learngraph.tools.training.learner_worker import WorkerLearner\n"
-        "from learngraph.tools.training.calls import LearnerSettings, ModelOptions\n"
-        "worker = WorkerLearner(ModelOptions('pocket'), Path, lambda *_: '', LearnerSettings(), nice=0)\n"
+        "from learngraph.tools.training.calls import LearnerSettings, LearnerModel\n"
+        "worker = WorkerLearner(LearnerModel('pocket'), Path, lambda *_: '', LearnerSettings(), nice=0)\n"
         "print(worker.process_id, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError, machine_error
 from learngraph.memory.records import Feedback
 from learngraph.tools.models.models import open_model
-from learngraph.tools.training.calls import LearnerSettings, ModelOptions
+from learngraph.tools.training.calls import LearnerModel, LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.learner_worker import WorkerLearner
 from learngraph.tools.training.version_files import VersionError
@@ -26,7 +26,7 @@ SMALL = LearnerSettings(LoRA(rank=4, alpha=8), Objective(kind="reinforce", learn
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
     shelf = StoredVersions(tmp_path_factory.mktemp("ray"))
-    learner = WorkerLearner(ModelOptions("pocket"), shelf.folder, shelf.write, SMALL, nice=0, cluster="ray")
+    learner = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, cluster="ray")
     yield learner
     learner.close()
 
