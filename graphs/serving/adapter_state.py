@@ -1,4 +1,4 @@
-"""What a service keeps in memory of an adapter: the versions that answer, and its newest rewards."""
+"""The parts of an adapter that a service keeps in memory: the versions that answer, and its newest rewards."""
 
 from __future__ import annotations
 

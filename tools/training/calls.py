@@ -1,4 +1,4 @@
-"""What all learners share, wherever they work: their settings, versions by label, and errors as messages. Loads no torch."""
+"""The parts that all learners share, wherever they work: settings, versions by label, and errors as messages. Loads no torch."""
 
 from __future__ import annotations
 
