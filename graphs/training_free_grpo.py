@@ -184,54 +184,11 @@ class TrainingFreeGRPO:
         unlimited = LessonSettings(max_step_edits=0, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)
         return cls(held_out=0, accept="always", patience=0, lessons=unlimited)
 
-    ablations: ClassVar[tuple[str, ...]] = (
-        "empty",
-        "self_generated_lessons",
-        "random",
-        "shuffled_lessons",
-        "always",
-        "no_truth",
-        "implicit",
-        "one_attempt",
-        "rule",
-    )
-    """Methods that change one thing, whatever the other settings are."""
+    ablations: ClassVar[tuple[str, ...]] = ("empty",)
 
     def empty(self) -> TrainingFreeGRPO:
         """Control: no lessons."""
         return replace(self, arm="empty")
-
-    def self_generated_lessons(self) -> TrainingFreeGRPO:
-        """Control: lessons that the model writes without a rollout."""
-        return replace(self, arm="self-generated")
-
-    def random(self) -> TrainingFreeGRPO:
-        """Control: random steps of the rollouts as lessons."""
-        return replace(self, arm="random")
-
-    def shuffled_lessons(self) -> TrainingFreeGRPO:
-        """Control: the learned lessons with their words exchanged."""
-        return replace(self, arm="shuffled")
-
-    def always(self) -> TrainingFreeGRPO:
-        """Every candidate is accepted and the last one is the product, as published."""
-        return replace(self, accept="always")
-
-    def no_truth(self) -> TrainingFreeGRPO:
-        """No ground truth: majority vote."""
-        return replace(self, truth="majority")
-
-    def implicit(self) -> TrainingFreeGRPO:
-        """No ground truth and no votes, as in the paper's ablation: every group is compared, unlabelled."""
-        return replace(self, truth="implicit")
-
-    def one_attempt(self) -> TrainingFreeGRPO:
-        """One rollout a problem, studied by itself: the paper's ablation without group computation."""
-        return replace(self, group_size=1)
-
-    def rule(self) -> TrainingFreeGRPO:
-        """A rule compares in the model's place."""
-        return replace(self, author="rule")
 
     @property
     def remark(self) -> str:

@@ -1,6 +1,6 @@
 """`learngraph run training-free-grpo`: learn a library of lessons on some problems, then play unseen ones with and without it.
 
-    learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled-lessons
+    learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo?arm=shuffled
     learngraph run training-free-grpo --env math --model openai:NAME --compare training-free-grpo:empty --dry-run
 
     <folder>/settings.json               the settings; a run with others needs another folder
@@ -36,7 +36,6 @@ from ..experiments.training_free.digests import folder_name, problem_digests, ru
 from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
 from ..experiments.training_free.report import print_progress, write_report
 from ..experiments.training_free.setup import (
-    DERIVED_ARMS,
     Arm,
     ProblemSplit,
     TrainingFreeOptions,
@@ -120,20 +119,11 @@ def _settings_to_record(
 def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
     from ..methods import find_method
 
-    if arms[0].library_source in DERIVED_ARMS:
-        raise CommandError(
-            f"{arms[0].library_source}: such a library is made of what another arm has learned; compare with it: learngraph run "
-            f"{arms[0].method} --compare {arms[0].method}:{DERIVED_ARMS[arms[0].library_source]}"
-        )
     for arm in arms[1:]:
         if arm.library_source == "method" and find_method(arm.method).has_memory:
             raise CommandError(
                 f"--compare {arm.name}: it learns from attempts at one problem, and here each problem is met once; react does, or "
                 f"a preset of {arms[0].method} such as {arms[0].method}:empty"
-            )
-        if arm.library_source in DERIVED_ARMS and not arms[0].learns:
-            raise CommandError(
-                f"--compare {arm.name}: it is made of what {arms[0].name} learned, which learns nothing; leave out --arm"
             )
     if options.tool_turns is not None and not options.tool_names:
         raise CommandError(f"--tool-turns {options.tool_turns} is for models with tools, and none are given (--tools python)")

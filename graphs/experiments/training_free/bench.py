@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ....memory.errors import UserError
 from ....memory.records import Rollout, Task, Usage
 from .models import SeedModels
-from .setup import DERIVED_ARMS, Arm, ProblemSplit, TrainingFreeSetup
+from .setup import Arm, ProblemSplit, TrainingFreeSetup
 
 if TYPE_CHECKING:
-    from ....memory.lessons.library import Library, LibraryVersions
+    from ....memory.lessons.library import LibraryVersions
     from ..learning_curves import LearningStep
 
 __all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed"]
@@ -96,7 +96,7 @@ class SeedWorker(SeedModels):
                 stack.callback(file.close)
             name, learned = await self._make_library(arm, place, versions, journal, log)
             rollouts = self._require_sound(arm, await self._test(arm, versions, journal, name, tests))
-            rows = complete_rows(log.values())
+            rows = complete_rows(log.values()) if arm.learns else []
             steps = await self._learning_steps(arm, versions, journal, rows)
             library = versions.at(name)
             if arm.library_source != "method":
@@ -141,56 +141,16 @@ class SeedWorker(SeedModels):
     ) -> tuple[str, Usage]:
         """The name of the version that is tested, and the usage of learning it."""
         from ....memory.lessons.library import Library
-        from ....nodes.act.choose import seeded_random
-        from ....nodes.extract.rule_critic import random_lessons, shuffle_lessons
-        from ...wiring.learning_run import library_limits
 
-        start = f"{self.run}/0"
-        if arm.learns:
-            return await self._learn_library(arm, arm.settings, place, versions, journal, log)
-        if arm.library_source == "self-generated":
-            settings = arm.settings
-            if self.setup.arms[0].learns:  # a control has as many lessons
-                if not (count := len(self._first_arm_libraries()[0].lessons)):
-                    return versions.put(start, Library(), why="no lessons, as none were learned"), Usage()
-                settings = replace(settings, lessons=replace(settings.lessons, max_lessons=count))
-            return await self._learn_library(arm, settings, place, versions, journal, log)
-        if arm.library_source not in DERIVED_ARMS:
-            return versions.put(start, Library(), why="no lessons"), Usage()
-        learned, began = self._first_arm_libraries()
-        versions.put(start, began, why="what learning began with")
-        seed = seeded_random(self.run, arm.library_source).getrandbits(31)
-        if arm.library_source == "shuffled":
-            control = shuffle_lessons(learned, seed)
-        else:
-            parts = self.inputs(journal, "rollout", arm.settings.temperature)
-            limits = library_limits(parts, arm.settings.lessons)
-            played = await self._initial_rollouts(arm, versions, journal)
-            control = random_lessons(played, len(learned.lessons), limits, seed, tokens=parts.count_tokens)
-        return versions.put(
-            f"{self.run}/{arm.library_source}", control, why=f"{arm.library_source}: a control of what was learned"
-        ), Usage()
-
-    def _first_arm_libraries(self) -> tuple[Library, Library]:
-        """The library that this seed's first arm has learned, and the one that it began with."""
-        from ....memory.lessons.library import LibraryVersions
-
-        first = self.setup.arms[0]
-        versions = LibraryVersions.read(self.setup.arm_folder(first, self.seed) / "library.jsonl")
-        return versions.at(self.setup.result(first, self.seed)["library"]), versions.at(f"{self.run}/0")
-
-    async def _initial_rollouts(self, arm: Arm, versions: LibraryVersions, journal: Any) -> list[Rollout]:
-        """The rollouts that learning began with. They are in the cache."""
-        roll = self.rollout_node(arm, versions, journal, "rollout", arm.settings.temperature)
-        train, _ = self.split.for_settings(arm.settings)
-        work = [(task, number) for task in train for number in range(arm.settings.group_size)]
-        played = await self._play_rollouts(roll, f"{self.run}/0", f"{self.run}/0", work)
-        return [rollout for rollout in played if not rollout.error]
+        if arm.library_source in ("method", "empty"):
+            return versions.put(f"{self.run}/0", Library(), why="no lessons"), Usage()
+        return await self._learn_library(arm, place, versions, journal, log)
 
     async def _learn_library(
-        self, arm: Arm, settings: Any, place: Path, versions: LibraryVersions, journal: Any, log: Any
+        self, arm: Arm, place: Path, versions: LibraryVersions, journal: Any, log: Any
     ) -> tuple[str, Usage]:
-        """Run the learning graph; returns the name of the product, and the usage.
+        """Run the learning graph; returns the name of the product, and the usage. A control that is made of what was learned
+        (`random`, `shuffled`) finds all rollouts and replies of its seed's first arm in the cache.
 
         Raises:
             BudgetSpent: the budget ran out; the best version so far is in library.yaml.
@@ -200,6 +160,7 @@ class SeedWorker(SeedModels):
         from ... import training_free_grpo
         from ...wiring.learning_run import CriticModel, RolloutGraphs
 
+        settings = arm.settings
         train, held_out = self.split.for_settings(settings)
         parts = self.inputs(journal, "rollout", settings.temperature)
         async with open_checkpoints_async(place / "checkpoints.sqlite") as saver:

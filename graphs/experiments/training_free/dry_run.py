@@ -81,7 +81,7 @@ def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit
         versions, journal = LibraryVersions(), Journal()
         try:
             bench.rollout_node(arm, versions, journal, "test", 0.0)
-            if arm.learns or arm.library_source == "self-generated":
+            if arm.library_source not in ("method", "empty"):
                 train, held_out = splits[seed].for_settings(arm.settings)
                 training_free_grpo.build(
                     bench.inputs(journal, "rollout", 0.0),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
 
 __all__ = [
-    "DERIVED_ARMS",
     "ROLLOUT_STAGES",
     "TOOL_NAMES",
     "Arm",
@@ -36,9 +35,6 @@ __all__ = [
     "shared_toolbox",
     "shared_world",
 ]
-
-DERIVED_ARMS = {"random": "random", "shuffled": "shuffled-lessons"}
-"""Arms whose library is made from the library that the seed's first arm has learned -> their presets."""
 
 TOOL_NAMES = ("python", "search", "web")
 """Tools that a model may be given."""
@@ -56,10 +52,9 @@ class TrainingFreeOptions(SharedOptions):
     the seed's task: the same hidden rules in another order. In other environments problems are tasks of --splits, and no two seeds
     share one."""
     compare: tuple[str, ...] = ()
-    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, on the same unseen problems. Controls:
-    `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many lessons, written without any rollout), `:random`
-    and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn: `:always`,
-    `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
+    """The methods that it is compared with: `METHOD`, or with other settings `METHOD?SETTING=VALUE`, on the same unseen problems.
+    Controls: `training-free-grpo:empty` (no lessons), `training-free-grpo?arm=random` (or `shuffled`, or `self-generated`). Other
+    ways to learn: `training-free-grpo?truth=majority`, `training-free-grpo:paper`. Other methods that play one attempt: `react`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
     writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""

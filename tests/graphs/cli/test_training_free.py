@@ -328,16 +328,6 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
     assert {row["id"].partition("/")[0] for row in two["rollouts"]} == {"s1"}  # draws of its own
 
 
-@pytest.mark.slow
-def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """All groups agree at --min-reward-std 1, so that nothing is learned; nobody is asked to invent any lessons."""
-    arm = f"{METHOD}?arm=self-generated"
-    flags = "--problems 2 --held-out 1 --test-problems 2 --test-rollouts 1 --seeds 1 --min-reward-std 1"
-    assert run(f"{sums} {flags}", compare=[arm]) == 0
-    assert rows()[METHOD]["lessons"] == rows()[arm]["lessons"] == 0
-    assert Adds.asked.keys() == {"rollout"}
-
-
 def test_arms_are_measured_against_the_same_agent_without_lessons() -> None:
     def against(*names: str, **flags: str) -> str:
         arms = [training_free_setup.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
