@@ -6,7 +6,7 @@ averaged first: the unit within a seed is the problem; over seeds (each has its 
 
 There are two kinds of interval, and each field says which it holds:
 
-- over problems: percentiles of the bootstrap. The spread over other problems, with the same libraries.
+- over problems: the bootstrap. The spread over other problems, with the same libraries.
 - over seeds: Student's t. The spread over repeated learning on other problems. It is wider, and the one to trust.
 """
 
@@ -19,22 +19,18 @@ from typing import Any, Literal, NamedTuple
 
 from ...memory.errors import UserError
 from ...memory.records import Rollout, Usage
-from ...nodes.evaluate.statistics import Interval, interval, mean
+from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
 
 __all__ = [
-    "BOOTSTRAP_DRAWS",
     "ArmSummary",
     "Difference",
     "Outcome",
     "arm_summaries",
-    "bootstrap",
     "difference",
     "mean_at_k",
     "pass_at_k",
 ]
 
-BOOTSTRAP_DRAWS = 10_000
-"""Number of resamples of a bootstrap."""
 Estimator = Literal["unbiased", "max of the first k"]
 
 
@@ -146,30 +142,6 @@ def _require_rollouts(rewards: Sequence[Sequence[float | None]]) -> None:
         raise UserError("no rollouts to evaluate: every arm needs at least one problem and one rollout of each")
 
 
-def bootstrap(values: Sequence[float], draws: int = BOOTSTRAP_DRAWS, level: float = 0.95, seed: int = 0) -> Interval | None:
-    """The percentile bootstrap interval of the mean; None for fewer than two values.
-
-    Own code and not `scipy.stats.bootstrap`: scipy draws other resamples from the same seed, which changes printed
-    intervals in the third digit.
-
-    Args:
-        values: one value per problem (the unit that is resampled): of one arm, or paired differences of two arms.
-        draws: number of resamples.
-        level: confidence level, in (0, 1).
-        seed: seed of the draws. The same values and seed give the same interval on every machine.
-    """
-    import numpy as np
-
-    if len(values) < 2:
-        return None
-    data = np.asarray(values, dtype=float)
-    # A resample of n values is n counts: how often each value was drawn.
-    counts = np.random.default_rng(seed).multinomial(len(data), np.full(len(data), 1 / len(data)), size=draws)
-    means = counts @ data / len(data)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
 # Two arms
 
 
@@ -218,7 +190,7 @@ def difference(ours: Sequence[Outcome], baseline: Sequence[Outcome]) -> Differen
     return Difference(
         mean=mean(means),
         over_seeds=interval(means),
-        over_problems=bootstrap(deltas),
+        over_problems=bootstrap_interval(deltas),
         wins=sum(delta > _SAME for delta in deltas),
         losses=sum(delta < -_SAME for delta in deltas),
         ties=sum(abs(delta) <= _SAME for delta in deltas),
@@ -328,7 +300,7 @@ def _arm_summary(name: str, seeds: Sequence[Outcome], env: str, model: str, base
         k=max(outcome.k for outcome in seeds),
         mean_at_k=mean(means),
         over_seeds=interval(means),
-        over_problems=bootstrap(problems),
+        over_problems=bootstrap_interval(problems),
         pass_at_k=mean([value for value, _ in passes]),
         pass_by=by,
         difference=None if base is None else difference(seeds, base),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.records import Usage
 from ...nodes.evaluate.statistics import interval, mean
-from .evaluation import BOOTSTRAP_DRAWS, ArmSummary, Outcome, difference
+from .evaluation import ArmSummary, Outcome, difference
 from .learning_curves import LearningStep
 
 __all__ = ["interval_note", "lead_notes", "lost_comparison_notes", "steps_table", "table", "usage_table"]
@@ -53,7 +53,7 @@ def interval_note(rows: Sequence[ArmSummary]) -> str:
     n = len(rows[0].seeds)
     if n > 1:
         return f"95 % over {n} seeds (Student's t; its ends may lie below 0 or above 1)"
-    return f"95 % over {rows[0].problems} problems (bootstrap, {BOOTSTRAP_DRAWS:,} draws); one seed says nothing about others"
+    return f"95 % over {rows[0].problems} problems (bootstrap); one seed says nothing about others"
 
 
 def table(rows: Sequence[ArmSummary]) -> str:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from hashlib import blake2b
 from typing import Any, ClassVar, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -33,6 +32,7 @@ from ...memory.lessons.library import LibraryVersions
 from ...memory.records import Probe, Rollout, Task
 from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
+from ..evaluate.statistics import interval, mean
 from ..extract.groups import net_reward
 from ..extract.rollouts import RolloutPlayer
 from ..state import LearningChannels
@@ -48,7 +48,6 @@ __all__ = [
     "Rule",
     "accept_test_result",
     "acceptance_rates",
-    "bootstrap",
     "decide_acceptance",
     "differences",
     "fan_out_probes",
@@ -56,8 +55,6 @@ __all__ = [
 ]
 
 Rule = Literal["not-worse", "better", "always"]
-BOOTSTRAP_RESAMPLES = 4_000
-"""Resamples of a bootstrap."""
 CONFIDENCE = 0.95
 """Confidence of the one-sided bound by which the rules go."""
 SIMULATED_TESTS = 4_000
@@ -90,7 +87,7 @@ class AcceptTestResult:
     gain: float
     """Mean paired difference, candidate minus current."""
     low: float
-    """Lower end of the 95 % interval of the gain."""
+    """Lower end of the 95 % interval of the gain, by Student's t; the gain itself with a single problem."""
     high: float
     wins: int
     """Problems on which the candidate did better."""
@@ -203,26 +200,10 @@ def _passes(bound: Any, second: Any, rule: Rule, margin: float) -> Any:
     return clear & ((second > -margin + _SAME) | (second >= -_SAME))
 
 
-def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RESAMPLES) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of `values`; the text `seed` seeds the generator.
-
-    `scipy.stats.bootstrap` gives the same interval up to the last bit, but refuses a single value (one held-out problem), and
-    recorded intervals would no longer compare as equal. So these lines stay.
-    """
-    import numpy as np
-
-    drawn = np.random.default_rng(int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big"))
-    known = np.asarray(values, dtype=float)
-    means = known[drawn.integers(0, len(known), (resamples, len(known)))].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def accept_test_result(
     probes: Sequence[Probe],
     candidate: str,
     current: str,
-    seed: str,
     *,
     earlier: Sequence[Probe] = (),
     second: Collection[str] = (),
@@ -233,7 +214,6 @@ def accept_test_result(
         probes: the rollouts of this step under both libraries.
         candidate: name of the candidate.
         current: name of the current library.
-        seed: a text that seeds the bootstrap.
         earlier: see `differences`.
         second: ids of the problems of the second split.
     """
@@ -246,11 +226,12 @@ def accept_test_result(
     gains = [paired[task] for task in sorted(paired) if task not in second]
     first = [probe for probe in probes if probe.task not in second]
     pooled = [replace(probe, library=current) for probe in earlier if probe.task not in second]
-    low, high = bootstrap(gains, seed)
+    gain = mean(gains)
+    low, high = interval(gains) or (gain, gain)
     return AcceptTestResult(
         candidate=mean_reward(first, candidate),
         current=mean_reward([*first, *pooled], current),
-        gain=sum(gains) / len(gains),
+        gain=gain,
         low=low,
         high=high,
         wins=sum(gain > _SAME for gain in gains),
@@ -446,9 +427,7 @@ class Accept:
         if probes and self.cached_probes:
             probes = self.cached_probes(state)
         earlier = state.get("incumbent_probes") or []  # a checkpoint of an earlier version has none
-        test = accept_test_result(
-            probes, candidate, current, f"{state['run']}/{state['step']}/accept", earlier=earlier, second=self.second
-        )
+        test = accept_test_result(probes, candidate, current, earlier=earlier, second=self.second)
         takes, why = decide_acceptance(test, self.rule, self.margin)
         if leak := self.leak_reason(candidate, current) if self.leak_reason else "":
             takes, why = False, leak

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learngraph.nodes.extract.groups import advantages, has_spread, majority, reward_std
-from learngraph.nodes.update.accept_test import bootstrap
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
@@ -46,23 +45,3 @@ def test_no_answer_is_more_frequent_than_the_majoritys(answers: list[str]) -> No
     assert counts[answer] == max(counts.values())
     assert share == counts[answer] / len(answers)
     assert answers.index(answer) == min(answers.index(a) for a in counts if counts[a] == counts[answer])
-
-
-@pytest.mark.parametrize("values", [(0, 0, 1), (-1, 0, 0, 1), (0, 1, 1, 1, 1), (-2, -1, 0, 1, 2)])
-def test_the_bootstrap_is_that_of_all_resamples(values: tuple[int, ...]) -> None:
-    """The 2.5 and 97.5 % points of the mean over all n^n resamples, each as likely as the others."""
-    size = len(values)
-    exact = Counter(Fraction(sum(drawn), size) for drawn in product(values, repeat=size))
-    low, high = bootstrap([float(v) for v in values], "exact", resamples=40_000)
-
-    def below(point: float) -> float:
-        return sum(count for value, count in exact.items() if value < point - 1e-9) / size**size
-
-    def upto(point: float) -> float:
-        return sum(count for value, count in exact.items() if value <= point + 1e-9) / size**size
-
-    slack = 0.005  # of 40,000 draws: five standard errors
-    assert below(low) <= 0.025 + slack
-    assert upto(low) >= 0.025 - slack
-    assert below(high) <= 0.975 + slack
-    assert upto(high) >= 0.975 - slack

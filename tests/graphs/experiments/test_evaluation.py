@@ -67,25 +67,6 @@ def test_nothing_to_evaluate_is_an_error_and_no_number(rewards: list[list[float 
             measure(rewards)
 
 
-def test_bootstrap_is_seeded_and_knows_simple_cases() -> None:
-    assert evaluation.bootstrap([1.0]) is None
-    assert evaluation.bootstrap([0.3] * 7) == pytest.approx((0.3, 0.3))
-    values = [0.0, 0.0, 1.0, 1.0]
-    assert evaluation.bootstrap(values) == evaluation.bootstrap(values)
-    # Of four fair coins: P(mean = 0) = 1/16 = .0625 > .025, so the 2.5 % quantile is 0, and the 97.5 % one is 1.
-    assert evaluation.bootstrap(values) == (0.0, 1.0)
-    # Of 100 coins the binomial's standard deviation is .05: about ±1.96 of it, on a grid of .01.
-    low, high = evaluation.bootstrap([0.0, 1.0] * 50) or (0, 0)
-    assert low == pytest.approx(0.402, abs=0.011)
-    assert high == pytest.approx(0.598, abs=0.011)
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=20))
-def test_an_interval_lies_within_the_values(values: list[float]) -> None:
-    low, high = evaluation.bootstrap(values, draws=200) or (0, 0)
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
-
-
 def test_an_outcome_is_by_problem_and_run_index_whatever_the_order() -> None:
     played = [
         rollout("b", 1, None, "ran out of time"),
