@@ -29,10 +29,9 @@ from typing import Any
 
 from ...memory.errors import CommandError, UserError
 from ..arms import blueprint, method_settings
-from ..experiments.folder_settings import ADDED_SEED
 from ..experiments.run_folder import parse_seeds
 from ..experiments.training_free.bench import play_seed
-from ..experiments.training_free.digests import folder_name, problem_digests, run_settings
+from ..experiments.training_free.digests import folder_name, run_settings
 from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
 from ..experiments.training_free.report import print_progress, write_report
 from ..experiments.training_free.setup import (
@@ -88,32 +87,20 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
         check_models(setup)
         check_arms_build(setup, splits)
     if options.dry_run:
-        return dry_run(setup, _settings_to_record(setup, record, splits))
+        return dry_run(setup, _with_arms_there(setup.folder, record))
     return _run(setup, record, splits)
 
 
-def _settings_to_record(
-    setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]
-) -> Mapping[str, Any]:
-    """The settings as the folder is to keep them: with the arms that it has beside those asked for, and with the digests of its
-    problems in the order in which its seeds came. The settings as they are for a new folder.
-
-    The first arm has to be the same: controls are made of what it has learned.
-    """
+def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings, with the arms that the folder has beside those asked for."""
     from ..experiments.folder_settings import read_settings
 
-    path = setup.folder / "settings.json"
+    path = folder / "settings.json"
     try:
-        there = dict(read_settings(path)) if path.exists() else {}
+        there = read_settings(path).get("arms") if path.exists() else {}
     except ValueError:
         there = {}  # refused later, with a message
-    arms, digests = there.get("arms") or {}, settings["digests"]
-    if not arms or next(iter(arms)) != next(iter(settings["arms"])):
-        return settings
-    first_seeds = [seed for seed in there["seeds"] if f"{ADDED_SEED}{seed}" not in there["digests"]]
-    if set(first_seeds) <= set(setup.seeds):
-        digests = {**digests, **problem_digests(setup.options, splits, first_seeds)}
-    return {**settings, "arms": {**arms, **settings["arms"]}, "digests": digests}
+    return {**settings, "arms": {**(there or {}), **settings["arms"]}}
 
 
 def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
@@ -134,7 +121,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
     from ..experiments import pool, sweep
 
-    with sweep.claim_folder(setup.folder, _settings_to_record(setup, settings, splits)):
+    with sweep.claim_folder(setup.folder, _with_arms_there(setup.folder, settings)):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
             with _progress(setup) as tick, pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,6 @@ __all__ = [
     "file_digest",
     "folder_name",
     "initial_libraries",
-    "problem_digests",
     "public_url",
     "run_settings",
     "weights_digest",
@@ -38,25 +37,13 @@ RESULT_NEUTRAL_OPTIONS = (
 # fmt: on
 """Options that change no number in the results."""
 
-PROMPT_FOLDERS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
-"""Prompt folders of the package whose texts a run folder is compared by. The cache does not use this list: its keys hold the texts
-of the prompts themselves (graphs/wiring/fingerprint.py)."""
-
-SCORING_PROMPTS = ("act/score.md", "reasoning_bank/brief.md")
-"""The prompts of a rollout whose actions are scored."""
-
-
-def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An arm's settings as a folder keeps them: those that earlier versions did not have only where they do something."""
-    new = ("margin", "regression_share", "max_step_edits")
-    return {name: value for name, value in settings.items() if value or name not in new}
-
 
 def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> dict[str, Any]:
     """The settings of a run, with digests of the files that it reads. A run with other settings needs another folder."""
     from importlib.metadata import version
 
     from ....memory.lessons.library import find_library
+    from ....nodes.prompt import PROMPTS_DIR
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in RESULT_NEUTRAL_OPTIONS}
     options = {
@@ -72,9 +59,9 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
         "base_url": public_url(server) if any(model.startswith("openai:") for model in used) else None,
         "critic_base_url": public_url(setup.options.critic_base_url),
         "seeds": list(setup.seeds),
-        "arms": {arm.name: _recorded(asdict(arm.settings)) for arm in setup.arms},
+        "arms": {arm.name: asdict(arm.settings) for arm in setup.arms},
         "digests": {
-            **problem_digests(setup.options, splits, setup.seeds),
+            **{f"{ADDED_SEED}{seed}": digest(_problem_contents(setup.options, splits[seed])) for seed in splits},
             **{f"model {model}": weights_digest(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
             **{f"library {path}": file_digest(find_library(path), "--library") for path in initial_libraries(setup)},
             **{
@@ -82,31 +69,10 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
                 for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
                 if path
             },
-            "prompts of the package": _package_prompts(setup),
+            "prompts of the package": _files_digest(PROMPTS_DIR),
         },
         "version": version("learngraph"),
     }
-
-
-def _package_prompts(setup: TrainingFreeSetup) -> str:
-    """A digest of the package's prompts that a run reads. A model whose actions are scored reads few of them, and a critic by rule
-    none, so that such a run goes on although the texts for models that chat have changed."""
-    folder = Path(__file__).parents[3] / "nodes" / "prompts"
-    scores = not any(model.startswith("openai:") for model in (setup.options.model, setup.options.critic_model))
-    if scores and all(getattr(arm.settings, "author", "rule") == "rule" for arm in setup.arms):
-        return digest([_files_digest(folder / name) for name in SCORING_PROMPTS])
-    return digest([_files_digest(folder / name) for name in PROMPT_FOLDERS])
-
-
-def problem_digests(
-    options: TrainingFreeOptions, splits: Mapping[int, ProblemSplit], first_seeds: Sequence[int]
-) -> dict[str, str]:
-    """Digests of the problems: one of all the seeds that a folder began with, and one of each seed that was added later."""
-    first = digest([_problem_contents(options, splits[seed]) for seed in first_seeds])
-    added = {
-        f"{ADDED_SEED}{seed}": digest(_problem_contents(options, splits[seed])) for seed in splits if seed not in first_seeds
-    }
-    return {"problems": first, **added}
 
 
 def _problem_contents(options: TrainingFreeOptions, split: ProblemSplit) -> list[Any]:
