@@ -178,7 +178,7 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
     assert "| rollout |" in printed
     for arm in (*ARMS, "react"):
         assert re.search(
-            rf"^{re.escape(titles[0])} is (ahead of|not shown to differ from) {arm}: [+]0\.", printed, re.MULTILINE
+            rf"^{re.escape(titles[0])} is (ahead of|not shown to differ from) {re.escape(arm)}: [+]0\.", printed, re.MULTILINE
         )
     assert json.loads(Path("out", "results.json").read_text())["paid"].keys() == {"rollout", "trial", "test"}
     table = rows()
