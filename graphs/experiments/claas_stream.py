@@ -277,7 +277,7 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class StreamOptions:
+class ClaasStreamOptions:
     """Options of the command."""
 
     file: Positional[Path]
@@ -290,7 +290,7 @@ class StreamOptions:
 
 def main(args: Sequence[str]) -> int:
     """Play what is missing, print the tables, and return the exit status."""
-    options = parse_flags(StreamOptions, args, "claas_stream", str(__doc__))
+    options = parse_flags(ClaasStreamOptions, args, "claas_stream", str(__doc__))
     jobs, path = read_stream_file(options.file).jobs(), options.out / "trials.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     missing = [(job, path) for job, trial in zip(jobs, _read_trials(path, jobs), strict=True) if trial is None]
