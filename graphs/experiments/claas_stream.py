@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
-from ..claas import CLaaS
+from ..claas import CLaaS, Objective
 from ..cli.flags import parse_flags
 from .claas_learner import StreamLearner, mean_ess_and_age, open_learner, temporary_folder
 from .continual import Trial, matrix_table, table
@@ -96,7 +96,7 @@ class StreamFile:
         """The trials of all arms, orders and seeds."""
         found = []
         for order, seed, arm in product(range(self.orders), range(self.seeds), self.arms):
-            settings = change_settings(getattr(CLaaS, arm.preset)() if arm.preset != "mixed" else CLaaS(), arm.settings)
+            settings = change_settings(CLaaS(loss=Objective(kind=arm.preset)), arm.settings)
             job = StreamJob(arm.name, order, seed, self.model, self.scenarios_per_split, self.steps_per_scenario, arm.shows)
             found.append(replace(job, settings=replace(settings, seed=seed)) if arm.learns else job)
         return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.experiments.claas_stream import main, read_stream_file
 from learngraph.memory.errors import CommandError
 
@@ -63,7 +63,7 @@ def test_every_arm_of_our_files_has_settings_of_the_method(name: str) -> None:
     assert all((jobs[arm.name].settings is None) != arm.learns for arm in file.arms)
     if name == "stream":
         assert jobs["mixed"].settings == replace(CLaaS(), seed=2)
-        assert jobs["sdpo"].settings == replace(CLaaS.sdpo(), seed=2)
+        assert jobs["sdpo"].settings == CLaaS(loss=Objective(kind="sdpo"), seed=2)
     else:
         fresh, rejecting = jobs["fresh"].settings, jobs["age 50, rejection"].settings
         assert fresh is not None
