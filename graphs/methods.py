@@ -124,10 +124,6 @@ class Method:
         return self.model_use == "chat"
 
 
-SHOWN_AS_JITRL = ("memory", "awm", "evotest", "reflexion")
-"""Methods that show the model as many earlier steps of the episode as JitRL where it plays, too, and else all of them
-(`MethodInputs.history_steps`)."""
-
 METHODS: Mapping[str, Method] = {
     "jitrl": Method(
         summary="recalls what similar states earned, adds the advantage to the logits",

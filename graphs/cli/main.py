@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from ...memory.errors import CommandError, UserError
+from ...memory.errors import CommandError, UserError, did_you_mean
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -36,21 +36,15 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "run": Command("play a method on an environment, or compare several; the same command resumes a killed run", ".run", "run"),
-    "bench": Command(
-        "play a benchmark file: methods x environments x models x seeds, with tables, curves and tests: learngraph bench FILE.toml",
-        ".bench.command",
-        "bench",
+    "run": Command(
+        "play a method, compare several, or play all of a file: learngraph run METHOD|FILE.toml; the same command resumes a killed run",
+        ".run",
+        "run",
     ),
     "serve": Command(
         "a chat API (OpenAI's) whose model learns from feedback while it answers: learngraph serve --api-key KEY",
         ".serve",
         "serve",
-    ),
-    "calibrate": Command(
-        "compare the rewards that a method saw with the true scores: learngraph calibrate RUN_FOLDER [METHOD]",
-        ".calibrate",
-        "calibrate",
     ),
     "win-rates": Command(
         "let a judge compare the answers of a run's methods in both orders: learngraph win-rates RUN_FOLDER --judge MODEL",
@@ -120,7 +114,9 @@ def _run_command(args: Sequence[str]) -> int:
         print(version("learngraph"))
         return 0
     if args[0] not in COMMANDS:
-        raise CommandError(f"learngraph has no command '{args[0]}'; there are {', '.join(COMMANDS)}")
+        raise CommandError(
+            f"learngraph has no command '{args[0]}'{did_you_mean(args[0], COMMANDS)}; there are {', '.join(COMMANDS)}"
+        )
     return COMMANDS[args[0]].load()(args[1:])
 
 

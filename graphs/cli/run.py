@@ -1,224 +1,233 @@
-"""`learngraph run METHOD`: play a method, or compare several, on an environment.
+"""`learngraph run METHOD` or `learngraph run FILE.toml`: play methods on environments, as far as that is not done, and show the results.
 
-The flags become `RunOptions` and the settings of each method; worker processes play the runs (`play.py`), `report.py` shows them.
+    learngraph run jitrl --env toy --compare static 'jitrl?beta=5' --seeds 10
+    learngraph run ablations.toml
+
+A method with its flags is an experiment of one environment and one model; a file (experiments/spec.py) may name several. Both are
+played by experiments/harness.py: the same command goes on with what was killed, and plays more seeds or episodes if more are asked
+for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
+
+from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
 from ..arms import method_settings, paper_temperature, preset_names, shared_settings
-from ..experiments import pool, sweep
-from ..experiments.folder_settings import read_settings
+from ..experiments.dry_run import dry_run
+from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once
+from ..experiments.measures import METRICS, RUN_METRICS
 from ..experiments.options import RunOptions, SweepSetup
-from ..experiments.play import judge_node, loads_model, play
-from ..experiments.progress import ProgressRow, ScoreFollower, say, show_progress
-from ..experiments.ray_pool import is_ray
-from ..experiments.report import bank_overlap_warnings, report
-from ..experiments.run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
+from ..experiments.plan import BenchSweep, plan_sweeps, unplayed_notes
+from ..experiments.pool import is_ray
+from ..experiments.progress import say
+from ..experiments.run_folder import parse_seeds, run_folder_name, settings_record
+from ..experiments.spec import BenchArm, BenchEnvironment, BenchFile, BenchModel, read_bench_file
 from .flags import parse_flags, parse_options_and_settings
-from .training_free import learn_and_test
 
-if TYPE_CHECKING:
-    from ..experiments.sweep import Job, RunFailure
+__all__ = ["run"]
 
-__all__ = ["check_sweep", "play_missing", "play_sweep", "run", "runs_at_once"]
 
-Failed = TypeVar("Failed")
-"""A run that failed."""
+@dataclass(frozen=True)
+class FileOptions:
+    """The options of an experiment of a file."""
+
+    file: Positional[Path]
+    """The file, in TOML."""
+    out: Path | None = None
+    """Its folder; `runs/bench-NAME` for `NAME.toml` if not given. The same command continues it."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Processes that play at the same time."""
+    engine: str = "processes"
+    """Where runs are played: `processes` of this machine, `ray` (a cluster on it, or $RAY_ADDRESS), or `ray://HOST:PORT`."""
+    seeds: str | None = None
+    """Other seeds than the file's: `5`, `0,3,7` or `20-39`. More of them are added to those that are played."""
+    episodes: int | None = None
+    """Another number of episodes than the file's. Finished runs go on from their last one."""
+    only: tuple[str, ...] = ()
+    """Labels of the environments, models and methods to play, where that is not all."""
+    price_in: float = 0.0
+    """Dollars per million tokens read, of the models for which the file has no price. Without one no dollars are shown."""
+    price_out: float = 0.0
+    """Dollars per million tokens written."""
+    dry_run: bool = False
+    """Play nothing: say how many runs are left, and what calls and tokens they would take."""
+    json: bool = False
+    """Print JSON, one object for each method of each table, and nothing else."""
+    write: Path | None = None
+    """A page whose lines between `<!-- bench NAME -->` and `<!-- /bench -->` are replaced by the tables and the command."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Play a method, or compare several. Returns the exit status."""
+    """Play a method, several, or those of a file. Returns the exit status."""
     from .. import methods
 
     if not args or args[0].startswith("-"):
         if not args or args[0] not in ("-h", "--help"):
-            raise CommandError(f"learngraph run METHOD …: which method? there are {', '.join(methods.METHODS)}")
+            raise CommandError(f"learngraph run METHOD … or FILE.toml: which method? there are {', '.join(methods.METHODS)}")
         summaries = "; ".join(f"{name}: {method.summary}" for name, method in methods.METHODS.items())
-        about = f"{summaries}. Each has settings of its own: learngraph run METHOD --help"
+        about = f"{summaries}. Each has settings of its own: learngraph run METHOD --help. FILE.toml is an experiment of many."
         parse_flags(RunOptions, ["--help"], "learngraph run METHOD", about)
-    name = args[0]
+    if args[0].endswith(".toml"):
+        return _run_file(args)
     if any(arg == "--agent" or arg.startswith("--agent=") for arg in args):
         from .agent import run_agent
 
-        return run_agent(name, args[1:])
-    rest = args[1:]
-    method = methods.find_method(name)
-    presets = preset_names(method.settings)
+        return run_agent(args[0], args[1:])
+    return _run_method(args[0], args[1:])
+
+
+def _run_method(name: str, args: Sequence[str]) -> int:
+    """Play the method of this name with these flags, beside those that `--compare` names."""
+    from ..methods import find_method
+
+    method, defaults = find_method(name), method_settings(name)
     about = (
-        f"{method.summary}. {name}:PRESET has other defaults ({', '.join(presets)}), {name}?SETTING=VALUE changes one. An agent of your own learns with --agent "
-        "MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
+        f"{method.summary}. {name}:PRESET has other defaults ({', '.join(preset_names(method.settings))}), {name}?SETTING=VALUE "
+        "changes one. An agent of your own learns with --agent MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
     )
-    defaults = method_settings(name)
     if method.has_training_phase:
-        return learn_and_test(name, defaults, rest, about)
+        from .training_free import learn_and_test
+
+        return learn_and_test(name, defaults, args, about)
     title = f"{type(defaults).__name__}: settings of the method"
-    options, settings = parse_options_and_settings(RunOptions, defaults, rest, f"learngraph run {name}", about, title)
-    if options.model == "uniform":  # as a benchmark file and the studio name it
+    options, settings = parse_options_and_settings(RunOptions, defaults, args, f"learngraph run {name}", about, title)
+    if options.model == "uniform":  # as a file and the studio name it
         options = replace(options, model=RunOptions().model, prior="uniform")
-    shared = shared_settings(settings, rest)
-    chosen = {name: settings}
+    shared, chosen = shared_settings(settings, args), {name: settings}
     for other in options.compare:
-        if methods.find_method(other).has_training_phase:
+        if find_method(other).has_training_phase:
             raise CommandError(
                 f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
             )
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
-    found = {one: paper_temperature(one) for one in chosen}
-    return play_sweep(SweepSetup(options, chosen, {one: known for one, known in found.items() if known is not None}))
+    temperatures = {one: known for one in chosen if (known := paper_temperature(one)) is not None}
+    return play_setup(SweepSetup(options, chosen, temperatures), ["learngraph", "run", name, *args])
 
 
-def play_sweep(setup: SweepSetup) -> int:
+def play_setup(setup: SweepSetup, command: Sequence[str] = ()) -> int:
     """Play all methods of a setup on all its seeds, as far as that is not done, and report. Returns the exit status."""
-    options = setup.options
-    seeds = parse_seeds(options.seeds)
-    if options.episodes < 1 or options.workers < 1:
-        raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
-    is_ray(options.engine)  # refuses an unknown one
+    options, seeds = setup.options, parse_seeds(setup.options.seeds)
+    if options.episodes < 1:
+        raise CommandError(f"--episodes is at least 1, got {options.episodes}")
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
-    runs_at_once(setup)
-    settings = settings_record(setup, seeds)
-    folder = options.out or Path("runs") / run_folder_name(setup, settings)
+    folder = options.out or Path("runs") / run_folder_name(setup, settings_record(setup, seeds))
+    arms = {name: BenchArm(name, _label(name, settings)) for name, settings in setup.methods.items()}
+    model = "uniform prior" if options.prior == "uniform" else options.model
+    world = BenchEnvironment(options.env, options.env)
+    asked = BenchModel(options.model, model, options.price_in, options.price_out)
+    against = next(iter(arms.values())).label
+    file = BenchFile((world,), tuple(arms.values()), (asked,), against=against, metrics=RUN_METRICS)
+    sweep = BenchSweep(world, asked, arms, setup, folder, tuple(seeds), frozenset(arms))
+    return _play_and_report(file, [sweep], folder, options, command)
+
+
+def _label(name: str, settings: Any) -> str:
+    """A method's name in tables, with the remark that its settings add to it."""
+    remark = getattr(settings, "remark", "")
+    return f"{name} ({remark})" if remark else name
+
+
+def _run_file(args: Sequence[str]) -> int:
+    """Play the experiment of a file."""
+    from ..experiments.report import find_block, write_block
+
+    about = "Plays every method of a file on every environment with every model and seed, and compares them."
+    options = parse_flags(FileOptions, args, "learngraph run", about)
+    file = _with_flags(read_bench_file(options.file, [*METRICS]), options)
+    name = options.file.stem
+    folder = options.out or Path("runs") / f"bench-{name}"
+    planned = plan_sweeps(file, folder, options.workers, options.only)
+    if options.write:
+        find_block(options.write, name)  # before hours of play
+    command = ["learngraph", "run", str(options.file)]
+    for one in ("seeds", "episodes"):
+        if (given := getattr(options, one)) is not None:
+            command += [f"--{one}", str(given)]
+    command += ["--only", *options.only] if options.only else []
+
+    def write(page: str) -> None:
+        if options.write:
+            write_block(options.write, name, page)
+
+    return _play_and_report(file, planned, folder, options, command, name, options.only, write)
+
+
+def _with_flags(file: BenchFile, options: FileOptions) -> BenchFile:
+    """The experiment with the seeds, episodes and prices of the command."""
+    changes: dict[str, Any] = {name: given for name in ("seeds", "episodes") if (given := getattr(options, name)) is not None}
+    if options.seeds is not None:
+        parse_seeds(options.seeds)
+    if options.episodes is not None and options.episodes < 1:
+        raise CommandError(f"--episodes is at least 1, got {options.episodes}")
+    prices: dict[str, Any] = {"price_in": options.price_in, "price_out": options.price_out}
+    if min(prices.values()) < 0:
+        raise CommandError(f"--price-in and --price-out are at least 0, got {options.price_in:g} and {options.price_out:g}")
+
+    def left(there: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in there.items() if name not in changes}
+
+    models = [model if model.price_in or model.price_out else replace(model, **prices) for model in file.models]
+    return replace(
+        file,
+        models=tuple(replace(one, options=left(one.options)) for one in models),
+        environments=tuple(replace(one, options=left(one.options)) for one in file.environments),
+        options=left(file.options),
+        **changes,
+    )
+
+
+def _play_and_report(
+    file: BenchFile,
+    planned: Sequence[BenchSweep],
+    folder: Path,
+    options: RunOptions | FileOptions,
+    command: Sequence[str],
+    name: str = "",
+    only: Sequence[str] = (),
+    write: Callable[[str], None] = lambda page: None,
+) -> int:
+    """Play what is left, and print what there is. Returns the exit status."""
+    if options.workers < 1:
+        raise CommandError(f"--workers is at least 1, got {options.workers}")
+    is_ray(options.engine)  # refuses an unknown one
+    for one in planned:
+        runs_at_once(one.setup)
     if options.dry_run:
-        from ..experiments.dry_run import dry_run
-
-        check_sweep(options, [], needs_model=False)
-        return dry_run(setup, folder)
-    batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
-    failures: list[RunFailure] | None = None
-    _check_history(setup, folder)
-    with sweep.claim_folder(folder, settings):
-        if all(sweep.is_finished(job) for batch in batches for job in batch):
+        return dry_run(planned, unplayed_notes(file, only), folder, as_json=options.json)
+    with claim_sweeps(planned, folder, name):
+        with _resume_hint(folder):
+            failures, has_played = play_sweeps(planned, options.workers, options.engine)
+        if not has_played and not failures:
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
-        else:
-            bank_seeds = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
-            played = check_sweep(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
-            for line in bank_overlap_warnings(setup, played):
-                say(line)
-            with _resume_hint(folder), pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
-                failures = _play_all(setup, batches)
-        return report(setup, folder, batches, failures)
+        from ..experiments.report import draw_graph, report_sweeps
 
-
-def check_sweep(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[tuple[str, int | None]]:
-    """Find mistakes before workers start. Returns the id and `Task.seed` of these seeds' tasks."""
-    from ...tools.environments.catalogue import open_environment
-    from ...tools.models.models import MODELS, open_model
-
-    environment = open_environment(options.env, horizon=options.horizon)
-    judge_node(options, environment, model=object(), journal=None)
-    tasks = [environment.task(seed, options.split) for seed in seeds]
-    environment.close()
-    kind = options.model.partition(":")[0]
-    known = {name.partition(":")[0] for name in MODELS}
-    if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
-        open_model(options.model, **options.model_arguments())
-    return [(task.id, task.seed) for task in tasks]
-
-
-def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFailure]:
-    """Play what is not finished, and show the progress. Returns the runs that failed."""
-    options = setup.options
-    rows = [
-        ProgressRow(
-            batch[0].method, options.episodes * len(batch), [*map(ScoreFollower, batch)], (options.price_in, options.price_out)
-        )
-        for batch in batches
-    ]
-    with show_progress(rows) as tick:
-        failures = play_missing([(setup, batches)], play, options.workers, tick, engine=options.engine)
-        tick()
-    return failures
-
-
-def play_missing(
-    sweeps: Sequence[tuple[SweepSetup, Sequence[Sequence[Job]]]],
-    play: Callable[[tuple[SweepSetup, Sequence[Job]]], list[Failed] | None],
-    processes: int,
-    tick: Callable[[], None],
-    **more: Any,
-) -> list[Failed]:
-    """Play the runs of sweeps that are not finished, in one set of worker processes.
-
-    Args:
-        sweeps: each with the runs of each of its methods.
-        play: plays some runs in turn, and returns those that failed.
-        processes: number of worker processes.
-        tick: called a few times a second.
-        more: further arguments of `pool.run_workers`.
-
-    Returns:
-        The runs that failed.
-    """
-    by_concurrency: dict[int, list[tuple[SweepSetup, Sequence[Job]]]] = {}
-    for setup, batches in sweeps:
-        work = by_concurrency.setdefault(runs_at_once(setup), [])
-        for batch in batches:
-            left = tuple(job for job in batch if not sweep.is_finished(job))
-            in_turn = left and shares_memory(setup, batch[0].method)
-            work += [(setup, left)] if in_turn else [(setup, (job,)) for job in left]
-    failed: list[list[Failed]] = []
-    for concurrency, work in by_concurrency.items():
-        if work:
-            share = max(1, concurrency * min(processes, len(work)) // len(work))
-            parallel = [
-                (setup, [replace(job, attempts_at_once=_attempts_at_once(setup, job, share)) for job in jobs])
-                for setup, jobs in work
-            ]
-            failed += pool.run_workers(parallel, play, processes, tick, concurrency, **more)
-    return [failure for some in failed for failure in some]
-
-
-def _attempts_at_once(setup: SweepSetup, job: Job, most: int) -> int:
-    """Number of a run's episodes that are played at the same time: one where a run may end before its last episode."""
-    from .. import methods
-
-    may_end_early = job.stops_at_full_score or job.max_run_tokens
-    is_limited = setup.options.token_budget or setup.options.dollar_budget  # attempts that it cuts would be paid again
-    return most if methods.find_method(job.method).has_independent_attempts and not (may_end_early or is_limited) else 1
-
-
-def runs_at_once(setup: SweepSetup) -> int:
-    """Number of runs that a process plays at the same time."""
-    options = setup.options
-    remote = options.model.startswith("openai:") and any(loads_model(name, options) for name in setup.methods)
-    wanted = options.concurrency if options.concurrency is not None else 16 if remote else 1
-    if wanted < 1:
-        raise CommandError(f"--concurrency is at least 1, got {wanted}")
-    if wanted > 1 and not remote:
-        raise CommandError(f"--concurrency {wanted} is for models behind an API (openai:NAME); --workers for the others")
-    return wanted
-
-
-def _check_history(setup: SweepSetup, folder: Path) -> None:
-    """Refuse to put JitRL, which shows a model few of an episode's steps, beside baselines that were shown all of them.
-
-    Raises:
-        CommandError: the folder holds such baselines.
-    """
-    path = folder / "settings.json"
-    if setup.options.policy_history_steps is not None or not setup.shows_recent_steps or not path.exists():
-        return
-    from ..methods import SHOWN_AS_JITRL, find_method
-
-    try:
-        there = SweepSetup(setup.options, read_settings(path).get("methods") or {})
-    except (OSError, ValueError):
-        return  # the folder is refused when it is claimed, with a message
-    saw_all = [name for name in there.methods if name.partition(":")[0] in SHOWN_AS_JITRL]
-    if saw_all and not there.shows_recent_steps:
-        new = next(name for name in setup.methods if find_method(name).needs_logits)
-        raise CommandError(
-            f"{folder}: {saw_all[0]} was shown all earlier steps of an episode there, and {new} is shown fewer; give another --out"
-        )
+        report = report_sweeps(file, planned, folder, shlex.join(command), failures, only=only, draws=has_played)
+        write(report.page)
+        graphs = [] if name else [draw_graph(folder, one, settings) for one, settings in planned[0].setup.methods.items()]
+    if options.json:
+        for row in report.objects:
+            print(json.dumps(row))
+        for note in report.notes:
+            say(note)
+        return 2 if failures else 0
+    print(report.page if name else "\n".join([report.text, "", *report.notes]))
+    print(f"\nreport           {folder / 'report.html'}: every number there leads to its rows")
+    print(f"all of it        {folder}: results.md, results.tex, results.json, figures")
+    if graphs:
+        print(f"graphs           {'  '.join(map(str, graphs))}")
+    return 2 if failures else 0
 
 
 @contextmanager

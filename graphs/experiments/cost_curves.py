@@ -22,17 +22,14 @@ from typing import Any, Literal
 
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import plural
-from ...nodes.evaluate.statistics import Interval, interval, mean
-from .benchmark import SeedResult
-from .comparison import paired_difference, signed_difference
-from .evaluation import Difference
+from ...nodes.evaluate.statistics import Interval, PairedTest, interval, mean, paired_test
 from .figures import COLOURS, LINE_STYLES, dress_axes, new_figure, save_figure
+from .results import SeedResult
 
 __all__ = [
     "COSTS",
     "EqualCost",
     "costs_so_far",
-    "curve_records",
     "draw_cost_curves",
     "equal_cost",
     "equal_cost_table",
@@ -73,26 +70,6 @@ def score_within(result: SeedResult, budget: float, cost: Cost, kind: Kind = "ne
     return result.scores[finished - 1] if kind == "newest" else max(result.scores[:finished])
 
 
-def curve_records(methods: _Methods) -> list[dict[str, Any]]:
-    """For JSON, for each method a row per round: mean scores and running maxima with 95 % intervals over seeds, and the mean costs so far.
-
-    A round is there as long as all seeds have played it.
-    """
-    records = []
-    for seeds in methods:
-        rounds = min(len(a.scores) for a in seeds)
-        best = [list(accumulate(a.scores, max)) for a in seeds]
-        spent = {cost: [costs_so_far(a, cost) for a in seeds] for cost in COSTS}
-        rows = []
-        for n in range(rounds):
-            newest, highest = [a.scores[n] for a in seeds], [column[n] for column in best]
-            costs = {c: mean([s[n] for s in found if s]) for c, found in spent.items() if all(found)}
-            row: dict[str, Any] = {"round": n + 1, "newest": mean(newest), "best": mean(highest)}
-            rows.append(row | {"newest_ci": interval(newest), "best_ci": interval(highest)} | costs)
-        records.append({"method": seeds[0].method, "rounds": rows})
-    return records
-
-
 # The same number of rounds
 
 
@@ -123,9 +100,9 @@ class EqualCost:
     newest_ci: Interval | None
     best: float
     best_ci: Interval | None
-    lead_newest: Difference | None
+    lead_newest: PairedTest | None
     """The first method's newest score minus this one's, paired by seed; None for the first itself."""
-    lead_best: Difference | None
+    lead_best: PairedTest | None
     """The same of the running maximum."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -157,11 +134,9 @@ def _at_budget(seeds: Sequence[SeedResult], first: Sequence[SeedResult] | None, 
         return lambda result: score_within(result, budget, cost, kind) or 0.0
 
     newest, best = [of("newest")(a) for a in seeds], [of("best")(a) for a in seeds]
-    leads: dict[Kind, Difference | None] = {"newest": None, "best": None}
-    shared = {a.seed for a in first or ()} & {a.seed for a in seeds}
-    if first and shared:
-        pair = [[a for a in some if a.seed in shared] for some in (first, seeds)]
-        leads = {kind: paired_difference(pair, of(kind)) for kind in leads}
+    leads: dict[Kind, PairedTest | None] = {"newest": None, "best": None}
+    if first:
+        leads = {kind: paired_test(*({a.seed: of(kind)(a) for a in some} for some in (first, seeds))) for kind in leads}
     episodes = [float(bisect_right(spent, budget)) for a in seeds if (spent := costs_so_far(a, cost))]
     return EqualCost(
         seeds[0].method,
@@ -183,7 +158,7 @@ def equal_cost_table(rows: Sequence[EqualCost]) -> str:
     lead = f"{first.method} is ahead by"
     lines = [[f"after {first.budget:,.0f} {first.cost}", "episodes", "newest score", lead, "best so far", lead]]
     for row in rows:
-        leads = ["–" if one is None else signed_difference(one) for one in (row.lead_newest, row.lead_best)]
+        leads = ["–" if one is None else one.as_text() for one in (row.lead_newest, row.lead_best)]
         scores = [with_interval(row.newest, row.newest_ci), with_interval(row.best, row.best_ci)]
         lines.append([row.method, f"{row.episodes:.1f}", scores[0], leads[0], scores[1], leads[1]])
     return markdown_table(lines)

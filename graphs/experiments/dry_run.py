@@ -1,4 +1,4 @@
-"""`learngraph run METHOD --dry-run`: the calls, tokens and dollars that a run would take, without a call.
+"""`learngraph run … --dry-run`: the runs that are left, and the calls, tokens and dollars that they would take, without a call.
 
 The numbers come from the method's drawing: a node that asks the model and lies on the way from step to step asks once a step,
 any other once an episode.
@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.display import markdown_table
+from ...memory.errors import UserError, plural
 from ...memory.records import Usage
 from ...nodes.ask import Ask
 from ..arms import blueprint
 from ..wiring.run import CommitAttempt
+from .folder_settings import check_settings
+from .harness import unfinished_runs
 from .options import RunOptions, SweepSetup
+from .plan import BenchSweep, growing_record
 from .play import asks_model, loads_model, shared_environment
 from .progress import show
 from .run_folder import make_job, parse_seeds
 
-__all__ = ["CostEstimate", "cost_estimates", "dry_run"]
+__all__ = ["CostEstimate", "dry_run"]
 
 TYPICAL_TOKENS = (1_200, 250)
 """Tokens read and written by a call, where none were measured."""
@@ -42,6 +46,11 @@ class Amount:
     output_tokens: int
     dollars: float
 
+    def times(self, share: float) -> Amount:
+        """A share of these calls."""
+        calls, read, written = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
+        return Amount(calls, read, written, share * self.dollars)
+
 
 @dataclass(frozen=True)
 class CostEstimate:
@@ -55,49 +64,65 @@ class CostEstimate:
     """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
 
 
-def dry_run(setup: SweepSetup, folder: Path) -> int:
-    """Print the estimated costs of a run, method by method. Returns the exit status."""
-    options, estimates = setup.options, cost_estimates(setup, folder)
-    if options.json:
-        for one in estimates:
-            show(json.dumps(asdict(one)))
+def dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
+    """Print what the runs that are left would take, method by method. Returns the exit status: 2 if some cannot be played."""
+    lines, problems, runs = list[list[str]](), list[str](), 0
+    found, spent = list[CostEstimate](), [0, 0.0]
+    for one in planned:
+        try:
+            if one.folder.exists():
+                check_settings(one.folder, growing_record(one))
+            estimates = {name: _estimate(one.setup, one.folder, name) for name in one.setup.methods}
+        except UserError as error:
+            if len(planned) == 1:
+                raise
+            problems.append(f"{one.name}: cannot be played: {error}")
+            continue
+        batches, refused = unfinished_runs(one)
+        counts = {batch[0].method: len(batch) for batch in batches}
+        problems += [
+            f"{one.name}: {one.arms[run.method].label}, seed {run.seed}: cannot be played: {run.reason}" for run in refused
+        ]
+        found += estimates.values()
+        for batch in one.batches():
+            left, estimate = counts.get(batch[0].method, 0), estimates[batch[0].method]
+            now, most = (amount.times(left / len(batch)) for amount in (estimate.expected, estimate.most))
+            lines.append(
+                [
+                    *(one.environment.label, one.model.label, one.arms[batch[0].method].label, f"{left} of {len(batch)}"),
+                    *(f"{number:,}" for number in (batch[0].episodes, now.calls, now.input_tokens, now.output_tokens)),
+                    *(_dollars(one.setup.options, now), f"{most.calls:,}", f"{most.input_tokens + most.output_tokens:,}"),
+                    _dollars(one.setup.options, most),
+                ]
+            )
+            runs, spent = runs + left, [spent[0] + now.input_tokens + now.output_tokens, spent[1] + now.dollars]
+    if as_json:
+        for estimate in found:
+            show(json.dumps(asdict(estimate)))
+        return 2 if problems else 0
+    head = [*("environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars")]
+    table = markdown_table([[*head, "calls at most", "tokens at most", "dollars at most"], *lines], left=3)
+    show(f"{folder}: no model was asked. {plural(runs, 'run')} left; from their first episode they would take about\n\n{table}")
+    if len(planned) == 1:
+        problems += [f"assumed: {_assumptions(planned[0].setup, found)}", *_budget_notes(planned[0].setup.options, *spent)]
+        show("\n" + "\n".join([*problems, *notes]))
         return 0
-    show(f"{folder}: no model was asked. From the first episode to the last the run would take about\n")
-    show(_table(estimates, with_dollars=options.has_prices))
-    show(f"\nassumed: {_assumptions(setup, estimates)}")
-    expected = [one.expected for one in estimates]
-    tokens, dollars = sum(a.input_tokens + a.output_tokens for a in expected), sum(a.dollars for a in expected)
+    for line in [*problems, *notes]:
+        show(f"\n{line}")
+    return 2 if problems else 0
+
+
+def _dollars(options: RunOptions, amount: Amount) -> str:
+    return f"{amount.dollars:,.2f}" if options.has_prices else "–"
+
+
+def _budget_notes(options: RunOptions, tokens: float, dollars: float) -> list[str]:
+    notes = []
     if options.token_budget and tokens > options.token_budget:
-        show(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
+        notes.append(f"--token-budget {options.token_budget:,} may not last: {tokens:,.0f} tokens")
     if options.dollar_budget and dollars > options.dollar_budget:
-        show(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
-    return 0
-
-
-def cost_estimates(setup: SweepSetup, folder: Path) -> list[CostEstimate]:
-    """The estimated costs of each method, from its first episode to its last."""
-    return [_estimate(setup, folder, name) for name in setup.methods]
-
-
-def _table(estimates: Sequence[CostEstimate], with_dollars: bool) -> str:
-    head = ["method", "calls", "tokens read", "tokens written", "dollars", "calls at most", "tokens at most", "dollars at most"]
-    lines = [head]
-    for one in estimates:
-        now, most = one.expected, one.most
-        numbers = [now.calls, now.input_tokens, now.output_tokens]
-        lines.append(
-            [
-                one.method,
-                *(f"{number:,}" for number in numbers),
-                f"{now.dollars:,.2f}",
-                f"{most.calls:,}",
-                f"{most.input_tokens + most.output_tokens:,}",
-                f"{most.dollars:,.2f}",
-            ]
-        )
-    return markdown_table(
-        lines if with_dollars else [[cell for n, cell in enumerate(line) if n not in (4, 7)] for line in lines]
-    )
+        notes.append(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
+    return notes
 
 
 def _assumptions(setup: SweepSetup, estimates: Sequence[CostEstimate]) -> str:

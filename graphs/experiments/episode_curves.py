@@ -11,15 +11,14 @@ is a single method. Up to 14 episodes are shown as they are; longer runs as a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ...nodes.evaluate.statistics import interval, mean
-from .benchmark import SeedResult, last_episodes, optimum_name
-from .comparison import Lead, leads
+from ...nodes.evaluate.statistics import PairedTest, interval, mean, paired_test
 from .figures import COLOURS, LINE_STYLES, MARKERS, dress_axes, new_figure, save_figure
+from .results import SeedResult, final_count, last_episodes, optimum_name
 
 __all__ = ["MOST_RAW_EPISODES", "draw_learning_curves", "moving_average"]
 
@@ -46,7 +45,7 @@ def draw_learning_curves(attempts: _Methods, title: str, paths: Sequence[Path]) 
         title: text above the picture.
         paths: files to write; the suffix gives the format (.png, .svg).
     """
-    found = leads(attempts)
+    found = _leads(attempts)
     panels: list[Callable[[Any], None]] = [lambda axes: _draw_scores(axes, attempts)]
     if found:
         panels.append(lambda axes: _draw_leads(axes, found, attempts))
@@ -164,21 +163,41 @@ def _draw_judged(axes: Any, attempts: _Methods) -> None:
     _set_heights(axes, _draw_curves(axes, attempts, known))
 
 
-def _draw_leads(axes: Any, found: Sequence[Lead], attempts: _Methods) -> None:
+def _leads(attempts: _Methods) -> dict[str, tuple[PairedTest, PairedTest]]:
+    """Other method -> the first method's lead over it, over all episodes and over the last ones."""
+    found = {}
+    for theirs in attempts[1:]:
+        avg, last = (
+            paired_test(*({a.seed: of(a) for a in seeds} for seeds in (attempts[0], theirs)))
+            for of in (_mean_score, _last_score)
+        )
+        if avg is not None and last is not None:
+            found[theirs[0].method] = (avg, last)
+    return found
+
+
+def _mean_score(result: SeedResult) -> float:
+    return mean(result.scores)
+
+
+def _last_score(result: SeedResult) -> float:
+    return mean(result.scores[-final_count(len(result.scores)) :])
+
+
+def _draw_leads(axes: Any, found: Mapping[str, tuple[PairedTest, PairedTest]], attempts: _Methods) -> None:
     """The first method's lead over each other one, with its 95 % interval: over all episodes, and over the last ones."""
-    many = max(lead.seeds for lead in found)
-    dress_axes(axes, f"{found[0].method} minus …, paired by seed" + (", 95 % interval" if many > 1 else ""))
     names = [seeds[0].method for seeds in attempts]
+    many = max(len(avg.differences) for avg, _ in found.values())
+    dress_axes(axes, f"{names[0]} minus …, paired by seed" + (", 95 % interval" if many > 1 else ""))
     last = last_episodes(max(len(a.scores) for seeds in attempts for a in seeds))
-    for row, lead in enumerate(found):
-        number = names.index(lead.over)
-        for part, shift, is_filled in ((lead.avg, -0.14, True), (lead.final, 0.14, False)):
-            colour, band = COLOURS[number % len(COLOURS)], part.over_seeds
-            reach = [[part.mean - band[0]], [band[1] - part.mean]] if band else None
+    for row, (over, (avg, final)) in enumerate(found.items()):
+        number = names.index(over)
+        for part, shift, is_filled in ((avg, -0.14, True), (final, 0.14, False)):
+            colour, band = COLOURS[number % len(COLOURS)], part.by_t
             axes.errorbar(
                 part.mean,
                 row + shift,
-                xerr=reach,
+                xerr=[[part.mean - band[0]], [band[1] - part.mean]] if band else None,
                 color=colour,
                 fmt=MARKERS[number % len(MARKERS)],
                 mfc=colour if is_filled else "white",
@@ -187,10 +206,10 @@ def _draw_leads(axes: Any, found: Sequence[Lead], attempts: _Methods) -> None:
                 capsize=3,
             )
     axes.axvline(0, color="#444444", lw=1)
-    axes.set_yticks(range(len(found)), [_LABELS[lead.verdict].format(lead.over) for lead in found])
+    axes.set_yticks(range(len(found)), [_LABELS[avg.verdict()].format(over) for over, (avg, _) in found.items()])
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color="#e6e6e6", lw=0.8)
     axes.set_xlabel(f"difference in score: behind  ← 0 →  ahead\nfilled: all episodes; open: {last}")
-    if not any(x for lead in found for part in (lead.avg, lead.final) for x in (part.mean, *(part.over_seeds or ()))):
+    if not any(x for pair in found.values() for part in pair for x in (part.mean, *(part.by_t or ()))):
         axes.set_xlim(-1, 1)  # matplotlib would make the axis 0.1 wide

@@ -1,6 +1,6 @@
 """The numbers of a benchmark: a number per run, then mean, intervals and paired tests over seeds, all by scipy. Pure functions.
 
-    Avg            mean score over all episodes of a run, then over runs           (JitRL, arXiv:2601.18510)
+    mean score     over all episodes of a run, then over runs: Avg in JitRL's tables (arXiv:2601.18510)
     Final          score of the last episode, mean over runs                       (the same)
     last           mean score over the last tenth of the episodes, at least three
     running max    mean over episodes of the best score so far
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
-from .benchmark import SeedResult, final_count, last_episodes
+from .results import SeedResult, final_count, last_episodes
 
 __all__ = ["METRICS", "ArmEstimate", "Metric", "RunPrices", "estimate", "first_success", "measure"]
 
@@ -77,26 +77,83 @@ def _seconds(run: SeedResult, _: RunPrices) -> float | None:
     return math.fsum(known) if known else None
 
 
+def _answer(run: SeedResult, _: RunPrices) -> float | None:
+    return None if run.answer is None else run.scores[run.answer]
+
+
+def _solved(run: SeedResult, _: RunPrices) -> float | None:
+    chosen = run.scores[-1 if run.answer is None else run.answer]
+    return None if run.solved is None else float(chosen >= run.solved)
+
+
+def _last(values: Sequence[float]) -> float:
+    """The mean over the last tenth of the episodes, at least three."""
+    return mean(values[-final_count(len(values)) :])
+
+
+def _per_step(amount: float, run: SeedResult) -> float | None:
+    return amount / sum(run.steps) if amount and sum(run.steps) else None
+
+
+def _seconds_per_step(run: SeedResult, _: RunPrices) -> float | None:
+    known = [(s, n) for s, n in zip(run.seconds, run.steps, strict=False) if s is not None]
+    steps = sum(n for _, n in known)
+    return math.fsum(s for s, _ in known) / steps if steps else None
+
+
+def _rated(run: SeedResult) -> list[tuple[float, float]]:
+    """(reward, score) of the episodes with a reward by a judge."""
+    return [(value, score) for value, score in zip(run.judged, run.scores, strict=False) if value is not None]
+
+
+def _rank_correlation(run: SeedResult, _: RunPrices) -> float | None:
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+    rewards, scores = zip(*_rated(run), strict=True) if _rated(run) else ((), ())
+    return float(spearmanr(rewards, scores).statistic) if min(len({*rewards}), len({*scores})) > 1 else None
+
+
+def _auroc(run: SeedResult, _: RunPrices) -> float | None:
+    from scipy.stats import mannwhitneyu
+
+    solved = run.solved if run.solved is not None else math.inf
+    good = [reward for reward, score in _rated(run) if score >= solved]
+    others = [reward for reward, score in _rated(run) if score < solved]
+    if not good or not others:
+        return None
+    return float(mannwhitneyu(good, others, method="asymptotic").statistic) / (len(good) * len(others))
+
+
 def _regret(run: SeedResult, _: RunPrices) -> float:
     return math.fsum(max(run.optimum - score, 0.0) for score in run.scores)
 
 
 METRICS: Mapping[str, Metric] = {
-    "avg": Metric("Avg", lambda run, _: mean(run.scores), True, about="Mean score over all episodes of the run."),
+    "avg": Metric("mean score", lambda run, _: mean(run.scores), True, about="Mean score over all episodes of the run."),
     "final": Metric("Final", lambda run, _: run.scores[-1], True, about="Score of the run's last episode."),
     "last": Metric(
         "last",
-        lambda run, _: mean(run.scores[-final_count(len(run.scores)) :]),
+        lambda run, _: _last(run.scores),
         True,
         about="Mean score over the last tenth of the episodes, at least three.",
     ),
+    "last-of-optimum": Metric(
+        "last / optimum",
+        lambda run, _: _last(run.scores) / run.optimum if run.optimum > 0 else None,
+        True,
+        ".2f",
+        about="The same divided by the optimum, or by what the walkthrough scores within the step limit.",
+    ),
+    "answer": Metric("answer", _answer, True, about="Score of the attempt that the method itself chose as its answer."),
     "running-max": Metric(
         "running max",
         lambda run, _: mean([*accumulate(run.scores, max)]),
         True,
         about="Mean over episodes of the best score so far.",
     ),
-    "best": Metric("best", lambda run, _: max(run.scores), True, about="Highest score of all episodes."),
+    "best": Metric(
+        "best attempt", lambda run, _: max(run.scores), True, about="Highest score of all episodes; only an oracle can pick it."
+    ),
     "best-in-episode": Metric(
         "best in episode",
         lambda run, _: mean(run.bests),
@@ -104,18 +161,46 @@ METRICS: Mapping[str, Metric] = {
         about="Mean over episodes of the highest score within the episode: points may be lost again before its end.",
     ),
     "of-optimum": Metric(
-        "Avg / optimum",
+        "mean / optimum",
         lambda run, _: mean(run.scores) / run.optimum if run.optimum > 0 else None,
         True,
         ".2f",
-        about="Avg divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
+        about="Mean score divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
     ),
     "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
+    "solved": Metric("solved", _solved, True, ".2f", about="Share of the answers (or last attempts) that solved the task."),
     "regret": Metric(
         "regret", _regret, False, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
     ),
     "judged": Metric("judged return", _judged, True, about="Mean over episodes of the return by the judge."),
+    "rank-correlation": Metric(
+        "rank correlation",
+        _rank_correlation,
+        True,
+        ".2f",
+        about="Spearman's correlation of the judge's return and the true score over the episodes of a run.",
+    ),
+    "auroc": Metric(
+        "AUROC",
+        _auroc,
+        True,
+        ".2f",
+        about="Probability that the judge gives an episode that solved the task more than another of the run; ties count half.",
+    ),
     "steps": Metric("steps/episode", lambda run, _: mean(run.steps), False, ".1f", about="Steps per episode."),
+    "last-steps": Metric(
+        "steps, last", lambda run, _: _last(run.steps), False, ".1f", about="The same over the last tenth of the episodes."
+    ),
+    "refreshes": Metric(
+        "refreshes/episode",
+        lambda run, _: sum(run.refreshes) / len(run.scores) or None,
+        None,
+        ".1f",
+        about="Strategies written per episode.",
+    ),
+    "malformed": Metric(
+        "unreadable decisions", lambda run, _: run.malformed or None, None, ",.0f", about="Yes-or-no decisions taken as no."
+    ),
     "steps-to-success": Metric(
         "steps to success",
         _steps_to_success,
@@ -134,6 +219,12 @@ METRICS: Mapping[str, Metric] = {
     "tokens": Metric(
         "tokens/run", lambda run, _: run.tokens or None, None, ",.0f", about="Tokens read and written in these calls."
     ),
+    "episode-tokens": Metric(
+        "tokens/episode", lambda run, _: run.tokens / len(run.scores) or None, None, ",.0f", about="The same per episode."
+    ),
+    "step-tokens": Metric(
+        "tokens/step", lambda run, _: _per_step(run.tokens, run), None, ",.0f", about="The same per step of the world."
+    ),
     "trained-tokens": Metric(
         "tokens trained",
         lambda run, _: run.work.tokens_trained if run.work else None,
@@ -151,6 +242,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g", about="Price of these tokens."),
     "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
+    "step-seconds": Metric("s/step", _seconds_per_step, None, ".3g", about="Seconds per step of the world."),
 }
 """Name in a benchmark file -> metric."""
 USUAL_METRICS = (
@@ -170,11 +262,18 @@ USUAL_METRICS = (
     "seconds",
 )
 """The columns of a table where the file names none. A column without a number is left out."""
+RUN_METRICS = (
+    *("avg", "last", "last-of-optimum", "answer", "best", "success", "solved", "best-in-episode", "regret", "judged"),
+    *("steps", "last-steps", "refreshes", "malformed", "calls", "tokens", "episode-tokens", "step-tokens", "trained-tokens"),
+    *("flops", "dollars", "step-seconds"),
+)
+"""The columns of the table of `learngraph run METHOD`."""
 
 
 def metric_head(name: str, episodes: int) -> str:
     """The head of a metric's column: `last 3 episodes` for `last`."""
-    return last_episodes(episodes) if name == "last" else METRICS[name].head
+    heads = {"last": last_episodes(episodes), "last-steps": f"steps, {last_episodes(episodes)}"}
+    return heads.get(name) or METRICS[name].head
 
 
 @dataclass(frozen=True)

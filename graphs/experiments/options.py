@@ -168,9 +168,8 @@ class RunOptions(SharedOptions):
     """A text file with the answer that `--judge pairwise` compares attempts with; the environment's solution if not given. For
     `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""
     policy_history_steps: int | None = None
-    """Number of earlier steps of the episode that jitrl and the baselines which it is compared with (static, prompt-update, memory, awm,
-    evotest, reflexion) show the model. If not given, the policy's own number where one of the first three plays and in
-    benchmarks, else all steps, as icrl and the others show them."""
+    """Number of earlier steps of the episode that jitrl and its baselines (static, prompt-update, memory, awm, evotest, reflexion)
+    show the model; the policy's own number if not given. icrl and the others show all of them."""
     max_run_tokens: int = 0
     """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
     bank before the first attempt does not count; a line below the table says how much it is."""
@@ -193,15 +192,6 @@ class SweepSetup:
     """Method name -> its settings."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
     """Method name -> the temperature of its preset's paper, where it names one."""
-    is_benchmark: bool = False
-    """True in a benchmark: what a method is shown does not depend on which others are played."""
-
-    @property
-    def shows_recent_steps(self) -> bool:
-        """True if methods are shown as many earlier steps as jitrl, where `policy_history_steps` is not given; else they see all."""
-        from ..methods import find_method
-
-        return self.is_benchmark or any(find_method(name).needs_logits for name in self.methods)
 
     def model_options(self, method: str) -> ModelOptions:
         """The options of the model that a method asks. The user's temperature goes before that of a preset's paper."""

@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 from ...memory.display import format_number
 from ...memory.errors import plural
-from .bench.figures import RunsPicture, svg_text
-from .benchmark import optimum_name
 from .measures import METRICS, measure, metric_head
+from .pictures import RunsPicture, svg_text
+from .results import optimum_name
 from .tables import PAIRED_METRICS, BenchTable, legend, overview, paired_table, score_table
 
 __all__ = ["write_report"]

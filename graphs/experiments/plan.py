@@ -149,9 +149,7 @@ def _make_sweep(
     settings = {key: arm.method_settings() for key, arm in arms.items()}
     temperatures = {key: known for key, arm in arms.items() if (known := paper_temperature(arm.name)) is not None}
     place = folder / folder_name(environment.label) / folder_name(model.label)
-    return BenchSweep(
-        environment, model, arms, SweepSetup(options, settings, temperatures, is_benchmark=True), place, tuple(seeds), chosen
-    )
+    return BenchSweep(environment, model, arms, SweepSetup(options, settings, temperatures), place, tuple(seeds), chosen)
 
 
 def sweep_prices(sweep: BenchSweep) -> RunPrices:

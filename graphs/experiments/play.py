@@ -156,8 +156,6 @@ def run_graph(
     options, method = setup.options, find_method(job.method)
     judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
-    if options.policy_history_steps is None and not setup.shows_recent_steps:
-        inputs = replace(inputs, history_steps=None)  # that number is JitRL's; the others of this table see the whole attempt
     inputs = replace(inputs, records=files.shelf, run=job.run)
     more = method_resources(method, make_trainer, files.training)
     episode: Any = method.build(inputs, setup.methods[job.method], **more)

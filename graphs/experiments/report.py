@@ -1,186 +1,204 @@
-"""The report of a run: its table, curves and pictures of graphs."""
+"""The report of some sweeps: tables on the terminal or as a page, JSON, LaTeX, pictures, and one HTML file whose numbers lead to rows."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...memory.errors import UserError, plural
-from ...memory.records import Usage
+from ...memory.display import markdown_table
+from ...memory.errors import CommandError, UserError, plural
 from ..arms import blueprint
+from . import sweep as sweeps
+from .cost_curves import equal_cost, equal_cost_table, rounds_table
 from .folder_settings import run_stem
+from .harness import Failures, Run, read_results
+from .measures import USUAL_METRICS
+from .notes import table_notes, unusable_warnings
 from .options import SweepSetup
-from .play import needs_model
-from .progress import say, show
+from .page import write_report
+from .pictures import draw_figures
+from .plan import BenchSweep, sweep_prices, unplayed_notes
+from .results import SeedResult, with_common_optimum
+from .spec import NO_MODEL, BenchFile
+from .tables import (
+    BenchTable,
+    as_objects,
+    fitted_tables,
+    latex_table,
+    lead_table,
+    markdown_page,
+    paired_table,
+    score_table,
+)
 
-if TYPE_CHECKING:
-    from .benchmark import MethodSummary, SeedResult
-    from .comparison import Lead
-    from .sweep import Job, RunFailure
-    from .training_costs import MethodCosts
-
-__all__ = ["bank_overlap_warnings", "report"]
+__all__ = ["Report", "bank_overlap_warnings", "draw_graph", "find_block", "report_sweeps", "write_block"]
 
 
-def report(
-    setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]], failures: Sequence[RunFailure] | None = None
-) -> int:
-    """Write and print the results of finished runs: a table, or with `--json` one object per method. Returns the exit status.
+@dataclass(frozen=True)
+class Report:
+    """What a command says at its end."""
+
+    text: str
+    """The tables for the terminal."""
+    page: str
+    """The tables as a page in Markdown, with the command."""
+    objects: Sequence[Mapping[str, Any]]
+    """An object for each method of each table, for JSON."""
+    notes: Sequence[str] = field(default_factory=tuple)
+    """Lines below the tables."""
+
+
+def report_sweeps(
+    file: BenchFile,
+    planned: Sequence[BenchSweep],
+    folder: Path,
+    command: str,
+    failures: Failures,
+    *,
+    only: Sequence[str] = (),
+    draws: bool = True,
+) -> Report:
+    """Write the results of finished runs into the folder.
 
     Args:
-        setup: the options and the settings of the methods.
-        folder: the run folder.
-        batches: the runs of each method.
-        failures: the runs that did not get to their end; None if nothing was played, so that the pictures there are right.
+        file: the experiment.
+        planned: its sweeps.
+        folder: its folder.
+        command: the command that makes the report again.
+        failures: the runs that did not get to their end; damaged ones are added.
+        only: labels of what is shown, where that is not all.
+        draws: False keeps the pictures and the HTML report that are there.
 
     Raises:
-        UserError: no run was finished.
+        UserError: the only sweep has no finished run.
     """
-    from ...nodes.cached_model import Prices
-    from . import benchmark, comparison, cost_curves, episode_curves, sweep, table_notes, training_costs
+    results, damaged = read_results(planned, failures)
+    failures |= damaged
+    tables = make_tables(file, planned, results)
+    _write_failures(folder, failures)
+    failed = _failure_notes(planned, failures, folder)
+    if not results and len(planned) == 1:
+        raise UserError("\n".join(failed))
+    is_single, notes = len(planned) == 1, list[str]()
+    for table in tables:
+        name = "" if is_single else f"{table.environment}, {table.model}: "
+        notes += [f"{name}{line}" for line in (*unusable_warnings(table.runs), *table_notes(table, costs=is_single))]
+    for one in planned:
+        played = dict.fromkeys(sweeps.played_task(one.job(key, seed)) for (where, key, seed) in results if where == one.folder)
+        notes += bank_overlap_warnings(one.setup, [*played])
+    notes += [*unplayed_notes(file, only), *failed]
+    objects = [one for table in tables for one in as_objects(table)]
+    page = markdown_page(file.title, file.text, command, tables, notes)
+    sweeps.write_json(folder / "results.json", objects)
+    (folder / "results.md").write_text(f"{page}\n", encoding="utf-8")
+    (folder / "results.tex").write_text(_latex(tables), encoding="utf-8")
+    if draws or not (folder / "report.html").exists():
+        with_runs = [table for table in tables if table.runs]
+        figures = draw_figures(with_runs, folder / "figures") if with_runs else {}
+        title = file.title or folder.name
+        write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
+    text = "\n\n".join(_terminal_parts(planned[0], tables[0], folder, results)) if is_single and tables else ""
+    return Report(text, page, objects, notes)
 
-    options, failed = setup.options, failures or ()
-    unfinished = {(one.method, one.seed) for one in failed}
-    finished = [[job for job in batch if (job.method, job.seed) not in unfinished] for batch in batches]
-    finished = [batch for batch in finished if batch]
-    _write_failures(folder, failed)
-    lines = _failure_lines(folder, failed)
-    if not finished:
-        raise UserError("\n".join(lines))
-    results = _read_results(setup, finished)
-    prices = Prices(options.price_in, options.price_out)
-    price = (lambda run: prices.cost(Usage(0, run.input_tokens, run.output_tokens))) if options.has_prices else None
-    rows = [
-        benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none", price)
-        for attempts, batch in zip(results, finished, strict=True)
+
+def _terminal_parts(one: BenchSweep, table: BenchTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
+    """The tables of a single sweep as a terminal shows them."""
+    runs, seeds = [*table.runs.values()], {run.seed for run in table.all_runs}
+    brackets = "[95 % interval over seeds, by Student's t: its ends may lie where no score can]"
+    about = f"{len(seeds)} seeds; {brackets}" if len(seeds) > 1 else "1 seed; one seed says nothing about others"
+    parts = [
+        f"{table.environment}, {plural(table.episodes, 'episode')}, {about}",
+        fitted_tables([[row[0], *row[2:]] for row in score_table(table)]),
     ]
-    costs = _training_costs(setup, finished)
-    objects = _objects(rows, leads := comparison.leads(results), costs)
-    sweep.write_json(folder / "results.json", objects)
-    at_cost = [row.as_dict() for cost in cost_curves.COSTS for row in cost_curves.equal_cost(results, cost)]
-    sweep.write_json(folder / "curves.json", {"methods": cost_curves.curve_records(results), "equal_cost": at_cost})
-    pictures = [folder / f"{name}.{suffix}" for name in ("curves", "costs") for suffix in ("png", "svg")]
-    if failures is not None or not all(picture.exists() for picture in pictures):
-        title = f"{options.env}, {options.model if options.prior == 'model' else 'uniform prior'}"
-        episode_curves.draw_learning_curves(results, title, pictures[:2])
-        cost_curves.draw_cost_curves(results, title, pictures[2:])
-    drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    tasks = [sweep.played_task(job) for job in finished[0]]
-    every = {job.seed: sweep.played_task(job)[0] for batch in finished for job in batch}
-    remarks = [
-        *table_notes.early_end_notes(rows, options.episodes),
-        *table_notes.walkthrough_notes(rows),
-        *bank_overlap_warnings(setup, tasks),
-        *table_notes.bank_cost_notes(rows),
-        *_missing_reward_lines(folder),
-        *_silent_failure_lines(rows),
-        *table_notes.cost_notes(rows),
-        *training_costs.training_notes(costs),
-        *lines,
-    ]
-    if options.json:
-        for one in objects:
-            show(json.dumps(one))
-        for line in [*table_notes.unusable_run_warnings(rows), *remarks]:
-            say(line)
-    else:
-        show(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
-        for line in table_notes.unusable_run_warnings(rows):
-            show(f"{line}\n")
-        tables = [*_tables(rows, leads), *_cost_tables(results), *_aggregate_tables(folder, options.env, results, every)]
-        show("\n\n".join([*tables, *([training_costs.costs_table(costs)] if costs else [])]))
-        drawn_curves = "  ".join([str(pictures[0]), *(picture.name for picture in pictures[1:])])
-        places = [f"\nlearning curves  {drawn_curves}", f"graphs           {'  '.join(map(str, drawn))}"]
-        show("\n".join([*places, f"all of it        {folder}", *remarks]))
-    return 2 if failed else 0
+    if table.tests["avg"]:
+        parts += ["paired by seed, because all methods played the same:", markdown_table(lead_table(table))]
+    if len(runs) > 1 and max(len(run.scores) for run in table.all_runs) > 1:
+        parts.append(rounds_table(runs))
+        if len(found := equal_cost(runs)) > 1:
+            parts += ["at the same cost: what was finished within it", equal_cost_table(found)]
+    played = {seed: sweeps.played_task(one.job(key, seed))[0] for _, key, seed in results}
+    return parts + _aggregate_tables(folder, one.environment.name, runs, played)
 
 
-def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[list[SeedResult]]:
-    """The results of finished runs by method, with the method's name in tables and one optimum for all methods on a seed."""
-    from . import benchmark, sweep
+def make_tables(file: BenchFile, planned: Sequence[BenchSweep], results: Mapping[Run, SeedResult]) -> list[BenchTable]:
+    """The tables of the finished runs, also of methods of the file that are not to be played now."""
+    tables = list[BenchTable]()
+    for environment in dict.fromkeys(one.environment.label for one in planned):
+        here = [one for one in planned if one.environment.label == environment]
+        runs, folders = dict[tuple[str, str], list[SeedResult]](), dict[tuple[str, str, int], Path]()
+        for one in here:
+            for key, arm in one.arms.items():
+                if seeds := [seed for seed in one.seeds if (one.folder, key, seed) in results]:
+                    found = [results[one.folder, key, seed] for seed in seeds]
+                    runs[one.model.label, arm.label] = [replace(result, method=arm.label) for result in found]
+                    folders |= {(one.model.label, arm.label, seed): one.job(key, seed).folder for seed in seeds}
+        runs = dict(zip(runs, with_common_optimum([*runs.values()]), strict=True))
+        for one in [one for one in here if one.model.label != NO_MODEL] or here:
+            # A method that asks no model stands beside those of each model.
+            models = [one.model.label, NO_MODEL]
+            shown = {
+                arm.label: runs[model, arm.label] for arm in file.methods for model in models if (model, arm.label) in runs
+            }
+            places = {(label, seed): path for (model, label, seed), path in folders.items() if model in models}
+            tables.append(
+                BenchTable(
+                    environment,
+                    one.model.label,
+                    shown,
+                    file.against,
+                    one.setup.options.episodes,
+                    sweep_prices(one),
+                    file.metrics or USUAL_METRICS,
+                    places,
+                )
+            )
+    return tables
 
-    titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
-    is_judged = setup.options.judge != "environment"
-    results = [
-        [replace(sweep.seed_result(job, is_judged=is_judged), method=titles[job.method]) for job in batch] for batch in finished
-    ]
-    return benchmark.with_common_optimum(results)
 
-
-def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
-    """The lines about what went wrong without an error; they are logged, too."""
-    from . import table_notes
-
-    lines = [*table_notes.empty_look_up_notes(rows), *table_notes.reply_notes(rows)]
-    for line in lines:
-        logging.getLogger(__name__).info(line)
-    return lines
-
-
-def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
+def _write_failures(folder: Path, failures: Failures) -> None:
     """Write failures.json, or remove that of an earlier command."""
-    from . import sweep
-
-    if failures:
-        sweep.write_json(folder / "failures.json", [asdict(failure) for failure in failures])
-    else:
+    if not failures:
         (folder / "failures.json").unlink(missing_ok=True)
-
-
-def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
-    """A line for each method and reason, and what to do; the reason alone where it is the only one."""
-    seeds: dict[tuple[str, str, str], list[int]] = {}
-    for failure in failures:
-        seeds.setdefault((failure.method, failure.kind, failure.reason), []).append(failure.seed)
-    lines = [
-        f"{method}, seed{'s' * (len(of) > 1)} {', '.join(map(str, sorted(of)))}: {kind}: {reason}"
-        for (method, kind, reason), of in seeds.items()
+        return
+    rows = [
+        {**({"sweep": str(place.relative_to(folder))} if place != folder else {}), **asdict(failure)}
+        for (place, _, _), failure in failures.items()
     ]
-    if lines and not all(failure.fails_again for failure in failures):
+    sweeps.write_json(folder / "failures.json", rows)
+
+
+def _failure_notes(planned: Sequence[BenchSweep], failures: Failures, folder: Path) -> list[str]:
+    """A line for each sweep and reason, with the methods and seeds, and what to do."""
+    names = {one.folder: one for one in planned}
+    seeds: dict[tuple[str, str, str], list[int]] = {}
+    for (place, key, seed), failure in failures.items():
+        one = names[place]
+        arm = one.arms[key].label if key in one.arms else key
+        name = "" if len(planned) == 1 else f"{one.name}: "
+        seeds.setdefault((name, f"{failure.kind}: {failure.reason}", arm), []).append(seed)
+    by_reason: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
+    for (name, reason, arm), of in seeds.items():
+        by_reason.setdefault((name, reason, tuple(sorted(of))), []).append(arm)
+    lines = [
+        f"{name}{', '.join(arms)}, seed{'s' * (len(of) > 1)} {', '.join(map(str, of))}: {reason}"
+        for (name, reason, of), arms in by_reason.items()
+    ]
+    if lines and not all(failure.fails_again for failure in failures.values()):
         lines[-1] += f"; finished episodes are in {folder}, and the same command goes on from there"
     return lines
 
 
-def _training_costs(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[MethodCosts]:
-    """The costs of all methods if one of them trains weights; else none, for tokens and seconds stand in the table."""
-    from .training_costs import method_costs
-
-    if not any(job.trains_weights for batch in finished for job in batch):
-        return []
-    return [method_costs(_table_name(batch[0].method, setup.methods[batch[0].method]), batch) for batch in finished]
-
-
-def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead], costs: Sequence[MethodCosts]) -> list[dict[str, Any]]:
-    """One object per method for JSON; `lead_of_first` is the first method's lead over it, paired by seed."""
-    differences = {lead.over: lead.as_dict() for lead in leads}
-    spent = {one.method: {"training_costs": one.as_dict()} for one in costs}
-    return [{**row.as_dict(), "lead_of_first": differences.get(row.method), **spent.get(row.method, {})} for row in rows]
-
-
-def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
-    """The table of the methods, and that of the first one's leads if there are others."""
-    from . import benchmark, comparison
-
-    if not leads:
-        return [benchmark.table(rows)]
-    note = "paired by seed, because all methods played the same:"
-    return [benchmark.table(rows), note, comparison.differences_table(leads, rows[0].episodes)]
-
-
-def _cost_tables(results: Sequence[Sequence[SeedResult]]) -> list[str]:
-    """The running maxima of several methods, and their scores at the same number of tokens if several spend any."""
-    from . import cost_curves
-
-    if len(results) < 2 or max(len(a.scores) for seeds in results for a in seeds) < 2:
-        return []
-    tables = [cost_curves.rounds_table(results)]
-    if len(found := cost_curves.equal_cost(results)) > 1:
-        tables += ["at the same cost: what was finished within it", cost_curves.equal_cost_table(found)]
-    return tables
+def _latex(tables: Sequence[BenchTable]) -> str:
+    parts = ["% needs \\usepackage{booktabs,graphicx}\n"]
+    for table in tables:
+        name = f"{table.environment}, {table.model}"
+        if table.runs:
+            parts.append(latex_table(score_table(table), name))
+        if table.tests["avg"]:
+            parts.append(latex_table(paired_table(table), f"{name}: {table.against} against the others, paired by seed"))
+    return "\n".join(parts)
 
 
 def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
@@ -203,20 +221,6 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
     return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
 
 
-def _seeds_note(rows: Sequence[MethodSummary]) -> str:
-    """How many seeds, and what stands in the brackets of the table."""
-    count = len(rows[0].seeds)
-    if count == 1:
-        return "1 seed; one seed says nothing about others"
-    return f"{count} seeds; [95 % interval over seeds, by Student's t: its ends may lie where no score can]"
-
-
-def _table_name(method: str, settings: Any) -> str:
-    """A method's name in tables, with the remark that its settings add to it."""
-    remark = getattr(settings, "remark", "")
-    return f"{method} ({remark})" if remark else method
-
-
 def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
     """A line for each bank with trajectories of tasks that are played: methods may know these by heart.
 
@@ -233,17 +237,7 @@ def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | N
     return lines
 
 
-def _missing_reward_lines(folder: Path) -> list[str]:
-    """A line for each method some of whose attempts have no reward."""
-    from ...nodes.evaluate.judge import NO_REWARDS_REASON
-    from . import calibration
-
-    found = calibration.read_run_folder(folder)
-    lines = [calibration.missing_reward_note(rated, method, NO_REWARDS_REASON) for method, (rated, _) in found.items()]
-    return [line for line in lines if line]
-
-
-def _draw_into(folder: Path, method: str, settings: Any) -> Path:
+def draw_graph(folder: Path, method: str, settings: Any) -> Path:
     from ..wiring import picture
 
     path = folder / f"{run_stem(method)}.svg"
@@ -253,3 +247,31 @@ def _draw_into(folder: Path, method: str, settings: Any) -> Path:
         path = path.with_suffix(".mmd")
     picture.save(blueprint(method, settings), path)
     return path
+
+
+# A page with a block for the tables
+
+
+def find_block(path: Path, name: str) -> tuple[str, str]:
+    """The text of a page before and after its block, with the marks."""
+    begin, end = f"<!-- bench {name} -->", f"<!-- /bench {name} -->"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--write {path}: cannot be read ({error.strerror or error})") from None
+    end = end if end in text else "<!-- /bench -->"
+    before, mark, rest = text.partition(begin)
+    inside, close, after = rest.partition(end)
+    if not mark or not close or "<!-- bench " in inside or text.count(begin) > 1:
+        raise CommandError(
+            f"--write {path}: needs one line {begin} and, after it, a line <!-- /bench -->, between which the tables go"
+        )
+    return before + mark, close + after
+
+
+def write_block(path: Path, name: str, page: str) -> None:
+    """Put the tables into the block of this name of a page; the rest of the page stays as it is."""
+    before, after = find_block(path, name)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(f"{before}\n\n{page}\n\n{after}", encoding="utf-8")
+    part.replace(path)

@@ -7,7 +7,7 @@
     <folder>/<method>-s<seed>/training.jsonl   attempts and trainings, of a method that trains weights
     <folder>/<method>-s<seed>/adapters/        the versions of its adapter that a resumed run needs
     <folder>/<method>-s<seed>/memory/          the method's memory, if it has one
-    <folder>/<method>-s<seed>/checkpoints.sqlite
+    <folder>/<method>-s<seed>/checkpoints.sqlite   of a finished run, those of its last episodes
     <folder>/<method>-s<seed>/result.json      written last: the run is finished
 
 A run may be killed at any point. With the same settings it goes on from the last checkpoint. Every id and every random draw
@@ -30,15 +30,19 @@ from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
-from .benchmark import SeedResult
 from .costs import TRAINING_FILE, run_usage, run_work
 from .folder_settings import check_settings
 from .jsonl import read_rows
 from .lookups import read_steps
+from .results import SeedResult
 
 if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
     from ...memory.records import Trajectory
     from ...memory.storage.record_store import RecordStore
+
+
+KEPT_EPISODES = 3
+"""Last episodes of a finished run whose checkpoints stay in its folder, for the studio to look at."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,7 @@ def play_run(
         full_score: the return after which the run is over; None: it plays all episodes.
         count_flops: the floating-point operations of its model so far; None: unknown.
     """
+    from ...memory.storage.checkpoints import keep_last_checkpoints
     from ..wiring import run
 
     config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
@@ -240,6 +245,11 @@ def play_run(
             "has_full_score": run.has_full_score(end),
         },
     )
+    if Path(job.checkpoints).parent == job.folder:  # in a place of the user's they stay
+        for path in job.folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # nothing can be played again from checkpoints that are gone
+        keep_last_checkpoints(files.saver, KEPT_EPISODES)
 
 
 def _stream_episodes(

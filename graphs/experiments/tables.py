@@ -11,15 +11,28 @@ from typing import Any
 from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.errors import plural
 from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
-from .benchmark import SeedResult, optimum_name
-from .measures import METRICS, USUAL_METRICS, ArmEstimate, RunPrices, estimate, first_success, measure, metric_head
+from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, RunPrices, estimate, first_success, measure, metric_head
+from .results import SeedResult, optimum_name
 
-__all__ = ["BenchTable", "latex_table", "markdown_page", "overview", "paired_table", "score_table"]
+__all__ = [
+    "BenchTable",
+    "fitted_tables",
+    "latex_table",
+    "lead_table",
+    "markdown_page",
+    "overview",
+    "paired_table",
+    "score_table",
+]
 
 PAIRED_METRICS = ("avg", "last")
 """The metrics in which methods are compared."""
-OF_SCORE = ("avg", "final", "last", "running-max", "best", "best-in-episode")
+WITH_INTERVAL = ("avg", "final", "last", "running-max", "answer", "judged")
+"""The metrics whose intervals stand in the table; those of the others are in results.json and in the report."""
+OF_SCORE = ("avg", "final", "last", "running-max", "answer", "best", "best-in-episode")
 """The metrics in units of scores, which the optimum's row has, too."""
+MOST_CHARACTERS = 120
+"""Characters in a line of a table that still fit on a usual terminal."""
 
 Rows = list[list[str]]
 """The cells of a table, its header first."""
@@ -64,8 +77,15 @@ class BenchTable:
 
     @property
     def columns(self) -> list[str]:
-        """The metrics that are shown."""
-        return [name for name in self.metrics if name in self.estimates]
+        """The metrics that are shown: those that say something."""
+        lost = any(max(run.bests[n] - score for n, score in enumerate(run.scores)) > 1e-6 for run in self.all_runs)
+        trains = "trained-tokens" in self.estimates
+        says = {
+            "flops": trains or self.metrics is not RUN_METRICS,
+            "best-in-episode": lost,
+            "last-of-optimum": abs(self.optimum - 1) > 1e-9,
+        }
+        return [name for name in self.metrics if name in self.estimates and says.get(name, True)]
 
     @property
     def all_runs(self) -> list[SeedResult]:
@@ -83,7 +103,7 @@ def cell(name: str, one: ArmEstimate, runs: Sequence[SeedResult]) -> str:
     if one.mean is None:
         return "–"
     form = METRICS[name].form
-    text = with_interval(one.mean, one.by_t) if name in (*OF_SCORE, "judged") else format_number(one.mean, form)
+    text = with_interval(one.mean, one.by_t) if name in WITH_INTERVAL else format_number(one.mean, form)
     if name == "steps-to-success" and (never := sum(first_success(run) is None for run in runs)):
         return f"≥ {text} (never: {never} of {len(runs)})"
     return f"{text} ({len(one.values) - one.missing} of {len(one.values)})" if one.missing else text
@@ -98,22 +118,25 @@ def legend(tables: Sequence[BenchTable]) -> list[str]:
 
 def score_table(table: BenchTable) -> Rows:
     """A row for each method, and one for the optimum, or for the walkthrough where no optimum is known."""
-    head = ["method", "runs", *(metric_head(name, table.episodes) for name in table.columns)]
+    optimum = optimum_name(table.all_runs)
+    heads = [metric_head(name, table.episodes).replace("optimum", optimum) for name in table.columns]
+    head = ["method", "runs", *heads]
     rows = [
         [arm, str(len(runs)), *(cell(name, table.estimates[name][arm], runs) for name in table.columns)]
         for arm, runs in table.runs.items()
     ]
     top = f"{table.optimum:.3g}"
     can_solve = all(run.solved is None or run.optimum >= run.solved for run in table.all_runs)
-    bests = {**dict.fromkeys(OF_SCORE, top), "success": "1.00" if can_solve else "–", "regret": "0", "of-optimum": "1.00"}
-    return [head, *rows, [optimum_name(table.all_runs), "–", *(bests.get(name, "–") for name in table.columns)]]
+    bests = {**dict.fromkeys(OF_SCORE, top), "regret": "0", "of-optimum": "1.00"}
+    bests |= {"last-of-optimum": "1.00", **dict.fromkeys(("success", "solved"), "1.00" if can_solve else "–")}
+    return [head, *rows, [optimum, "–", *(bests.get(name, "–") for name in table.columns)]]
 
 
 def paired_table(table: BenchTable) -> Rows:
     """A row for each method that is compared with `against`: differences over seeds, intervals, p values."""
     last = metric_head("last", table.episodes)
     head = [
-        *(f"{table.against} minus", "seeds", "Avg, by t", "by bootstrap", "p (permutation)", "p (Wilcoxon)"),
+        *(f"{table.against} minus", "seeds", "mean score, by t", "by bootstrap", "p (permutation)", "p (Wilcoxon)"),
         *(f"{last}, by t", "p (permutation)", "won / lost / tied", "says"),
     ]
     rows = []
@@ -121,16 +144,38 @@ def paired_table(table: BenchTable) -> Rows:
         final = table.tests["last"][arm]
         rows.append(
             [
-                *(arm, str(len(avg.differences)), _signed(avg.mean, avg.by_t), _band(avg.by_bootstrap)),
-                *(_p(avg.permutation_p), _p(avg.wilcoxon_p), _signed(final.mean, final.by_t), _p(final.permutation_p)),
+                *(arm, str(len(avg.differences)), avg.as_text(), _band(avg.by_bootstrap)),
+                *(_p(avg.permutation_p), _p(avg.wilcoxon_p), final.as_text(), _p(final.permutation_p)),
                 *(f"{avg.wins} / {avg.losses} / {avg.ties}", avg.verdict() or "–"),
             ]
         )
     return [head, *rows]
 
 
+def lead_table(table: BenchTable) -> Rows:
+    """The same in short, for a terminal: differences with their intervals by t, and what these say."""
+    last = metric_head("last", table.episodes)
+    rows = [[f"{table.against} minus", "mean score", last, "seeds won / lost / tied", "95 % interval says"]]
+    for arm, avg in table.tests["avg"].items():
+        final, counts = table.tests["last"][arm], f"{avg.wins} / {avg.losses} / {avg.ties}"
+        rows.append([arm, avg.as_text(), final.as_text(), counts, avg.verdict() or "–"])
+    return rows
+
+
+def fitted_tables(rows: Rows) -> str:
+    """Markdown tables of at most 120 characters in width: further columns continue in further tables."""
+    first, *columns = zip(*rows, strict=True)
+    parts: list[list[Sequence[str]]] = [[first]]
+    for column in columns:
+        width = sum(max(map(len, one)) + 3 for one in (*parts[-1], column)) + 1
+        if len(parts[-1]) > 1 and width > MOST_CHARACTERS:
+            parts.append([first])
+        parts[-1].append(column)
+    return "\n\n".join(markdown_table([list(line) for line in zip(*part, strict=True)]) for part in parts)
+
+
 def overview(tables: Sequence[BenchTable]) -> Rows:
-    """A row for each method, a column for each table: Avg / last, and how far `against` is ahead in Avg; `=`: not told apart."""
+    """A row for each method, a column for each table: mean score / last, and how far `against` is ahead in the mean score; `=`: not told apart."""
     arms = list(dict.fromkeys(arm for table in tables for arm in table.runs))
     rows = [["method", *(f"{table.environment}, {table.model}" for table in tables)]]
     for arm in arms:
@@ -147,12 +192,7 @@ def _overview_cell(table: BenchTable, arm: str) -> str:
     if test is None:
         return scores
     mark = {"behind": " (behind)", "not told apart": " ="}.get(test.verdict(), "")
-    return f"{scores}; {_signed(test.mean, test.by_t)}{mark}"
-
-
-def _signed(middle: float, band: Interval | None) -> str:
-    middle = 0.0 if abs(middle) < 1e-9 else middle  # a rounding error
-    return f"{middle:+.3g}" + (f" {_band(band)}" if band else "")
+    return f"{scores}; {test.as_text()}{mark}"
 
 
 def _band(band: Interval | None) -> str:
@@ -182,7 +222,7 @@ def markdown_page(title: str, text: str, command: str, tables: Sequence[BenchTab
     if len(tables) > 1:
         against = dict.fromkeys(table.against for table in tables)
         parts += [
-            f"Avg / last episodes; then how far {' and '.join(against)} is ahead in Avg, paired by seed, with the 95 % interval by t "
+            f"Mean score / last episodes; then how far {' and '.join(against)} is ahead in the mean score, paired by seed, with the 95 % interval by t "
             "(`=`: it holds zero).",
             markdown_table(overview(tables)),
         ]
@@ -211,10 +251,22 @@ def as_objects(table: BenchTable) -> list[dict[str, Any]]:
             {
                 **{"environment": table.environment, "model": table.model, "method": arm, "against": table.against},
                 **{"episodes": table.episodes, "seeds": [run.seed for run in runs], "optimum": table.optimum},
-                **{"metrics": numbers, "lead_of_against": tests},
+                **{"totals": _totals(runs), "metrics": numbers, "lead_of_against": tests},
             }
         )
     return found
+
+
+def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
+    """Counts over all runs of a method."""
+    names = ("calls", "input_tokens", "output_tokens", "studied", "look_ups", "empty_look_ups", "unreadable", "lost_steps")
+    unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.calls)
+    ends = {"unused_tokens": unused, "stopped": sum(run.is_stopped for run in runs)}
+    return (
+        {name: sum(getattr(run, name) for run in runs) for name in names}
+        | ends
+        | {"played": sum(len(run.scores) for run in runs)}
+    )
 
 
 def _estimate_object(one: ArmEstimate) -> dict[str, Any]:

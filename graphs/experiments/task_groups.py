@@ -14,7 +14,7 @@ from typing import Any
 
 from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import Interval, interval, mean
-from .benchmark import SeedResult
+from .results import SeedResult
 
 __all__ = ["Aggregate", "aggregate", "aggregate_table", "task_table"]
 

@@ -82,6 +82,11 @@ class PairedTest:
         """Number of seeds with the same number."""
         return len(self.differences) - self.wins - self.losses
 
+    def as_text(self) -> str:
+        """The mean difference with its interval by t, all with their signs."""
+        middle = 0.0 if abs(self.mean) < _SAME else self.mean
+        return f"{middle:+.3g}" + (f" [{self.by_t[0]:+.3g}, {self.by_t[1]:+.3g}]" if self.by_t else "")
+
     def verdict(self, higher_is_better: bool | None = True) -> str:
         """`ahead`, `behind`, or `not told apart` by the 95 % interval by t; empty with a single seed."""
         if self.by_t is None:

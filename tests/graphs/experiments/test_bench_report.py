@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import browser
 import pytest
 
-from learngraph.graphs.experiments.bench.figures import draw_figures
-from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.pictures import draw_figures
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.measures import RunPrices
 from learngraph.graphs.experiments.page import write_report
 from learngraph.graphs.experiments.tables import BenchTable

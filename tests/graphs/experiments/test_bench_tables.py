@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments.bench.remarks import table_remarks
-from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, RunPrices, estimate, measure
 from learngraph.graphs.experiments.tables import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from learngraph.graphs.experiments import benchmark, sweep, table_notes
-from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.memory.display import markdown_table
 from learngraph.nodes.evaluate.statistics import interval
 

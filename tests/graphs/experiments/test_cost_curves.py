@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments import cost_curves
-from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.nodes.evaluate.statistics import interval
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments.ray_pool import is_ray
+from learngraph.graphs.experiments.pool import is_ray
 from learngraph.memory.errors import UserError
 
 # A model's logits differ in the last bits where it reads a prompt from its beginning, as after a kill, so none is asked.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments import task_groups
-from learngraph.graphs.experiments.benchmark import SeedResult
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.nodes.evaluate.statistics import interval
 
 

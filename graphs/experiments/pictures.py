@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....nodes.evaluate.statistics import mean
-from ..benchmark import SeedResult
-from ..cost_curves import draw_cost_curves
-from ..episode_curves import draw_learning_curves
-from ..figures import COLOURS, new_figure, save_figure
-from ..tables import BenchTable
+from ...nodes.evaluate.statistics import mean
+from .cost_curves import draw_cost_curves
+from .episode_curves import draw_learning_curves
+from .figures import COLOURS, new_figure, save_figure
+from .results import SeedResult
+from .tables import BenchTable
 
 __all__ = ["RunsPicture", "draw_figures"]
 
@@ -69,7 +69,7 @@ def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, RunsPi
 
 
 def _draw_to(draw: Callable[..., None], attempts: Sequence[Sequence[SeedResult]], title: str, path: Path) -> None:
-    draw(attempts, title, [path])
+    draw(attempts, title, [path, path.with_suffix(".png")])
 
 
 def _curves(table: BenchTable) -> tuple[str, list[str]]:
@@ -88,14 +88,14 @@ def _curves(table: BenchTable) -> tuple[str, list[str]]:
 
 
 def _draw_overview(tables: Sequence[BenchTable], path: Path) -> None:
-    """Avg as a share of the optimum: a row for each method, a column for each table."""
+    """Mean score as a share of the optimum: a row for each method, a column for each table."""
     arms = list(dict.fromkeys(arm for table in tables for arm in table.runs))
     cells = [[_share(table, arm) for table in tables] for arm in arms]
     texts = [["" if (one := _avg(table, arm)) is None else f"{one:.3g}" for table in tables] for arm in arms]
     names = [f"{table.environment}\n{table.model}" for table in tables]
     figure = new_figure(2.6 + 1.25 * len(names), 1.5 + 0.32 * len(arms))
     axes = figure.add_subplot()
-    _draw_cells(figure, axes, cells, "Avg as a share of the optimum; the numbers are Avg")
+    _draw_cells(figure, axes, cells, "mean score as a share of the optimum; the numbers are mean scores")
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_yticks(range(len(arms)), arms, fontsize=8)
     for row, line in enumerate(texts):
