@@ -208,12 +208,14 @@ def _play_and_report(
         return dry_run(planned, unplayed_notes(file, only), folder, as_json=options.json)
     with claim_sweeps(planned, folder, name):
         with _resume_hint(folder):
-            failures, has_played = play_sweeps(planned, options.workers, options.engine)
+            failures, has_played = play_sweeps(planned, options.workers, options.engine, is_file=bool(name))
         if not has_played and not failures:
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         from ..experiments.report import draw_graph, report_sweeps
 
-        report = report_sweeps(file, planned, folder, shlex.join(command), failures, only=only, draws=has_played)
+        report = report_sweeps(
+            file, planned, folder, shlex.join(command), failures, only=only, is_file=bool(name), draws=has_played
+        )
         write(report.page)
         graphs = [] if name else [draw_graph(folder, one, settings) for one, settings in planned[0].setup.methods.items()]
     if options.json:

@@ -74,7 +74,7 @@ def dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Path, *
                 check_settings(one.folder, growing_record(one))
             estimates = {name: _estimate(one.setup, one.folder, name) for name in one.setup.methods}
         except UserError as error:
-            if len(planned) == 1:
+            if one.folder == folder:
                 raise
             problems.append(f"{one.name}: cannot be played: {error}")
             continue
@@ -103,7 +103,7 @@ def dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Path, *
     head = [*("environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars")]
     table = markdown_table([[*head, "calls at most", "tokens at most", "dollars at most"], *lines], left=3)
     show(f"{folder}: no model was asked. {plural(runs, 'run')} left; from their first episode they would take about\n\n{table}")
-    if len(planned) == 1:
+    if planned[0].folder == folder:
         problems += [f"assumed: {_assumptions(planned[0].setup, found)}", *_budget_notes(planned[0].setup.options, *spent)]
         show("\n" + "\n".join([*problems, *notes]))
         return 0

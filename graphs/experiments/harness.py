@@ -51,11 +51,13 @@ def claim_sweeps(planned: Sequence[BenchSweep], folder: Path, name: str = "") ->
         yield
 
 
-def play_sweeps(planned: Sequence[BenchSweep], processes: int, engine: str = "processes") -> tuple[Failures, bool]:
+def play_sweeps(
+    planned: Sequence[BenchSweep], processes: int, engine: str = "processes", *, is_file: bool = False
+) -> tuple[Failures, bool]:
     """Play what is left of some sweeps. Returns the runs that failed, and whether anything was left.
 
     Raises:
-        UserError: the only sweep cannot be played, such as for a missing package; of several the others are played.
+        UserError: a sweep cannot be played, such as for a missing package; of those of a file the others are played.
     """
     failures: Failures = {}
     left: list[tuple[BenchSweep, list[list[Job]]]] = []
@@ -69,7 +71,7 @@ def play_sweeps(planned: Sequence[BenchSweep], processes: int, engine: str = "pr
             _check_sweep(one.setup.options, bank_seeds, any(loads_model(of[0].method, one.setup.options) for of in batches))
             left.append((one, batches))
         except UserError as error:
-            if len(planned) == 1:
+            if not is_file:
                 raise
             say(f"{one.name}: not played: {error}")
             unplayed = (RunFailure(job.method, job.seed, str(error), error.fails_again) for of in batches for job in of)
@@ -78,7 +80,7 @@ def play_sweeps(planned: Sequence[BenchSweep], processes: int, engine: str = "pr
         return failures, False
     rows = [_progress_row(one.name, [(one, batches)]) for one, batches in left]
     totals = [_progress_row("all", left)]
-    if len(left) == 1:
+    if not is_file:
         ((only, batches),) = left
         rows, totals = [_progress_row(batch[0].method, [(only, [batch])], counts_runs=False) for batch in batches], []
     with (

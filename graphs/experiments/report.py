@@ -58,6 +58,7 @@ def report_sweeps(
     failures: Failures,
     *,
     only: Sequence[str] = (),
+    is_file: bool = False,
     draws: bool = True,
 ) -> Report:
     """Write the results of finished runs into the folder.
@@ -69,6 +70,7 @@ def report_sweeps(
         command: the command that makes the report again.
         failures: the runs that did not get to their end; damaged ones are added.
         only: labels of what is shown, where that is not all.
+        is_file: True if the experiment is a file's, and not a method with its flags.
         draws: False keeps the pictures and the HTML report that are there.
 
     Raises:
@@ -79,12 +81,12 @@ def report_sweeps(
     tables = make_tables(file, planned, results)
     _write_failures(folder, failures)
     failed = _failure_notes(planned, failures, folder)
-    if not results and len(planned) == 1:
+    if not results and not is_file:
         raise UserError("\n".join(failed))
-    is_single, notes = len(planned) == 1, list[str]()
+    notes = list[str]()
     for table in tables:
-        name = "" if is_single else f"{table.environment}, {table.model}: "
-        notes += [f"{name}{line}" for line in (*unusable_warnings(table.runs), *table_notes(table, costs=is_single))]
+        name = f"{table.environment}, {table.model}: " if is_file else ""
+        notes += [f"{name}{line}" for line in (*unusable_warnings(table.runs), *table_notes(table, costs=not is_file))]
     for one in planned:
         played = dict.fromkeys(sweeps.played_task(one.job(key, seed)) for (where, key, seed) in results if where == one.folder)
         notes += bank_overlap_warnings(one.setup, [*played])
@@ -99,7 +101,7 @@ def report_sweeps(
         figures = draw_figures(with_runs, folder / "figures") if with_runs else {}
         title = file.title or folder.name
         write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
-    text = "\n\n".join(_terminal_parts(planned[0], tables[0], folder, results)) if is_single and tables else ""
+    text = "\n\n".join(_terminal_parts(planned[0], tables[0], folder, results)) if tables and not is_file else ""
     return Report(text, page, objects, notes)
 
 
@@ -176,7 +178,7 @@ def _failure_notes(planned: Sequence[BenchSweep], failures: Failures, folder: Pa
     for (place, key, seed), failure in failures.items():
         one = names[place]
         arm = one.arms[key].label if key in one.arms else key
-        name = "" if len(planned) == 1 else f"{one.name}: "
+        name = f"{one.name}: " if one.folder != folder else ""
         seeds.setdefault((name, f"{failure.kind}: {failure.reason}", arm), []).append(seed)
     by_reason: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
     for (name, reason, arm), of in seeds.items():

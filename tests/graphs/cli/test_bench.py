@@ -1,4 +1,4 @@
-"""`learngraph bench`: its file, what is played once and what again, runs that fail, folders that grow, and pages that it writes."""
+"""`learngraph run`: its file, what is played once and what again, runs that fail, folders that grow, and pages that it writes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from openai_server import OpenAIServer
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import play
+from learngraph.graphs.experiments.harness import read_results
 from learngraph.graphs.experiments.measures import METRICS
 from learngraph.graphs.experiments.plan import plan_sweeps, unplayed_notes
 from learngraph.graphs.experiments.spec import read_bench_file, seed_list
 from learngraph.graphs.experiments.sweep import Job
-from learngraph.graphs.experiments.unfinished import read_results
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -50,7 +50,7 @@ def write(text: str, name: str = "tiny") -> str:
 
 
 def bench(*words: str) -> int:
-    return main(["bench", *words, "--jobs", "1"])
+    return main(["run", *words, "--workers", "1"])
 
 
 def results(folder: str | Path = "runs/bench-tiny") -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def test_tables_pages_and_files(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert page.startswith("before\n<!-- bench tiny -->\n\n**Tiny**\n")
     assert page.endswith("\n<!-- /bench -->\nafter\n")
     assert "former" not in page
-    assert "learngraph bench tiny.toml" in page
+    assert "learngraph run tiny.toml" in page
     for text in (shown, page):
         assert "| tabular |    2 |" in text
         assert "| tabular minus | seeds |" in text
@@ -541,14 +541,14 @@ def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str])
     assert not Path("runs").exists()
     assert bench("tiny.toml", "--dry-run", "--price-in", "2") == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "static" in line)
-    assert line.endswith("|  3,600 |    0.01 |")  # 18 calls of 200 tokens, at $ 2 per million
+    assert "|    18 |       3,600 |              0 |    0.01 |" in line  # 18 calls of 200 tokens, at $ 2 per million
 
 
 @pytest.mark.slow
 def test_a_killed_benchmark_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     text = TINY.replace("episodes = 3", "episodes = 20").replace('"random"', '"random", "jitrl"')
     (tmp_path / "tiny.toml").write_text(text)
-    command = [sys.executable, "-m", "learngraph", "bench", "tiny.toml", "--jobs", "2", "--out"]
+    command = [sys.executable, "-m", "learngraph", "run", "tiny.toml", "--workers", "2", "--out"]
     process = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while sum(map(len, rows(tmp_path / "killed").values())) < 100 and time.monotonic() < deadline:

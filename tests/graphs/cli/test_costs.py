@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flat_rows import flat, read_flat
 from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
@@ -40,7 +41,7 @@ def paid(*command: str, server: OpenAIServer) -> int:
 
 
 def results(here: Path) -> dict[str, dict[str, Any]]:
-    return {row["method"]: row for row in json.loads((here / "run" / "results.json").read_text())}
+    return read_flat(here / "run")
 
 
 @pytest.mark.slow
@@ -50,12 +51,16 @@ def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, caps
         calls, tokens = len(server.requests), read(server)
     row = results(here)["react"]
     assert calls == 2 * 2 * 2
-    assert (row["calls_per_run"], row["input_tokens_per_run"], row["output_tokens_per_run"]) == (4, tokens / 2, 4 * 2)
-    assert row["tokens_per_run"] == tokens / 2 + 8
-    assert row["tokens_per_episode"] == row["tokens_per_run"] / 2
-    assert row["tokens_per_step"] == row["tokens_per_run"] / 4
-    assert row["dollars_per_run"] == pytest.approx((2 * tokens + 10 * calls * 2) / 2e6)
-    assert results(here)["random"]["calls_per_run"] == 0
+    assert (row["metrics"]["calls"]["mean"], row["totals"]["input_tokens"], row["totals"]["output_tokens"]) == (
+        4,
+        tokens,
+        4 * 2 * 2,
+    )
+    assert row["tokens"] == tokens / 2 + 8
+    assert row["episode_tokens"] == row["tokens"] / 2
+    assert row["step_tokens"] == row["tokens"] / 4
+    assert row["dollars"] == pytest.approx((2 * tokens + 10 * calls * 2) / 2e6)
+    assert results(here)["random"]["totals"]["calls"] == 0
     shown = capsys.readouterr()
     for column in ("calls/run", "tokens/run", "tokens/episode", "tokens/step", "$/run"):
         assert column in shown.out
@@ -74,8 +79,8 @@ def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys:
         calls, tokens = len(server.requests), read(server)
     row = results(here)["react"]
     assert calls == 7
-    assert row["calls_per_run"] == 5  # a refusal is no reply, and costs nothing
-    assert 0 < row["unused_tokens"] < row["tokens_per_run"] < tokens
+    assert row["calls"] == 5  # a refusal is no reply, and costs nothing
+    assert 0 < row["unused_tokens"] < row["tokens"] < tokens
     assert f"; {row['unused_tokens']:,} of these tokens are in no finished episode" in capsys.readouterr().out
 
 
@@ -92,7 +97,7 @@ def test_a_budget_ends_the_run_in_words_and_a_larger_one_goes_on(
         assert 0 < before < 8
         assert paid("react", "--seeds", "2", server=server) == 0
         assert len(server.requests) == 8  # no step was paid for twice
-    assert results(here)["react"]["calls_per_run"] == 4
+    assert results(here)["react"]["totals"]["calls"] == 8
 
 
 @pytest.mark.slow
@@ -101,11 +106,11 @@ def test_a_budget_holds_for_a_model_in_this_process(here: Path, capsys: pytest.C
     assert main([*command, "--token-budget", "100"]) == 2
     assert "stopped: the budget of 100 tokens is spent" in capsys.readouterr().err
     assert main(command) == 0
-    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (row,) = [flat(json.loads(line)) for line in capsys.readouterr().out.splitlines()]
     assert main([*command[:-3], "--out", "free", "--json"]) == 0
-    (free,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (free,) = [flat(json.loads(line)) for line in capsys.readouterr().out.splitlines()]
     assert (row["avg"], row["steps"]) == (free["avg"], free["steps"])
-    assert free["tokens_per_run"] == free["input_tokens_per_run"] + free["output_tokens_per_run"] > 0
+    assert free["tokens"] == free["input_tokens"] + free["output_tokens"] > 0
 
 
 def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +182,7 @@ def test_a_dry_run_of_a_folder_expects_what_was_measured_there(here: Path, capsy
         found = dry(capsys, "react", *ASK[:-1], "10", "--seeds", "1", "--base-url", server.url)
         row = results(here)["react"]
     assert found["react"]["expected"]["calls"] == 20
-    assert found["react"]["expected"]["input_tokens"] == 5 * row["input_tokens_per_run"]
+    assert found["react"]["expected"]["input_tokens"] == 5 * row["input_tokens"]
 
 
 def test_a_dry_run_says_its_assumptions_and_whether_the_budget_may_not_last(

@@ -86,7 +86,7 @@ def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         pool,
         "run_workers",
-        lambda batches, play, count, tick, concurrency, engine: pool.play_in_threads(batches, play, concurrency),
+        lambda batches, play, count, tick, concurrency, lost, engine: pool.play_in_threads(batches, play, concurrency),
     )
     words = json.dumps(start(1))[1:-1]
 

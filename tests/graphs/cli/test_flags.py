@@ -15,7 +15,6 @@ import pytest
 from tyro.conf import Positional
 
 from learngraph.graphs.cli.adamem import BuildOptions, CollectOptions, FilterOptions, TrainOptions
-from learngraph.graphs.cli.calibrate import CalibrateOptions
 from learngraph.graphs.cli.draw import DrawOptions
 from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
@@ -31,7 +30,6 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     **{f"run {name}": (method.settings,) for name, method in METHODS.items()},
     "run training-free-grpo (options)": (TrainingFreeOptions,),
     "serve": (ServeOptions,),
-    "calibrate": (CalibrateOptions,),
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
     "list nodes": (NodesOptions,),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_rows import flat
 from in_process import play_in_process
 
 from learngraph.graphs import arms
@@ -51,7 +52,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     [
         (
             "jump",
-            "there are run, bench, serve, ",
+            "there are run, serve, ",
         ),
         (
             "run",
@@ -133,24 +134,20 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
     rows = objects(capsys.readouterr().out)
     assert [row["method"] for row in rows] == ["jitrl", "random", "tabular"]
     for row in rows:
-        assert (row["env"], row["model"], row["seeds"], row["episodes"]) == ("toy", "none", [0, 1], 5)
-        assert row["avg_ci"][0] <= row["avg"] <= row["avg_ci"][1]
-        assert row["final_ci"][0] <= row["final"] <= row["final_ci"][1]
+        assert (row["environment"], row["model"], row["seeds"], row["episodes"]) == ("toy", "uniform prior", [0, 1], 5)
+        for one in (row["metrics"]["avg"], row["metrics"]["last"]):
+            assert one["by_t"][0] <= one["mean"] <= one["by_t"][1]
         assert row["optimum"] == 10
-        assert row["regret"] == pytest.approx(5 * (10 - row["avg"]))
-    assert rows[0]["lead_of_first"] is None
+        assert flat(row)["regret"] == pytest.approx(5 * (10 - flat(row)["avg"]))
+    assert rows[0]["lead_of_against"] == {}
     for row in rows[1:]:  # paired by seed
-        lead = row["lead_of_first"]
-        assert (lead["method"], lead["over"], lead["seeds"]) == ("jitrl", row["method"], 2)
-        assert lead["avg"] == pytest.approx(rows[0]["avg"] - row["avg"])
-        assert lead["avg_ci"][0] <= lead["avg"] <= lead["avg_ci"][1]
+        lead = row["lead_of_against"]["avg"]
+        assert lead["mean"] == pytest.approx(flat(rows[0])["avg"] - flat(row)["avg"])
+        assert lead["by_t"][0] <= lead["mean"] <= lead["by_t"][1]
         assert lead["wins"] + lead["losses"] + lead["ties"] == 2
     assert json.loads((here / "run" / "results.json").read_text()) == rows
     left = {path.name for path in (here / "run").iterdir()}
-    assert left >= {"settings.json", "results.json", "curves.png", "costs.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
-    curves = json.loads((here / "run" / "curves.json").read_text())
-    assert [len(one["rounds"]) for one in curves["methods"]] == [5, 5, 5]
-    assert {row["cost"] for row in curves["equal_cost"]} == {"seconds"}  # no model was asked
+    assert left >= {"settings.json", "results.json", "report.html", "figures", "jitrl-s0", "jitrl-s1", "random-s0"}
     assert "owner.pid" not in left
     run = {path.name for path in (here / "run" / "jitrl-s0").iterdir()}
     assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
@@ -164,7 +161,8 @@ def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: 
     assert main([*command, "--json", "--out", "run"]) == 0
     rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
     assert set(rows) == {"icrl", "icrl?rewards=zero", "best-of-n", "react"}
-    assert rows["best-of-n"]["answer"] == rows["best-of-n"]["top"]  # its reward is the true score here
+    best = flat(rows["best-of-n"])
+    assert best["answer"] == best["best"]  # its reward is the true score here
     for name in ("icrl", "react"):
         for seed in (0, 1):
             folder = here / "run" / f"{name}-s{seed}"
@@ -203,11 +201,11 @@ def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepSetup]:
     """What would be played; nothing is."""
     asked: list[SweepSetup] = []
 
-    def note(setup: SweepSetup) -> int:
+    def note(setup: SweepSetup, command: Sequence[str]) -> int:
         asked.append(setup)
         return 0
 
-    monkeypatch.setattr(run, "play_sweep", note)
+    monkeypatch.setattr(run, "play_setup", note)
     return asked
 
 
@@ -363,7 +361,7 @@ def test_a_budget_of_tokens_is_the_same_for_all(
     assert main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
     play.shared_model.cache_clear()
     rows = objects(capsys.readouterr().out)
-    assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
+    assert [row["totals"]["played"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
     assert main([*command, "--compare", "react", "--out", "run"]) == 0
     assert "finished already" in capsys.readouterr().err
 
@@ -371,7 +369,7 @@ def test_a_budget_of_tokens_is_the_same_for_all(
 def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
     (row,) = objects(capsys.readouterr().out)
-    assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
+    assert (row["seeds"], row["metrics"]["avg"]["by_t"], row["metrics"]["last"]["by_t"]) == ([7], None, None)
 
 
 @pytest.mark.slow
@@ -528,7 +526,7 @@ def test_a_full_disk_is_said_in_one_line(
 
 
 def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: Any, engine: str) -> None:
+    def interrupted(*args: Any, lost: Any, engine: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pool, "run_workers", interrupted)

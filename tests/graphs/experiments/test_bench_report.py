@@ -15,10 +15,10 @@ from urllib.parse import unquote
 import browser
 import pytest
 
-from learngraph.graphs.experiments.pictures import draw_figures
-from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.measures import RunPrices
 from learngraph.graphs.experiments.page import write_report
+from learngraph.graphs.experiments.pictures import draw_figures
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import BenchTable
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> {{DATA}} & `code`"
@@ -53,9 +53,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         BenchTable("other", "pocket", {"first": runs["first"]}, "first", 3, RunPrices(), folders=folders),
     ]
     path = tmp_path / "report.html"
-    write_report(
-        path, HOSTILE, HOSTILE, "learngraph bench x.toml", tables, [HOSTILE], draw_figures(tables, tmp_path / "figures")
-    )
+    write_report(path, HOSTILE, HOSTILE, "learngraph run x.toml", tables, [HOSTILE], draw_figures(tables, tmp_path / "figures"))
     return path
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from learngraph.graphs.experiments.bench.remarks import table_remarks
-from learngraph.graphs.experiments.results import SeedResult
+
 from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, RunPrices, estimate, measure
+from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import (
     BenchTable,
     as_objects,
@@ -176,8 +176,8 @@ def test_costs_are_shown_where_a_method_has_them() -> None:
 
 
 def test_a_page_without_runs_says_why() -> None:
-    page = markdown_page("T", "", "learngraph bench x.toml", [table({}, against="a")], ["nothing was played"])
-    assert page == "**T**\n\n```sh\nlearngraph bench x.toml\n```\n\n- nothing was played"
+    page = markdown_page("T", "", "learngraph run x.toml", [table({}, against="a")], ["nothing was played"])
+    assert page == "**T**\n\n```sh\nlearngraph run x.toml\n```\n\n- nothing was played"
 
 
 def test_who_is_behind_is_marked() -> None:

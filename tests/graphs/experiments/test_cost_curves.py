@@ -39,12 +39,7 @@ def test_what_was_not_spent_or_not_measured_is_no_cost() -> None:
     assert cost_curves.score_within(old, 1000, "tokens") is None
 
 
-def test_rounds_with_their_running_maximum_and_mean_costs() -> None:
-    runs = [result(0, [0.0, 1.0, 0.5], [10, 20, 30]), result(1, [0.5, 0.0], [10, 40])]
-    (record,) = cost_curves.curve_records([runs])
-    assert [(row["newest"], row["best"], row["tokens"]) for row in record["rounds"]] == [(0.25, 0.25, 10), (0.5, 0.75, 40)]
-    assert record["rounds"][1]["best_ci"] == interval([1.0, 0.5])
-    assert "seconds" not in record["rounds"][0]
+def test_rounds_with_their_running_maximum() -> None:
     table = cost_curves.rounds_table([[result(0, [0, 0, 1, 0, 0, 0, 0.0], [1] * 7), result(1, [0.5] * 7, [1] * 7)]])
     assert [cell.strip() for cell in table.splitlines()[0].split("|")[2:-1]] == ["1 round", "2 rounds", "4 rounds", "7 rounds"]
     assert "| icrl              | 0.25 [-2.93, 3.43] | 0.25 [-2.93, 3.43] | 0.75 [-2.43, 3.93] |" in table
@@ -61,7 +56,7 @@ def test_methods_at_the_same_cost() -> None:
     assert other.lead_newest is not None
     assert other.lead_best is not None
     assert (other.lead_newest.mean, other.lead_newest.wins, other.lead_best.mean) == (0.25, 1, 0.0)
-    assert other.lead_newest.over_seeds == interval([0.5, 0.0])
+    assert other.lead_newest.by_t == interval([0.5, 0.0])
     (early,) = cost_curves.equal_cost([ours, cheap], budget=60)  # where the first method has not finished a round
     assert (early.method, early.episodes, early.newest, early.lead_newest) == ("react", 1, 0.0, None)
     assert cost_curves.equal_cost([none]) == []

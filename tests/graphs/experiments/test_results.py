@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flat_rows import flat
 
-from learngraph.graphs.experiments import benchmark, sweep, table_notes
+from learngraph.graphs.experiments import notes, results, sweep
+from learngraph.graphs.experiments.measures import RUN_METRICS, RunPrices
 from learngraph.graphs.experiments.results import SeedResult
+from learngraph.graphs.experiments.tables import BenchTable, as_objects, fitted_tables, score_table
 from learngraph.memory.display import markdown_table
 from learngraph.nodes.evaluate.statistics import interval
 
@@ -17,6 +21,34 @@ from learngraph.nodes.evaluate.statistics import interval
 def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> SeedResult:
     n = len(scores)
     return SeedResult(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
+
+
+class Summary:
+    """A method over its seeds: `summary.avg` is the mean of a metric, None without a number."""
+
+    def __init__(self, runs: list[SeedResult]) -> None:
+        self.runs = runs
+        table = BenchTable("toy", "none", {runs[0].method: runs}, "", len(runs[0].scores), RunPrices(), RUN_METRICS)
+        self.object = flat(as_objects(table)[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return self.object.get(name)
+
+
+def summary(runs: list[SeedResult]) -> Summary:
+    return Summary(runs)
+
+
+def table(rows: list[Summary]) -> str:
+    runs = {row.runs[0].method: row.runs for row in rows}
+    episodes = len(rows[0].runs[0].scores)
+    lines = score_table(BenchTable("toy", "none", runs, "", episodes, RunPrices(), RUN_METRICS))
+    return fitted_tables([[line[0], *line[2:]] for line in lines])
+
+
+def lines_about(rows: list[Summary]) -> list[str]:
+    runs = {row.runs[0].method: row.runs for row in rows}
+    return notes.table_notes(BenchTable("toy", "none", runs, "", len(rows[0].runs[0].scores), RunPrices(), RUN_METRICS))
 
 
 def cells_of(table: str, method: str) -> dict[str, str]:
@@ -39,42 +71,47 @@ def test_interval_is_students() -> None:
 
 def test_one_seed_has_no_interval() -> None:
     assert interval([1]) is None
-    row = benchmark.summary([attempts(0, [0, 1, 1])], "toy", "none")
-    assert (row.avg_ci, row.final_ci) == (None, None)
-    assert "[" not in benchmark.table([row])
+    row = summary([attempts(0, [0, 1, 1])])
+    assert row.metrics["avg"]["by_t"] is None
+    assert "[" not in table([row])
 
 
 @pytest.mark.parametrize(("episodes", "expected"), [(1, 1), (2, 2), (3, 3), (10, 3), (30, 3), (39, 3), (40, 4), (100, 10)])
 def test_the_end_is_a_tenth_at_least_three(episodes: int, expected: int) -> None:
-    assert benchmark.final_count(episodes) == expected
+    assert results.final_count(episodes) == expected
 
 
 def test_summary_by_hand() -> None:
-    row = benchmark.summary([attempts(3, [0, 0, 1, 2], 2.0), attempts(5, [4, 4, 4, 4], 4.0)], "toy", "pocket")
-    assert (row.method, row.env, row.model, row.seeds, row.episodes) == ("jitrl", "toy", "pocket", [3, 5], 4)
+    row = summary([attempts(3, [0, 0, 1, 2], 2.0), attempts(5, [4, 4, 4, 4], 4.0)])
+    assert (row.method, row.seeds, row.episodes) == ("jitrl", [3, 5], 4)
     assert row.avg == pytest.approx((0.75 + 4) / 2)
-    assert row.final == pytest.approx((1 + 4) / 2)
+    assert row.last == pytest.approx((1 + 4) / 2)
     assert row.optimum == 3
     assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
-    assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
-    assert (row.steps, row.tokens_per_run, row.seconds_per_step) == (10, 7, 0.05)
-    assert row.tokens_per_step == pytest.approx(7 / 40)
-    assert (row.success, row.solved, row.refreshes, row.malformed, row.studied) == (None, None, 0, 0, 0)
+    assert row.last_of_optimum == pytest.approx((0.5 + 1) / 2)
+    assert (row.steps, row.tokens, row.step_seconds) == (10, 7, 0.05)
+    assert row.step_tokens == pytest.approx(7 / 40)
+    assert (row.success, row.solved, row.refreshes, row.malformed, row.studied) == (None, None, None, None, 0)
 
 
 def test_costs_by_hand() -> None:
     """Seed 0: 100 tokens for 10 + 30 steps; seed 1: 60 tokens for 20 steps, and the time of one of two episodes is unknown."""
     one = replace(attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), malformed=1)
     two = replace(attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), malformed=2)
-    row = benchmark.summary([one, two], "toy", "pocket")
-    assert row.tokens_per_run == 80
-    assert row.tokens_per_step == pytest.approx((100 / 40 + 60 / 20) / 2)
-    assert row.seconds_per_step == pytest.approx((4 / 40 + 2 / 10) / 2)
-    assert (row.refreshes, row.malformed) == (1.5, 3)
-    assert benchmark.summary([replace(two, steps=(0, 0), seconds=())], "toy", "pocket").tokens_per_step is None
-    cells = cells_of(benchmark.table([row]), "jitrl")
-    assert {"tokens/run": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
-    assert cells["unreadable decisions"] == "3"
+    row = summary([one, two])
+    assert row.tokens == 80
+    assert row.step_tokens == pytest.approx((100 / 40 + 60 / 20) / 2)
+    assert row.step_seconds == pytest.approx((4 / 40 + 2 / 10) / 2)
+    assert (row.refreshes, row.malformed) == (3.0, 1.5)
+    assert summary([replace(two, steps=(0, 0), seconds=())]).step_tokens is None
+    cells = cells_of(table([row]), "jitrl")
+    assert {
+        "tokens/run": "80",
+        "tokens/step": "3",
+        "s/step": "0.15",
+        "refreshes/episode": "3.0 (1 of 2)",
+    }.items() <= cells.items()
+    assert cells["unreadable decisions"] == "2"
 
 
 def test_replies_that_could_not_be_used_are_counted_below_the_table() -> None:
@@ -82,15 +119,15 @@ def test_replies_that_could_not_be_used_are_counted_below_the_table() -> None:
     few = replace(attempts(0, [1, 0]), calls=10, unreadable=3, lost_steps=1)
     none = replace(attempts(1, [1, 0]), calls=10)
     most = replace(none, unreadable=7, lost_steps=2)
-    row = benchmark.summary([few, none], "toy", "pocket")
-    assert table_notes.reply_notes([row]) == [
+    row = summary([few, none])
+    assert lines_about([row]) == [
         "jitrl: 3 of 20 replies could not be used; at 1 step no try gave one that could, and nothing was done"
     ]
-    assert table_notes.unusable_run_warnings([row]) == []
-    (warning,) = table_notes.unusable_run_warnings([row, benchmark.summary([few, most], "toy", "pocket")])
+    assert notes.unusable_warnings({"jitrl": row.runs}) == []
+    (warning,) = notes.unusable_warnings({"jitrl": [few, most]})
     assert warning.startswith("jitrl could not use 10 of 20 replies, so its scores say little about it")
     assert "--max-tokens" in warning
-    assert table_notes.reply_notes([benchmark.summary([none], "toy", "pocket")]) == []
+    assert lines_about([summary([none])]) == []
 
 
 def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
@@ -102,28 +139,27 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
     read = sweep.seed_result(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
-    summed = benchmark.summary([read, replace(read, studied=1000)], "toy", "pocket")
-    assert (summed.studied, summed.tokens_per_step, summed.seconds_per_step) == (3000, 10, 0.5)
-    assert table_notes.bank_cost_notes([summed]) == [
+    summed = summary([read, replace(read, studied=1000)])
+    assert (summed.studied, summed.step_tokens, summed.step_seconds) == (6000, 10, 0.5)
+    assert [line for line in lines_about([summed]) if "bank" in line] == [
         "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
     ]
-    assert table_notes.bank_cost_notes([replace(summed, studied=0.0)]) == []
 
 
 def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
     one = replace(attempts(0, [0, 2, 3, 1], 3.0), solved=2.0, answer=2)
     two = replace(attempts(1, [0, 0, 0, 2], 3.0), solved=2.0, answer=0)
-    row = benchmark.summary([one, two], "toy", "pocket")
+    row = summary([one, two])
     assert (row.success, row.solved) == (pytest.approx((0.5 + 0.25) / 2), 0.5)
 
 
 def test_columns_that_say_nothing_stay_out() -> None:
-    quiet = benchmark.summary([SeedResult("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
-    heads = " ".join(cells_of(benchmark.table([quiet]), "random"))
+    quiet = summary([SeedResult("random", 0, 1.0, (0.0,), (0.0,), (10,))])
+    heads = " ".join(cells_of(table([quiet]), "random"))
     for absent in ("success", "solved", "answer", "refreshes", "unreadable", "tokens", "s/step", "last / optimum"):
         assert absent not in heads
-    busy = benchmark.summary([replace(attempts(0, [0.0]), refreshes=(3,))], "toy", "pocket")
-    cells = cells_of(benchmark.table([busy, quiet]), "random")
+    busy = summary([replace(attempts(0, [0.0]), refreshes=(3,))])
+    cells = cells_of(table([busy, quiet]), "random")
     assert (cells["refreshes/episode"], "unreadable decisions" in cells) == ("–", False)
 
 
@@ -131,49 +167,46 @@ def test_answer_beside_the_best_attempt() -> None:
     """Seed 0 chose its second attempt (3 of 5), seed 1 its first (2 of 2): 2.5 on average, where an oracle gets 3.5."""
     one = replace(attempts(0, [1, 3, 5], 5.0), answer=1, solved=5.0)
     two = replace(attempts(1, [2, 0], 5.0), answer=0, solved=2.0)
-    row = benchmark.summary([one, two], "toy", "none")
-    assert (row.answer, row.top, row.solved, row.episodes) == (2.5, 3.5, 0.5, 3)
-    assert row.final == pytest.approx((3 + 1) / 2)  # runs may end at a budget of tokens: each has its own end
-    assert "| solved |" in benchmark.table([row])
-    assert benchmark.summary([one, replace(two, answer=None)], "toy", "none").answer is None
+    row = summary([one, two])
+    assert (row.answer, row.best, row.solved, row.episodes) == (2.5, 3.5, 0.5, 3)
+    assert row.last == pytest.approx((3 + 1) / 2)  # runs may end at a budget of tokens: each has its own end
+    assert "| solved |" in table([row])
 
 
 def test_a_walkthrough_is_called_so_and_scoring_higher_is_no_negative_regret() -> None:
     """Scores 1, 4 and 2 against a walkthrough of 3: regrets 2, 0 and 1."""
-    row = benchmark.summary([replace(attempts(0, [1, 4, 2], 3.0), is_walkthrough=True)], "jericho:zork1", "none")
-    assert (row.regret, row.exceeded, row.is_walkthrough) == (3.0, 1, True)
-    lines = benchmark.table([row]).splitlines()
+    row = summary([replace(attempts(0, [1, 4, 2], 3.0), is_walkthrough=True)])
+    assert row.regret == 3.0
+    lines = table([row]).splitlines()
     assert lines[-1].split("|")[1].strip() == "walkthrough"
     assert "last / walkthrough" in lines[0]
-    assert table_notes.walkthrough_notes([row]) == [
+    assert lines_about([row]) == [
         "walkthrough: what a known way earns within the horizon; a higher score may be possible",
         "jitrl: 1 episode scored higher than the walkthrough, a regret of 0",
     ]
-    known = benchmark.summary([attempts(0, [0.5, 1.000000002], 1.0)], "twx:twc", "none")  # six times 0.166666667
-    assert (known.regret, known.exceeded) == (0.5, 0)
-    assert table_notes.walkthrough_notes([known]) == []
+    known = summary([attempts(0, [0.5, 1.000000002], 1.0)])  # six times 0.166666667
+    assert known.regret == 0.5
+    assert lines_about([known]) == []
 
 
 def test_all_methods_have_one_optimum_on_a_seed() -> None:
     """Earlier versions solved a game by random numbers: one run recorded 1 and another, where the horizon cut the way, 0."""
     one = [attempts(0, [1.0], 1.0), replace(attempts(1, [0.0], 2.0), is_walkthrough=True)]
     two = [replace(attempts(0, [1.0], 0.0, "static"), is_walkthrough=True), attempts(1, [0.0], 2.0, "static")]
-    ours, theirs = benchmark.with_common_optimum([one, two])
+    ours, theirs = results.with_common_optimum([one, two])
     for seeds in (ours, theirs):
         assert [(a.optimum, a.is_walkthrough) for a in seeds] == [(1.0, False), (2.0, False)]
     assert [a.scores for a in theirs] == [a.scores for a in two]
 
 
 def test_table_is_aligned_markdown() -> None:
-    rows = [
-        benchmark.summary([attempts(s, [0.0, 5.0, 5.0 + s], 10, m) for s in (0, 1)], "toy", "none") for m in ("jitrl", "static")
-    ]
-    lines = benchmark.table(rows).split("\n\n")[0].splitlines()
+    rows = [summary([attempts(s, [0.0, 5.0, 5.0 + s], 10, m) for s in (0, 1)]) for m in ("jitrl", "static")]
+    lines = table(rows).split("\n\n")[0].splitlines()
     assert len({len(line) for line in lines}) == 1
     assert [line.split("|")[1].strip() for line in lines] == ["method", "-" * 9, "jitrl", "static", "optimum"]
     assert "last / optimum" in lines[0]
-    ones = [benchmark.summary([attempts(0, [1.0, 1.0])], "toy", "none")]
-    assert "last / optimum" not in benchmark.table(ones)
+    ones = [summary([attempts(0, [1.0, 1.0])])]
+    assert "last / optimum" not in table(ones)
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
@@ -193,17 +226,15 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
 
 def test_a_wide_table_continues_in_another() -> None:
     rows = [
-        benchmark.summary(
+        summary(
             [
                 replace(attempts(s, [s / 7, 1 / 3, s / 9]), answer=0, solved=1.0, tokens=123_456 + s, method=name)
                 for s in range(3)
-            ],
-            "toy",
-            "pocket",
+            ]
         )
         for name in ("training-free-grpo", "static")
     ]
-    parts = benchmark.table(rows).split("\n\n")
+    parts = table(rows).split("\n\n")
     assert len(parts) > 1
     for part in parts:
         assert len({len(line) for line in part.splitlines()}) == 1
@@ -218,26 +249,26 @@ def test_what_a_judge_gave_stands_beside_the_score() -> None:
     """Judged 6, 8, 9 and, where one reward is missing, 5 and 7; scored 1, 1, 0."""
     one = replace(attempts(0, [1, 1, 0]), judged=(6.0, 8.0, 9.0))
     two = replace(attempts(1, [1, 1, 0]), judged=(5.0, None, 7.0))
-    row = benchmark.summary([one, two], "writing", "me")
+    row = summary([one, two])
     assert row.judged == pytest.approx((23 / 3 + 6) / 2)
-    unjudged = benchmark.summary([attempts(0, [0, 0, 0], method="random"), attempts(1, [0, 0, 0])], "writing", "none")
-    lines = [line.split("|") for line in benchmark.table([row, unjudged]).split("\n\n")[0].splitlines()]
+    unjudged = summary([attempts(0, [0, 0, 0], method="random"), attempts(1, [0, 0, 0], method="random")])
+    lines = [line.split("|") for line in table([row, unjudged]).split("\n\n")[0].splitlines()]
     at = [head.strip() for head in lines[0]].index("judged return")
     assert [line[at].split()[0] for line in lines[2:]] == ["6.83", "–", "–"]
-    assert "judged" not in benchmark.table([unjudged])
+    assert "judged" not in table([unjudged])
 
 
 def test_the_best_in_an_episode_is_shown_where_points_were_lost_again() -> None:
     kept, lost = attempts(0, [2.0, 2.0]), replace(attempts(0, [1.0, 2.0], method="static"), bests=(3.0, 2.0))
-    rows = [benchmark.summary([one], "jericho:zork1", "none") for one in (kept, lost)]
-    assert cells_of(benchmark.table(rows), "static")["best in episode"] == "2.5"
-    assert "best in episode" not in benchmark.table(rows[:1])
+    rows = [summary([one]) for one in (kept, lost)]
+    assert cells_of(table(rows), "static")["best in episode"] == "2.5"
+    assert "best in episode" not in table(rows[:1])
 
 
 def test_the_steps_at_the_end_have_their_column() -> None:
     """Learning that a score of 1 hides: 21 steps, then 10, 4 and 4."""
-    row = benchmark.summary([replace(attempts(0, [1.0] * 4), steps=(21, 10, 4, 4))], "twx:coin", "none")
-    assert (row.steps, row.final_steps) == (9.75, 6.0)
+    row = summary([replace(attempts(0, [1.0] * 4), steps=(21, 10, 4, 4))])
+    assert (row.steps, row.last_steps) == (9.75, 6.0)
 
 
 @pytest.mark.parametrize("counted", [True, False])
