@@ -93,7 +93,7 @@ def commands() -> Iterator[tuple[str, str]]:
 def known_flags(*command: str) -> frozenset[str]:
     """The flags that `learngraph COMMAND --help` names."""
     with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as ended:
-        sys.exit(main([*command, "--help"]))
+        sys.exit(main([*command, "--help-all" if command[0] == "run" else "--help"]))
     assert not ended.value.code
     return frozenset(re.findall(r"--[a-z][\w.-]*", printed.getvalue()))
 
@@ -103,16 +103,16 @@ def test_a_command_has_the_flags_and_names_of_this_version(page: str, line: str)
     words = shlex.split(line, comments=True)[1:]
     flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     first = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    command = words[: min(first, 1 if words[0] in {"serve", "calibrate", "explain"} else 2)]
+    command = words[: min(first, 1 if words[0] in {"serve", "explain"} else 2)]
     if words[0] in {"run", "draw"} and words[1:] and words[1].partition(":")[0].islower():
-        method = words[1].partition(":")[0]
+        method = words[1].partition("?")[0].partition(":")[0]
         if "." in method or method == "my_app":  # a method or a graph of the reader's own
             return
         assert method in METHODS, f"{page}: {line}"
     if "--agent" in flags:  # an agent of the reader's own; its flags are others
         command = [*command, "--agent", "my_app:make_agent"]
     if flags:
-        assert flags <= known_flags(*command) | {"--help"}, f"{page}: {line}"
+        assert flags <= known_flags(*command) | {"--help", "--help-all"}, f"{page}: {line}"
 
 
 @pytest.mark.parametrize(("page", "line"), sorted({(p, n) for p, c in commands() for n in re.findall(r"[a-z-]+:[a-z-]+", c)}))

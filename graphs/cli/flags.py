@@ -10,7 +10,7 @@ from dataclasses import field, fields, is_dataclass, make_dataclass
 from io import StringIO
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from ...memory.errors import CommandError
+from ...memory.errors import CommandError, did_you_mean
 
 __all__ = [
     "parse_flags",
@@ -38,7 +38,13 @@ def parse_flags(form: type[Options], args: Sequence[str], prog: str, about: str 
 
 
 def parse_options_and_settings(
-    options: type[Options], settings: Settings, args: Sequence[str], prog: str, about: str, title: str
+    options: type[Options],
+    settings: Settings,
+    args: Sequence[str],
+    prog: str,
+    about: str,
+    title: str,
+    headings: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Options, Settings]:
     """The options and the settings that the arguments describe; their flags lie side by side.
 
@@ -51,6 +57,8 @@ def parse_options_and_settings(
         prog: the command, as errors and help call it.
         about: what the command does; help prints it first.
         title: what help calls the settings, such as `JitRL: settings of the method`.
+        headings: heading -> names of the options under it in `--help-all`; `--help` shows those of the first alone, and names the
+            settings. If not given, `--help` shows all.
 
     Raises:
         CommandError: an argument is missing, unknown or of the wrong type.
@@ -76,7 +84,7 @@ def parse_options_and_settings(
         ("options", options_type) if needed else ("options", options_type, field(default_factory=options)),
     ]
     form = make_dataclass("Form", parts, kw_only=True)
-    parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups))
+    parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups), headings=headings)
     return parsed.options, parsed.settings
 
 
@@ -87,9 +95,18 @@ class _Capture(StringIO):
 
 
 def _parse(
-    form: type[Options], args: Sequence[str], prog: str, about: str, titles: Mapping[str, str], grouped: bool = False
+    form: type[Options],
+    args: Sequence[str],
+    prog: str,
+    about: str,
+    titles: Mapping[str, str],
+    grouped: bool = False,
+    headings: Mapping[str, Sequence[str]] | None = None,
 ) -> Options:
     import tyro
+
+    shows_all = "--help-all" in args
+    args = ["--help" if arg == "--help-all" else arg for arg in args]
 
     shown, wrong = _Capture(), _Capture()
     try:
@@ -104,13 +121,15 @@ def _parse(
             )
     except SystemExit as end:
         if not end.code:
-            sys.stdout.write(_retitle(shown.getvalue(), titles))
+            text = _retitle(shown.getvalue(), titles)
+            sys.stdout.write(_under_headings(text, headings, shows_all) if headings else text)
             raise
         raise CommandError(_mistake(wrong.getvalue(), prog)) from None
     if unknown and not unknown[0].startswith("-"):
         raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
-        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, grouped))}")
+        known = _flags(form, grouped)
+        raise CommandError(f"{prog}: there is no {unknown[0]}{did_you_mean(unknown[0], known)}; there are {', '.join(known)}")
     result: Options = parsed
     return result
 
@@ -135,6 +154,34 @@ def _retitle(text: str, titles: Mapping[str, str]) -> str:
         if (box := re.match(r"╭─ (.+?) ─+╮", line)) and box[1] in titles:
             lines[i] = f"╭─ {titles[box[1]]} ".ljust(box.end() - 1, "─") + "╮\n"
     return "".join(lines)
+
+
+def _under_headings(text: str, headings: Mapping[str, Sequence[str]], shows_all: bool) -> str:
+    """A help text whose options of the command stand under headings; else those of the first heading, and the settings' names."""
+    top, *boxes = re.split(r"(?=^╭─ )", text, flags=re.MULTILINE)
+    options = next(box for box in boxes if box.startswith("╭─ options of the command"))
+    first, *lines = options.rstrip().splitlines()[:-1]
+    entries: dict[str, list[str]] = {}
+    for line in lines:
+        if named := re.match(r"│ (?:--\S+, )*--(?:no-)?([\w-]+)", line):
+            entries[named[1].replace("-", "_")] = []
+        if entries:
+            entries[[*entries][-1]].append(line)
+    others = [name for name in entries if not any(name in names for names in headings.values())]
+    chosen = [(title, names) for title, names in headings.items()] + ([("more", others)] if others else [])
+    found = []
+    for title, names in chosen if shows_all else chosen[:1]:
+        rows = [line for name in names for line in entries.get(name, ())]
+        found.append(
+            "\n".join([f"╭─ {title} ".ljust(len(first) - 1, "─") + "╮", *rows, "╰" + "─" * (len(first) - 2) + "╯", ""])
+        )
+    settings = [box for box in boxes if box is not options and "settings of the method" in box.partition("\n")[0]]
+    if shows_all:
+        return "".join([top, *settings, *found])
+    names_of = [flag for box in settings for flag in re.findall(r"^│ --([\w.-]+)", box, flags=re.MULTILINE)]
+    count = sum(map(len, headings.values())) + len(others) - len(chosen[0][1])
+    told = f"settings of the method: {', '.join(names_of) or 'none'}\n\n--help-all tells these, and {count} more options.\n"
+    return "".join([top, *found, "\n", told])
 
 
 def _flags(form: Any, grouped: bool, prefix: str = "", level: int = 0) -> list[str]:

@@ -37,6 +37,20 @@ from .flags import parse_flags, parse_options_and_settings
 __all__ = ["run"]
 
 
+HEADINGS: Mapping[str, Sequence[str]] = {
+    "options": ("env", "model", "seeds", "episodes", "compare", "judge", "out", "workers", "dry_run", "json"),
+    "world": ("split", "horizon", "reference", "stop_at_full_score", "max_run_tokens"),
+    "model": (
+        *("prior", "policy", "policy_history_steps", "window", "prompts", "base_url", "request_timeout", "retries"),
+        *("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body"),
+    ),
+    "output": ("memory", "checkpoints"),
+    "costs": ("token_budget", "dollar_budget", "price_in", "price_out"),
+    "machines": ("engine", "concurrency"),
+}
+"""Heading of `--help-all` -> options; those of the first stand in `--help`."""
+
+
 @dataclass(frozen=True)
 class FileOptions:
     """The options of an experiment of a file."""
@@ -100,7 +114,7 @@ def _run_method(name: str, args: Sequence[str]) -> int:
 
         return learn_and_test(name, defaults, args, about)
     title = f"{type(defaults).__name__}: settings of the method"
-    options, settings = parse_options_and_settings(RunOptions, defaults, args, f"learngraph run {name}", about, title)
+    options, settings = parse_options_and_settings(RunOptions, defaults, args, f"learngraph run {name}", about, title, HEADINGS)
     if options.model == "uniform":  # as a file and the studio name it
         options = replace(options, model=RunOptions().model, prior="uniform")
     shared, chosen = shared_settings(settings, args), {name: settings}

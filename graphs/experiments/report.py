@@ -38,7 +38,7 @@ __all__ = ["Report", "bank_overlap_warnings", "draw_graph", "find_block", "repor
 
 @dataclass(frozen=True)
 class Report:
-    """What a command says at its end."""
+    """The end of a command: its tables, and what it has to say about them."""
 
     text: str
     """The tables for the terminal."""

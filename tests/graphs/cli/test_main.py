@@ -710,7 +710,7 @@ def test_every_preset_can_be_drawn(method: str) -> None:
 
 def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["run", "jitrl", "--help"])
+        main(["run", "jitrl", "--help-all"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "beta, Eq. 10: nats per unit of A~" in shown
