@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from learngraph.graphs.experiments.bench.remarks import table_remarks
 
 from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, RunPrices, estimate, measure
+from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import (
     BenchTable,
@@ -118,12 +118,22 @@ def test_tables() -> None:
     theirs = [run([0.0, 0.0, 0.0, 1.0 + n], n) for n in range(3)]
     found = table({"a": ours, "b_c": theirs}, prices=RunPrices(1.0, 1.0))
     head, first, second, optimum = score_table(found)
-    assert head == ["method", "runs", "Avg", "Final", "last 3 episodes", "running max", "regret", "steps/episode", "$/run"]
+    assert head == [
+        "method",
+        "runs",
+        "mean score",
+        "Final",
+        "last 3 episodes",
+        "running max",
+        "regret",
+        "steps/episode",
+        "$/run",
+    ]
     assert first[:3] == ["a", "3", "4 [4, 4]"]
     assert second[3] == "2 [-0.484, 4.48]"
     assert optimum == ["optimum", "–", "4", "4", "4", "4", "0", "–", "–"]
     rows = score_table(table({"a": ours, "b": theirs}, metrics=["best-in-episode", "of-optimum"]))
-    assert rows[0][2:] == ["best in episode", "Avg / optimum"]
+    assert rows[0][2:] == ["best in episode", "mean / optimum"]
     assert [row[3] for row in rows[1:]] == ["1.00", "0.12", "1.00"]  # (.25 + .5 + .75) / 3 of 4
     (_, row) = paired_table(found)
     assert row[:3] == ["b_c", "3", "+3.5 [+2.88, +4.12]"]
@@ -201,16 +211,16 @@ def test_what_went_wrong_without_an_error_is_said_below() -> None:
         "above": [run([5.0, 4.0], 0, "above")],
         "forgetful": [run([0.0], 0, "forgetful", look_ups=8, empty_look_ups=4)],
     }
-    found = table_remarks(table(runs))
-    assert all(line.startswith("toy, pocket: ") for line in found)
-    warned, *told = [line.removeprefix("toy, pocket: ") for line in found]
+    (warned,) = unusable_warnings(runs)
     assert warned.startswith("silent could not use 12 of 20 replies, so its scores say little about it")
-    assert told == [
+    told = table_notes(table(runs))
+    assert {
         "silent: 12 of 20 replies could not be used; at 4 steps no try gave one that could, and nothing was done",
         "1 of 2 attempts of unrated have no reward: the checker was down",
-        "above: 1 of 2 episodes scored above the optimum",
+        "above: 1 episode scored higher than the optimum, a regret of 0",
         "forgetful found nothing alike in its memory at 4 of 8 steps after the first episode",
-    ]
-    (above,) = table_remarks(table({"above": [run([5.0, 4.0], 0, "above", is_walkthrough=True)]}))
-    assert above == "toy, pocket: above: 1 episode scored higher than the walkthrough, a regret of 0"
-    assert table_remarks(table({"fine": runs["fine"]})) == table_remarks(table({})) == []
+    } <= set(told)
+    row, above = table_notes(table({"above": [run([5.0, 4.0], 0, "above", is_walkthrough=True)]}))
+    assert row.startswith("walkthrough: ")
+    assert above == "above: 1 episode scored higher than the walkthrough, a regret of 0"
+    assert table_notes(table({})) == []
