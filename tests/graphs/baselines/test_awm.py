@@ -167,7 +167,7 @@ def test_an_unknown_success_is_asked_for() -> None:
         solved: Any = None
 
     agent = Agent(act=lambda n: "wait", write=lambda n: "")
-    with pytest.raises(UserError, match=r"awm: which return is a success\? door does not say it; .* awm?variant=rewrite"):
+    with pytest.raises(UserError, match=r"awm: which return is a success\? door does not say it; .* awm\?variant=rewrite"):
         awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent))
     awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent), WorkflowMemory(variant="rewrite"))
     awm.build(MethodInputs.with_chat_model(Open(), Journal(), agent), WorkflowMemory(success_threshold=0.5))

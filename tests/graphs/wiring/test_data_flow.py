@@ -25,7 +25,7 @@ JITRL = blueprint("jitrl")
 DRAWN = to_mermaid(JITRL)
 
 
-@pytest.mark.parametrize("name", [*METHODS, *(f"adamem:{mode}" for mode in adamem.MODES)])
+@pytest.mark.parametrize("name", [*METHODS, *(f"adamem?mode={mode}" for mode in adamem.MODES)])
 def test_no_method_is_found_fault_with(name: str) -> None:
     graph = blueprint(name)
     assert check(to_mermaid(graph), graph) == []
