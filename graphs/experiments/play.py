@@ -239,8 +239,9 @@ def make_method_inputs(
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
     from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, uniform_policy
 
-    # A method that needs no model makes no use of a judge either.
-    judge = judge_node(options, environment, judging or model, journal) if method is None or method.needs_model else None
+    # A method that needs no model has none that could judge.
+    is_judged = method is None or method.needs_model or not asks_model(options.judge)
+    judge = judge_node(options, environment, judging or model, journal) if is_judged else None
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps
@@ -300,7 +301,7 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
     Raises:
         CommandError: there is no such judge, or it needs what the environment or the model lacks.
     """
-    from ...nodes.evaluate import judge
+    from ...nodes.evaluate import changed_rewards, judge
 
     prompts = options.prompts
     made: Mapping[str, Callable[[], Any]] = {
@@ -314,11 +315,14 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
         "rubric": lambda: judge.rubric_judge(model, journal, prompts),
         "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
         "model": lambda: judge.model_judge(model, journal, prompts),
+        "hindsight": lambda: changed_rewards.hindsight_judge(journal),
     }
+    if (shift := options.judge.partition("shift:"))[:2] == ("", "shift:"):
+        return changed_rewards.shift_judge(journal, shift[2])
     names = options.judge.split("+")
     for name in names:
         if name not in made:
-            raise CommandError(f"--judge is {', '.join(made)}, or several of them, joined by +; got {options.judge!r}")
+            raise CommandError(f"--judge is {', '.join(made)}, several of them, joined by +, or shift:C; got {options.judge!r}")
         if name == "rule" and not hasattr(environment, "verify"):
             raise CommandError(f"{options.env} has no rule to judge by; use --judge environment or self")
         if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
@@ -344,7 +348,7 @@ def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
 
 def credits_future(judge: str) -> bool:
     """True if the judge's reward of a step counts what followed from it, so that returns are not discounted again."""
-    return "model" in judge.split("+")
+    return not {"model", "hindsight"}.isdisjoint(judge.split("+"))
 
 
 def asks_model(judge: str) -> bool:

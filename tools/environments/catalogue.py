@@ -25,6 +25,7 @@ from .reasoning import Reasoning
 from .science_world import INSTALL as SCIENCE_WORLD_INSTALL
 from .science_world import ScienceWorld
 from .support.chromium import find_chromium
+from .support.giving_up import WorldToGiveUp
 from .support.sure_prior import with_prior
 from .tau2_bench import DOMAINS, TauBench
 from .tau2_bench import INSTALL as TAU2_INSTALL
@@ -200,7 +201,8 @@ def open_environment(spec: str, horizon: int | None = None) -> Any:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters). Each world's class
-    says which it takes. `prior=wrong-.9` gives any world with a known solution a policy that takes the place of a model.
+    says which it takes. `prior=wrong-.9` gives any world with a known solution a policy that takes the place of a model,
+    `gives_up=true` adds an action to every state that ends the episode.
 
     Args:
         spec: name of the environment, with settings.
@@ -216,11 +218,13 @@ def open_environment(spec: str, horizon: int | None = None) -> Any:
         known = [spec for spec in ENVIRONMENTS if spec.islower()]
         raise UserError(f"no environment {name!r}{did_you_mean(name, known)}; there are {', '.join(ENVIRONMENTS)}")
     settings = _read_settings(spec, tail)
-    prior = settings.pop("prior", "")
+    prior, gives_up = settings.pop("prior", ""), settings.pop("gives_up", "")
     if settings and not found.has_settings:
         raise UserError(f"environment {spec!r}: no setting {next(iter(settings))!r}; it has none")
     arguments = ([game] if found.games else []) + ([settings] if settings else [])
     world = found.opens(*arguments, **({} if horizon is None else {"horizon": horizon}))
+    if gives_up:
+        world = WorldToGiveUp(world, gives_up)
     return with_prior(world, prior) if prior else world
 
 

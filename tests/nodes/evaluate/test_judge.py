@@ -565,7 +565,7 @@ def test_judges_by_name() -> None:
             "self:dense",
             KeywordKeep(),
             object(),
-            "self:sparse, rubric, pairwise, model, or several of them, joined by \\+; got 'self:dense'",
+            "self:sparse, rubric, pairwise, model, hindsight, several of them, joined by \\+, or shift:C; got 'self:dense'",
         ),
         ("rule+", Game24(), None, "got 'rule\\+'"),
         ("", Game24(), None, "got ''"),
