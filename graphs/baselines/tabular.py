@@ -64,7 +64,7 @@ def build(
         "look_up": LookUpQValues(table, inputs.environment),
         "choose": EpsilonGreedy(settings.epsilon),
         "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "keep": UpdateQTable(table, inputs.environment, inputs.journal),
+        "keep": UpdateQTable(table, inputs.environment, inputs.journal, inputs.judge),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "tabular", **compile})

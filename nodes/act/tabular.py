@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+from langchain_core.runnables.base import coerce_to_runnable
 
 from ...memory.records import Candidate, Trajectory
 from ...memory.returns.q_table import QTable, count_note
@@ -49,16 +52,27 @@ class EpsilonGreedy:
 
 @dataclass(frozen=True)
 class UpdateQTable:
-    """Add the finished episode to the table. A table with optimism also learns how many actions each state admitted."""
+    """Add the finished episode to the table, with a judge's rewards if there is one.
+
+    A table with optimism also learns how many actions each state admitted.
+    """
 
     role: ClassVar[str] = "memory"
 
     table: QTable
     environment: Environment
     journal: Journal
+    judge: Any = None
+    """The node that rewards the steps; None: the environment's own rewards hold."""
 
     def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
+        found: dict[str, Any] = {}
+        if self.judge is not None:
+            judged = coerce_to_runnable(self.judge).invoke(state)
+            rewards = judged["rewards"]
+            found = {"earned": None if None in rewards else math.fsum(rewards), "unjudged": judged["unjudged"]}
+            steps = tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
         id, name = f"{state['run']}/{state['episode']}", self.environment.name
         note = ""
         if self.table.initial_value:
@@ -66,4 +80,4 @@ class UpdateQTable:
             shown = [self.environment.observe(state["task"], actions[:number]) for number in range(len(steps))]
             note = count_note([len(one.actions) for one in shown])
         self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name, note))
-        return {}
+        return found

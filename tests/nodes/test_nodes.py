@@ -13,6 +13,7 @@ from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.decide import Modulate
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end
 from learngraph.nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
+from learngraph.nodes.evaluate.changed_rewards import shift_judge
 from learngraph.nodes.evaluate.judge import EnvironmentJudge
 from learngraph.nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -170,6 +171,10 @@ def test_look_up_choose_and_keep() -> None:
     later = {**start, "episode": 2}
     found = LookUpQValues(table, TOY)(later)["candidates"]
     assert {c.action: c.logit for c in found}[action] == 3.0
+    judged = QTable(gamma=0.5, learning_rate=1.0)
+    given = UpdateQTable(judged, TOY, journal, shift_judge(journal, "-1"))({**start, "head": head})
+    assert given == {"earned": 2.0, "unjudged": ""}
+    assert {c.action: c.logit for c in LookUpQValues(judged, TOY)(later)["candidates"]}[action] == 2.0
     assert EpsilonGreedy(0.0)({**later, "candidates": found}) == {"action": action}
     picks = [EpsilonGreedy(0.5)({**later, "candidates": found, "run": f"r{n}"})["action"] for n in range(1000)]
     assert picks.count(action) / 1000 == pytest.approx(0.5 + 0.5 / len(found), abs=0.05)
