@@ -111,7 +111,7 @@ def paper_temperature(name: str) -> float | None:
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
-    """Those of a method's settings that also hold for the methods that it is compared with: given by a flag, or not the default.
+    """Settings of a method that its rivals in a comparison share: given by a flag, or not the default.
 
     Flags are read from the arguments, since tyro does not say whether a value was given or is the default.
     """

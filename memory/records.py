@@ -108,7 +108,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The statistics of one action in one remembered state that resembles the present one.
+    """The statistics of an action in a remembered state that resembles the present state.
 
     The statistics are over the returns G of all visits to that (state, action): Welford's count, mean and M2.
     """
@@ -704,7 +704,7 @@ class Minibatch:
 
     @property
     def ages(self) -> tuple[int, ...]:
-        """Gradient steps between the version that made each exchange and the one that learns from it."""
+        """Gradient steps between the version that made each exchange and the version that learns."""
         return tuple(self.step - 1 - exchange.step for exchange in self.exchanges)
 
 

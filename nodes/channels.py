@@ -33,7 +33,7 @@ class NodeChannels:
     reads: frozenset[str] = frozenset()
     """All channels that it takes from the state, also those that it can do without."""
     needs: frozenset[str] = frozenset()
-    """Those of them without which it fails with a KeyError, whatever else the state holds."""
+    """Channels without which the node fails with a KeyError, whatever else the state holds."""
     writes: frozenset[str] = frozenset()
     is_open: bool = False
     """True if it may write others, too: its code does not say which."""

@@ -1,6 +1,6 @@
 """JSON schemas of replies, for servers that hold a model to one (`Ask.reply_schema`).
 
-Every schema begins with a text `thoughts`, so that a model which is held to it can still reason before it answers. All fields
+Every schema begins with a text `thoughts`, so that a model which is held to the schema can still reason before it answers. All fields
 are required, and no others are allowed, as OpenAI's strict mode demands; a field that may be left out is null.
 """
 

@@ -25,6 +25,10 @@ IRREGULAR = set(
 NOUNS = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"}
 """Nouns and verbs that end in -ed."""
 QUESTION = re.compile(r"(What|Whether|Who|Whose|Whom)\b")
+PRONOUNS = {"that", "those", "these", "one", "ones", "other", "it", "them", "which"}
+"""Words that stand for a noun: where four of them meet in a clause, a reader must guess at nouns."""
+CLAUSES = re.compile(r"[.;:!?()|–—]|,\s|\n\s*\n")
+"""The ends of clauses, and of cells in tables."""
 UNSHIPPED = re.compile(r"[Dd]efects? \d|\brows? \d\d\b|\bpapers/")
 """References to notes that are not in the repository."""
 
@@ -115,6 +119,29 @@ def test_no_docstring_begins_with_a_question_word() -> None:
 def test_no_docstring_cites_notes_that_do_not_ship() -> None:
     strings = (string for path in FILES for string in read(path)[1])
     assert [f"{place} {cited.group()}" for place, text in strings for cited in UNSHIPPED.finditer(text)] == []
+
+
+def clauses_of_pronouns(text: str) -> list[str]:
+    """Clauses of a docstring with four or more words that stand for a noun; code in backticks is a noun."""
+    clauses = (" ".join(clause.split()) for clause in CLAUSES.split(re.sub(r"`[^`]*`", "code", text)))
+    return [clause for clause in clauses if sum(word in PRONOUNS for word in re.findall(r"[a-z]+", clause.lower())) > 3]
+
+
+def test_a_docstring_says_its_nouns_again() -> None:
+    strings = (string for path in FILES for string in read(path)[1])
+    assert [f"{place} {clause}" for place, text in strings for clause in clauses_of_pronouns(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "guessed"),
+    [
+        ("Votes by which those against it outnumber those for it.", 1),
+        ("Votes against a lesson less votes for the lesson, which says that it goes.", 0),
+        ("The numbers of those of these tokens, in the order of those that the segment has.", 0),
+    ],
+)
+def test_what_a_clause_of_pronouns_is(text: str, guessed: int) -> None:
+    assert len(clauses_of_pronouns(text)) == guessed
 
 
 def test_definitions_and_docstrings_are_read_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

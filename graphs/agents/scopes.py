@@ -98,7 +98,7 @@ class ScopedLearner(Generic[Index]):
         mode: `guide`, `observe` or `off`.
         scope: names of values in the config's `configurable` that keep conversations apart, such as `("tenant", "user_id")`. What
             was learned in one scope is never seen in another. A value that is not given counts as one of its own.
-        task: the messages -> an id of the kind of task. Methods that compare attempts at one task compare those of one id. Not
+        task: the messages -> an id of the kind of task. Methods that compare attempts at a task compare conversations of the same id. Not
             given: all conversations are attempts at the same.
         state_key: the messages that were read -> the text by which states are compared.
         refresh_seconds: how old the knowledge of what other processes have learned may be.

@@ -27,7 +27,7 @@ MOVING = ("base_url", "critic_base_url")
 ADDED_SEED = "problems of seed "
 """The beginning of the name of a digest: of the problems of a seed that the folder did not begin with."""
 FIRST_DIGEST = "first_digest"
-"""The name under which a folder that has grown keeps the digest of the settings that it began with."""
+"""The name under which a folder keeps the digest of its first settings, once seeds or episodes were added."""
 
 
 def run_stem(method: str) -> str:

@@ -107,7 +107,7 @@ def _table_part(number: int, table: BenchTable, folder: Path, pictures: Mapping[
 
 
 def _optimum_part(number: int, table: BenchTable, folder: Path) -> str:
-    """The optimum of each seed, with the file in which a run noted it when it had worked it out."""
+    """The optimum of each seed, with the file in which a run noted the optimum."""
     rows = []
     for seed, optimum in sorted({run.seed: run.optimum for run in table.all_runs}.items()):
         files = [place / "result.json" for (_, of), place in table.folders.items() if of == seed]

@@ -103,7 +103,7 @@ def _apply_update(channel: Any, state: Mapping[str, Any], key: str, value: Any) 
 
 
 def merge_steps(graph: Graph) -> Graph:
-    """The same graph, in which nodes that follow each other without a choice are one node and one super-step, `recall+propose`.
+    """The same graph with fewer super-steps: nodes in a row without a choice are merged, as `recall+propose`.
 
     Async functions, graphs, nodes with a pause, and nodes that take more than the state or return Commands run on their own. The
     nodes' names are joined in the picture, and an edited drawing belongs onto the graph before it is merged.
@@ -173,7 +173,7 @@ def _has_policy(spec: StateNodeSpec[Any, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _MergedNodes(Runnable[Any, Any]):
-    """Nodes that run one after the other in one super-step. Channels with a reducer add up as in separate super-steps."""
+    """Nodes that run in turn within a super-step. Channels with a reducer add up as in separate super-steps."""
 
     links: tuple[_Link, ...]
     channels: Mapping[str, Any]

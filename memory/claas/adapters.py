@@ -619,8 +619,8 @@ class Adapters:
 
     def prune(self, protect: Sequence[str] = ()) -> tuple[str, ...]:
         """Delete old versions. Those that can answer again (that were live, and learned from nothing that was deleted) and all others
-        (candidates, dropped ones) are counted apart: the newest `keep_versions` of either kind stay, so that versions which failed the
-        gate push out none that passed it. The live one, the one before it, the canary and `protect` stay, too.
+        (candidates, dropped ones) are counted apart: the newest `keep_versions` of either kind stay, so that failed versions push
+        out none that passed the gate. The live one, the one before it, the canary and `protect` stay, too.
 
         Args:
             protect: labels in use elsewhere: the replay buffer's heads, parents of unfinished minibatches, versions that engines hold.

@@ -1,7 +1,7 @@
 """A LangGraph store on Chroma: the memory of an agent across runs, in a directory or behind a Chroma server.
 
 Chroma holds the durable copy. Reads are served from memory, so that retrieval is exact. A directory belongs to one process,
-which loads it on opening and writes every change to Chroma before it shows it. A directory with snapshots of what is derived
+which loads the directory on opening and writes every change to Chroma before it shows the change. A directory with snapshots of what is derived
 from its items (memory/storage/snapshot.py) is loaded by the first search instead, and before that item by item. A server may
 have many clients, so each batch fetches the items that its operations touch.
 """

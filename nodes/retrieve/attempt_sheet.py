@@ -22,7 +22,7 @@ class AttemptOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class AttemptSheet:
-    """Lay out attempts as one text that fits the window of the model that is asked about them."""
+    """Lay out attempts as a text that fits the window of the model that reads it."""
 
     layout: Layout
     count: Callable[[str], int] = field(default=len, repr=False)

@@ -206,8 +206,8 @@ def advice_items(
 ) -> list[str]:
     """Items of advice (`action` or `not action`) for the present state and later ones.
 
-    A step is evidence for its action if it was rewarded, or if it led to another state in a trajectory that succeeded. It is
-    evidence against it if it was not rewarded and either led nowhere or is part of a trajectory that failed. Evidence is
+    A step is evidence for its action if it was rewarded, or if it led to another state in a trajectory that succeeded. A step
+    without a reward is evidence against its action if it led nowhere or is part of a trajectory that failed. Evidence is
     weighted by similarity, and that of a rewarded step counts double.
 
     A state of one short line is named in the item. Its advice is the action with the most evidence, or, without evidence for

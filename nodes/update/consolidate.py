@@ -43,7 +43,7 @@ ConsolidationMode = Literal["model", "code"]
 MIN_LIKENESS = 0.3
 """Similarity (`lesson_similarity`) from which a text counts as a reworded form of another one."""
 OUTVOTED = 2
-"""Votes by which those against a lesson outnumber those for it, for code to delete it where nobody says what becomes of it."""
+"""Surplus of votes against a lesson at which code deletes the lesson, where nobody says what becomes of it."""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def type_reward(bought: Product, wanted: Product) -> float:
 def matched_attribute_count(bought: Product, wanted_attributes: Sequence[str]) -> int:
     """n_att: the number of attributes of the goal that the product has.
 
-    It has one that resembles one of its own (token-set ratio above 85), or that stands in its title, features or description.
+    An attribute counts if it resembles an attribute of the product (token-set ratio above 85) or stands in its title, features or description.
     """
     said = "\n".join((bought.title, " ".join(bought.features), bought.description)).lower()
     return sum(

@@ -1,8 +1,8 @@
 """Play the guard model, or a model trained further from it, against the scenarios of `environments/hierarchy.py`, many at once.
 
 All scenarios go in lockstep: one batch of replies per turn, keys and values kept from turn to turn. A hundred scenarios take
-a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that what one scenario
-does depends on no other one in the batch (but for rounding).
+a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that no
+scenario depends on another in the batch (but for rounding).
 """
 
 from __future__ import annotations
