@@ -1,4 +1,4 @@
-"""AdaMEM's memory: targets 22 to 24 of the performance targets, as ratios within one run; its size, and what growing costs.
+"""AdaMEM's memory: targets 22 to 24 of the performance targets, as ratios within one run; and what growing costs.
 
     python tests/performance/bench_dense.py [--counts 100000 1000000] [--dims 384]
 
@@ -7,10 +7,8 @@ whatever they are), from an encoder that makes them up; texts are those of bench
 (process_time) of one thread where OMP_NUM_THREADS=1, medians over queries asked in turns; nothing is asserted.
 """
 
-import gc
 import hashlib
 import tempfile
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,45 +209,6 @@ def calls(dims: int) -> None:
         report("bytes on disk of a vector", there, limit=4 * dims)
 
 
-def size(similarity: Similarity, make: Make, count: int) -> float:
-    """Bytes a step of the memory beside the trajectories themselves."""
-    stored = [make(number) for number in range(count // STEPS)]
-    memory = Trajectories(similarity=similarity)
-    gc.collect()
-    tracemalloc.start()
-    for one in stored:
-        memory.add(one)
-    used = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return used / len(memory)
-
-
-def sizes(dims: int, few: int = 10_000) -> None:
-    draw = np.random.default_rng(0)
-    rooms = [text(row) for row in zipf(draw, (60, LENGTH)).tolist()]
-
-    def again(number: int) -> Trajectory:
-        return attempt(number, [rooms[(7 * number + step) % 60] for step in range(STEPS)])
-
-    ways: list[tuple[str, Similarity, Make]] = [
-        (f"dense, {dims} numbers", Ready(dims), episode),
-        ("dense, 60 states seen again and again", Ready(dims), again),
-        (
-            f"states of {LENGTH} words, a fifth always new, `words`",
-            JaccardSimilarity(lambda goal, text: words(text)),
-            visits(few, draw),
-        ),
-        (
-            f"states of {LENGTH} words, a fifth always new, `shingles` (the default)",
-            JaccardSimilarity(),
-            visits(few, draw),
-        ),
-        ("`shingles`, 60 states seen again and again", JaccardSimilarity(), again),
-    ]
-    for what, similarity, make in ways:
-        report(f"bytes a step of AdaMEM's memory, beside the trajectories: {what}", size(similarity, make, few))
-
-
 def lexical(count: int) -> None:
     memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(lambda goal, text: words(text))))
     early, late = grown(memory, count, visits(count, np.random.default_rng(0)))
@@ -270,40 +229,12 @@ def lexical(count: int) -> None:
         report(f"AdaMEM's search among {count:,} steps, lexical (words), {what}, CPU", asking, "ms")
 
 
-def goals(count: int, few: int = 5_000) -> None:
-    """One goal, and as many goals as tasks: an episode asks with its own goal at every step, other than any of them."""
-    draw = np.random.default_rng(0)
-    rooms = [text(row) for row in zipf(draw, (count // STEPS, LENGTH)).tolist()]
-    for different in (1, few):
-        wanted = [text(row) for row in zipf(draw, (different, 20)).tolist()]
-
-        def attempt_at(number: int, wanted: Sequence[str] = wanted) -> Trajectory:
-            words = zipf(draw, (6, 15)).tolist()
-            states = [f"{rooms[number % len(rooms)]} {text(row)}" for row in words]
-            steps = tuple(Transition(state, "go on", 1.0) for state in states)
-            return Trajectory(f"bench/{number}", Task(f"task-{number}", wanted[number % len(wanted)]), steps, "bench", number)
-
-        memory = Trajectories(
-            bank=[attempt_at(number) for number in range(count // 6)],
-            similarity=JaccardSimilarity(lambda goal, text: words(text)),
-        )
-        asked = [structured_key(Task("", text(zipf(draw, LENGTH).tolist())), (), rooms[0])]
-        asked = [asked[0] + f" {text(row)}" for row in zipf(draw, (20, 15)).tolist()]
-        memory.search(structured_key(Task("", "another"), (), rooms[1]), 4)
-        times = [cpu(lambda of=of, memory=memory: memory.search(of, 4)) * 1e3 for of in asked]  # type: ignore[misc]
-        what = f"AdaMEM's search among {len(memory):,} steps of {different:,} goal{'s' * (different > 1)}, lexical"
-        report(f"{what}: first step of an episode, CPU", times[0], "ms")
-        report(f"{what}: next steps, CPU", times[1:], "ms")
-
-
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--counts", type=int, nargs="+", default=[100_000])
     parser.add_argument("--dims", type=int, default=384)
     asked = parser.parse_args()
     calls(asked.dims)
-    sizes(asked.dims, 1_000 if asked.quick else 10_000)
-    goals(*(1_200, 100) if asked.quick else (30_000, 5_000))
     for count in [10_000] if asked.quick else asked.counts:
         dense(count, asked.dims, asked.rounds)
         lexical(count)

@@ -30,7 +30,8 @@ from typing import Any
 import peft
 import torch
 import transformers
-from bench_swap import make, make_adapter
+from bench_swap import make_adapter
+from random_llama import make_llama, make_tokenizer
 from rows import make_parser, report
 
 from learngraph.memory.records import ChatRequest, Reply, Sampling
@@ -184,7 +185,8 @@ def main() -> None:
         for name in ["guard"] if options.quick else options.models:
             folder = {"guard": str(GUARD), "pocket": str(POCKET)}.get(name, f"{place}/llama")
             if name == "llama":
-                make(Path(folder), 16_000, 12, 768, 2048)
+                make_llama(Path(folder), 16_000, 12, 768, 2048, eos_token_id=1)
+                make_tokenizer(Path(folder), 16_000)
             adapters = [Path(place) / f"{name}-{n}" for n in range(2)]
             for n, adapter in enumerate(adapters):
                 make_adapter(Path(folder), adapter, n)

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import transformers
+from random_llama import make_llama
 from rows import make_parser, ratios, report
 
 from learngraph.memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
@@ -38,21 +39,6 @@ from learngraph.tools.training.lora import Example, TrainingSample
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
 SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
 LEARNER = "CLaaS's learner"
-
-
-def make(folder: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=FFN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HIDDEN // 64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.06,  # so that a prompt matters to what follows
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def opened(folder: Path) -> tuple[Any, Any]:
@@ -243,7 +229,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
-        make(Path(name))
+        # Weights so large that a prompt matters to what follows.
+        make_llama(Path(name), VOCABULARY, LAYERS, HIDDEN, FFN, initializer_range=0.06)
         limit(Path(name), 1 if arguments.quick else arguments.rounds, "cpu", time.process_time)
         faster(Path(name), 1 if arguments.quick else arguments.rounds, arguments.batch, time.process_time)
 

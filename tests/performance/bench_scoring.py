@@ -18,12 +18,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import transformers
 from langchain_core.messages import HumanMessage
+from random_llama import make_llama, make_tokenizer
 from rows import make_parser, medians, ratios, report
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers.cache_utils import DynamicCache
 
 from learngraph.tools.local.model import LocalChatModel, ModelUsage
@@ -32,27 +33,6 @@ TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }} >{% else %} {{ m['content'] }}{{ '\n' }}"
     "{% endif %}{% endfor %}"
 )
-
-
-def make(folder: str, vocabulary: int, layers: int, hidden: int, ffn: int) -> None:
-    words = ["<unk>", "\n", ">", *(f"w{i}" for i in range(vocabulary - 3))]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=max(4, hidden // 64),
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def text(rng: random.Random, n: int, top: int) -> str:
@@ -169,7 +149,8 @@ def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
 
 
 def pocket(folder: str, device: str, clock: Callable[[], float]) -> None:
-    make(folder, 256, 4, 128, 352)
+    make_llama(Path(folder), 256, 4, 128, 352, eos_token_id=1)
+    make_tokenizer(Path(folder), 256, TEMPLATE)
     model = LocalChatModel(model=folder, device=device, threads=1)
     rng = random.Random(2)
     chosen = options(rng, 12, "actions", 250)
@@ -201,7 +182,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     clock = time.process_time if arguments.device == "cpu" else time.perf_counter
     with tempfile.TemporaryDirectory() as large, tempfile.TemporaryDirectory() as small:
-        make(large, 24_000, 8, 384, 1024)
+        make_llama(Path(large), 24_000, 8, 384, 1024, eos_token_id=1)
+        make_tokenizer(Path(large), 24_000, TEMPLATE)
         model = LocalChatModel(model=large, device=arguments.device, threads=1)
         print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} thread")
         scoring(model, clock, 200 if arguments.quick else 1000, arguments.rounds, 24_000)

@@ -28,8 +28,8 @@ from pathlib import Path
 import peft
 import torch
 import transformers
+from random_llama import make_llama, make_tokenizer
 from rows import make_parser, medians, ratios, report
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from learngraph.memory.records import ChatRequest, Reply, Sampling
 from learngraph.tools.local.adapters import Adapter, read_adapter
@@ -37,26 +37,6 @@ from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.local.passes import KVCache, SequenceInput
 from learngraph.tools.models.models import POCKET
-
-
-def make(folder: Path, vocabulary: int, layers: int, hidden: int, ffn: int) -> None:
-    words = ["<unk>", "\n", ">", *(f"w{i}" for i in range(vocabulary - 3))]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
-    tokenizer.save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=max(4, hidden // 64),
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def make_adapter(model: Path, folder: Path, seed: int) -> None:
@@ -249,7 +229,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make(folder / "model", *((500, 2, 64, 128) if options.quick else (24_000, 8, 384, 1024)))
+        sizes = (500, 2, 64, 128) if options.quick else (24_000, 8, 384, 1024)
+        make_llama(folder / "model", *sizes, eos_token_id=1)
+        make_tokenizer(folder / "model", sizes[0])
         folders = [folder / f"v{i}" for i in range(4 if options.quick else options.swaps)]
         for i, one in enumerate(folders):
             make_adapter(folder / "model", one, i)

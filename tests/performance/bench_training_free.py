@@ -18,8 +18,6 @@ import json
 import random
 import re
 import selectors
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -34,6 +32,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 from rows import make_parser, report
+from stub_server import Chat, completion, serve, started
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
 from learngraph.graphs.wiring.inputs import MethodInputs
@@ -338,60 +337,22 @@ def ratios(plan: Plan, salt: str = "") -> tuple[float, float, list[Call]]:
 # A chat server in a process of its own
 
 
-class Chat(asyncio.Protocol):
-    """One connection. Reads just enough of HTTP to serve clients that behave."""
+class ScriptedChat(Chat):
+    """One connection. The model's name is the stage."""
 
-    def __init__(self, unit: float) -> None:
-        self.unit, self.read = unit, bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.read += data
-        while (end := self.read.find(b"\r\n\r\n")) >= 0:
-            fields = [line.split(b":", 1) for line in bytes(self.read[:end]).lower().split(b"\r\n")[1:]]
-            length = next(int(value) for name, value in fields if name == b"content-length")
-            if len(self.read) < end + 4 + length:
-                return
-            asked = json.loads(self.read[end + 4 : end + 4 + length])
-            del self.read[: end + 4 + length]
-            stage, seed = asked["model"], asked.get("seed")
-            told = "\n".join(message["content"] for message in asked["messages"])
-            body = json.dumps(completion(say(stage, told, seed), told)).encode()
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-            asyncio.get_running_loop().call_later(latency(stage, told, seed, "") * self.unit, self.answer, head + body)
-
-    def answer(self, content: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(content)  # type: ignore[attr-defined]
-
-
-def completion(text: str, told: str) -> dict[str, Any]:
-    """A chat completion."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "logprobs": None}
-    read, written = len(told) // 4, len(text) // 4
-    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return {"id": "s", "object": "chat.completion", "created": 0, "model": "s", "choices": [choice], "usage": usage}
-
-
-async def serve(unit: float) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Chat(unit), "127.0.0.1", 0, backlog=1024)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
-    await server.serve_forever()
+    def reply(self, content: bytes) -> tuple[dict[str, object], float]:
+        """What the stage says, and when."""
+        asked = json.loads(content)
+        stage, seed = asked["model"], asked.get("seed")
+        told = "\n".join(message["content"] for message in asked["messages"])
+        return completion(say(stage, told, seed), len(told) // 4, 4), latency(stage, told, seed, "") * self.latency
 
 
 @contextmanager
 def served(unit: float) -> Iterator[Callable[[str], Runnable[Any, Any]]]:
     """Stage -> a model behind such a server."""
-    process = subprocess.Popen([sys.executable, __file__, "--serve", str(unit)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        url = process.stdout.readline().strip()
+    with started([__file__, "--serve", str(unit)]) as url:
         yield lambda stage: open_model(f"openai:{stage}", base_url=url)
-    finally:
-        process.kill()
-        process.wait()
 
 
 # The table
@@ -428,7 +389,7 @@ def main() -> None:
     asked.add_argument("--serve", type=float)
     options = asked.parse_args()
     if options.serve is not None:
-        asyncio.run(serve(options.serve))
+        asyncio.run(serve(lambda: ScriptedChat(options.serve, iter(()))))
         return
     problems = 8 if options.quick else 32
     for slots in (128,) if options.quick else (128, 16, 64, 256):
