@@ -123,7 +123,7 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        inputs: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
+        inputs: environment, policy, journal, judge, the store that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.

@@ -160,12 +160,12 @@ class JitRL:
         check_jitrl(self)
 
     def memory(
-        self, shelf: TrajectoryStore | None = None, *, credits_future: bool = False, similarity: Similarity | None = None
+        self, records: TrajectoryStore | None = None, *, credits_future: bool = False, similarity: Similarity | None = None
     ) -> Experiences:
         """A memory that discounts returns and compares states as these settings say.
 
         Args:
-            shelf: the store that keeps it for good; None keeps it in this process.
+            records: the store that keeps it for good; None keeps it in this process.
             similarity: another comparison of states than the estimator's own, such as the environment's (`open_memory`). Keys with
                 a history have a comparison of their own.
             credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
@@ -185,7 +185,7 @@ class JitRL:
             case "reference":  # state similarity over multisets of 4-grams
                 tokens, credit = {"tokens": _reference_tokens}, reference_returns
         credit = control_credit(credit, self.memory_control)
-        return Experiences(shelf, gamma=self.gamma, similarity=similarity, credit=credit, **tokens)
+        return Experiences(records, gamma=self.gamma, similarity=similarity, credit=credit, **tokens)
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "paper-web": 0.8, "reference": 0.8}
     """The temperature at which the paper samples its model."""
@@ -229,7 +229,7 @@ def _reference_tokens(state: str) -> list[Hashable]:
 
 
 def open_memory(settings: JitRL, inputs: MethodInputs) -> Experiences:
-    """The memory of a run: on its shelf, with the returns that its judge means, states compared as its environment says."""
+    """The memory of a run: in its store, with the returns that its judge means, states compared as its environment says."""
     return settings.memory(
         inputs.records,
         credits_future=getattr(inputs.judge, "credits_future", False),
@@ -247,7 +247,7 @@ def build(
     """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        inputs: environment, policy, journal, judge, and the shelf that keeps what is remembered.
+        inputs: environment, policy, journal, judge, and the store that keeps what is remembered.
         settings: hyper-parameters.
         experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, inputs)` if not given.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing

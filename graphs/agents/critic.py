@@ -159,7 +159,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         """The reflection from the node's answer; None: no reply could be read. Its id and digest are filled in."""
         raise NotImplementedError
 
-    def take_in(self, content: Content, trajectory: Trajectory, reflection: Reflection | None) -> None:
+    def add_reflection(self, content: Content, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put a reflection into the memory, in place of the one before; None: there is none that holds."""
         raise NotImplementedError
 
@@ -237,7 +237,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def _take_news(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
         for trajectory, reflection in memory.index.take_news(memory.conversations):
-            self.take_in(memory.index.content, trajectory, reflection)
+            self.add_reflection(memory.index.content, trajectory, reflection)
 
     def _study(self, memory: ScopeMemory[StudyIndex[Content]], most: int | None) -> Study:
         """Have the critic study conversations that wait, `most` at most."""

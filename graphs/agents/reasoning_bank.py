@@ -111,7 +111,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         key = trajectory.transitions[0].state
         return Reflection("", "", "", lessons=tuple(replace(one, instruction=key) for one in found if one.text))
 
-    def take_in(self, content: Lessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
+    def add_reflection(self, content: Lessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
         source = bank_source(trajectory.id)
         lessons = reflection.lessons if reflection else ()

@@ -95,7 +95,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         """The note."""
         return Reflection("", "", "", note=answer["note"] if answer else "")
 
-    def take_in(self, content: ConversationAttempts, trajectory: Trajectory, reflection: Reflection | None) -> None:
+    def add_reflection(self, content: ConversationAttempts, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put the note on a conversation into the memory, in place of the former one."""
         if reflection is not None and reflection.note:
             content.add(replace(trajectory, note=reflection.note))

@@ -206,7 +206,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
     def make_content(self) -> None:
         """Nothing: the library is in the store."""
 
-    def take_in(self, content: None, trajectory: Trajectory, reflection: Reflection | None) -> None:
+    def add_reflection(self, content: None, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Nothing: the library is in the store."""
 
     def advise(self, request: ModelRequest[Any], place: Place, content: None) -> Consultation:

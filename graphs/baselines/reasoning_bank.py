@@ -151,11 +151,11 @@ class ReasoningBank:
         return found
 
 
-def open_lessons(shelf: TrajectoryStore | None) -> Lessons:
-    """Lessons kept beside the trajectories of a shelf in the same store; in this process where there is no such store."""
-    if not isinstance(shelf, RecordStore):
+def open_lessons(records: TrajectoryStore | None) -> Lessons:
+    """Lessons kept beside the trajectories in the same store; in this process where there is no such store."""
+    if not isinstance(records, RecordStore):
         return Lessons()
-    return Lessons(RecordStore(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
+    return Lessons(RecordStore(records.store, ("lessons", *records.namespace[1:]), Lesson))
 
 
 def build(

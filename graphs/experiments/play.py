@@ -156,7 +156,7 @@ def run_graph(
     options, method = setup.options, find_method(job.method)
     judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
-    inputs = replace(inputs, records=files.shelf, run=job.run)
+    inputs = replace(inputs, records=files.records, run=job.run)
     more = method_resources(method, make_trainer, files.training)
     episode: Any = method.build(inputs, setup.methods[job.method], **more)
     if job.attempts_at_once > 1:

@@ -146,7 +146,7 @@ class RunFiles:
     """Seconds of each finished episode."""
     replies: Rows
     """What the model answered, to play the run again without it (`learngraph explain --replay`)."""
-    shelf: RecordStore[Trajectory] | None
+    records: RecordStore[Trajectory] | None
     """The trajectories that it remembers; None if the method remembers nothing."""
     saver: Any
     """Its checkpoints."""
@@ -171,16 +171,16 @@ def open_run(job: Job) -> Iterator[RunFiles]:
         replies = Rows(job.folder / "replies.jsonl")
         for file in (journal, log, times, replies):
             stack.callback(file.close)
-        shelf = None
+        records = None
         if job.memory:
             from ...memory.storage.open_store import open_store
             from ...memory.storage.record_store import RecordStore
 
-            shelf = RecordStore(stack.enter_context(open_store(job.memory)), job.namespace, Trajectory)
+            records = RecordStore(stack.enter_context(open_store(job.memory)), job.namespace, Trajectory)
         trainings = Rows(job.folder / TRAINING_FILE) if job.trains_weights else Rows()
         stack.callback(trainings.close)
         saver = stack.enter_context(open_checkpoints(job.checkpoints))
-        yield RunFiles(journal, log, times, replies, shelf, saver, TrainingLog(trainings))
+        yield RunFiles(journal, log, times, replies, records, saver, TrainingLog(trainings))
 
 
 def play_run(

@@ -123,8 +123,8 @@ class Lessons:
     never found. Safe to use from several threads; a second process sees new lessons after `reload`.
     """
 
-    def __init__(self, shelf: LessonStore | None = None) -> None:
-        self._shelf = shelf
+    def __init__(self, records: LessonStore | None = None) -> None:
+        self._records = records
         self._lock = threading.Lock()
         self._lessons: dict[str, Lesson] = {}  # in the order of learning
         self._sources: dict[str, list[str]] = {}  # source -> ids
@@ -177,14 +177,14 @@ class Lessons:
     @property
     def is_durable(self) -> bool:
         """True if lessons are kept in a durable store."""
-        return self._shelf is not None
+        return self._records is not None
 
     def reload(self) -> None:
         """Read the store again."""
-        if self._shelf is None:
+        if self._records is None:
             return
-        dated = getattr(self._shelf, "with_moments", None)
-        stored = list(dated()) if dated is not None else [("", lesson) for lesson in self._shelf.all()]
+        dated = getattr(self._records, "with_moments", None)
+        stored = list(dated()) if dated is not None else [("", lesson) for lesson in self._records.all()]
         with self._lock:
             self._lessons.clear()
             self._sources.clear()
@@ -239,10 +239,10 @@ class Lessons:
         ids = {lesson.id for lesson in lessons}
         with self._lock:
             old = [id for name in {source_of_lesson(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
-            if self._shelf is not None:
-                self._shelf.put(lessons)
+            if self._records is not None:
+                self._records.put(lessons)
                 if old:
-                    self._shelf.delete(old)
+                    self._records.delete(old)
             self._history.note_deletion([(id, self._lessons[id]) for id in old], self._lessons)
             for id in old:
                 self._hide(self._lessons.pop(id))

@@ -28,7 +28,7 @@ import sys
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.open_store import open_store
-from learngraph.memory.storage.shelf import RecordStore
+from learngraph.memory.storage.record_store import RecordStore
 
 _, where, name, count = sys.argv
 with open_store(where) as store:

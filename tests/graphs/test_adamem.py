@@ -198,7 +198,7 @@ def test_the_rule_writes_without_a_call_and_says_that_it_is_one(bank: str) -> No
         assert row["strategy"]["text"].startswith(f"{row['state']} {gold[row['state']]}")
 
 
-class Shelf(dict[str, Trajectory]):
+class KeptRecords(dict[str, Trajectory]):
     """Keeps what it is given."""
 
     def put(self, records: Any, /) -> None:
@@ -211,30 +211,30 @@ class Shelf(dict[str, Trajectory]):
         raise NotImplementedError
 
 
-def rounds(settings: AdaMEM, chat: Chat, shelf: Shelf, count: int = 2, **compile: Any) -> Any:
-    inputs = MethodInputs.with_chat_model(TOY, Journal(), chat, records=shelf)
+def rounds(settings: AdaMEM, chat: Chat, records: KeptRecords, count: int = 2, **compile: Any) -> Any:
+    inputs = MethodInputs.with_chat_model(TOY, Journal(), chat, records=records)
     return run.build(adamem.build(inputs, settings), **compile).invoke(
         run.RunInput(task=TASK, run="r", episode=0, episodes=count)
     )
 
 
 def test_finished_episodes_join_the_memory_with_what_they_consulted(bank: str) -> None:
-    shelf, chat = Shelf(), Chat(vote=lambda n: "yes")
-    rounds(AdaMEM(mode="max", bank=bank), chat, shelf)
-    assert list(shelf) == ["r/0", "r/1"]
-    assert shelf["r/0"].used == ("gold/0",)
-    assert set(shelf["r/1"].used) == {"gold/0", "r/0"}
-    frozen = Shelf()
+    records, chat = KeptRecords(), Chat(vote=lambda n: "yes")
+    rounds(AdaMEM(mode="max", bank=bank), chat, records)
+    assert list(records) == ["r/0", "r/1"]
+    assert records["r/0"].used == ("gold/0",)
+    assert set(records["r/1"].used) == {"gold/0", "r/0"}
+    frozen = KeptRecords()
     out = rounds(AdaMEM(mode="max", bank=bank, online=False), Chat(), frozen)
     assert not frozen
     assert out["values"] == out["scores"]
 
 
 def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
-    shelf = Shelf()
-    rounds(AdaMEM(mode="max"), Chat(), shelf, count=3)
+    records = KeptRecords()
+    rounds(AdaMEM(mode="max"), Chat(), records, count=3)
     again, journal = Chat(), Journal()
-    graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, records=shelf), AdaMEM(mode="max", online=False))
+    graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, records=records), AdaMEM(mode="max", online=False))
     graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert "strategy" not in again.kinds()  # as when it was played first
     graph.invoke({"task": TASK, "run": "another", "episode": 0})

@@ -32,7 +32,7 @@ TOY = KeywordKeep()
 TASK = TOY.task(3)
 
 
-class Shelf(list[Trajectory]):
+class KeptRecords(list[Trajectory]):
     """Keeps what it is given; a test looks at it."""
 
     def put(self, records: Any, /) -> None:
@@ -225,11 +225,11 @@ def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> 
 
 
 def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -> None:
-    chat, shelf = ScriptedChat(replies=["no idea"]), Shelf()
+    chat, records = ScriptedChat(replies=["no idea"]), KeptRecords()
     log = Rows()
-    out = play(icrl.build(answering(chat, records=shelf)), 2, log=log)
-    assert [t.transitions[0].action for t in shelf] == ["no idea", "no idea"]
-    assert [t.value for t in shelf] == [None, None]
+    out = play(icrl.build(answering(chat, records=records)), 2, log=log)
+    assert [t.transitions[0].action for t in records] == ["no idea", "no idea"]
+    assert [t.value for t in records] == [None, None]
     assert out["values"] == [None, None]
     assert [(log.get(f"r/{n}") or {})["earned"] for n in range(2)] == [None, None]
     assert "Action: no idea\nAfter it you saw:\ncannot read that\n</attempt>" in chat.prompt(1)
@@ -318,19 +318,19 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
 
 
 def test_self_refine_shows_feedback_and_no_reward() -> None:
-    chat, shelf = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
-    out = play(self_refine.build(answering(chat, records=shelf)), 3)
+    chat, records = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), KeptRecords()
+    out = play(self_refine.build(answering(chat, records=records)), 3)
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     assert "You saw:\n1 of 2\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
     assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(5))
-    assert [t.note for t in shelf] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
+    assert [t.note for t in records] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
 @pytest.mark.parametrize("rewards", ["dense", "sparse"])
 def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_asked_for(rewards: Any) -> None:
-    chat, shelf = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), Shelf()
-    out = play(self_refine.build(answering(chat, records=shelf), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
+    chat, records = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), KeptRecords()
+    out = play(self_refine.build(answering(chat, records=records), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     end = "Result: no success after 2 steps. Total reward: 0 (a full success is 1).\n"
     for request in (1, 2, 3, 4):  # feedback, attempt, feedback, attempt
@@ -339,7 +339,7 @@ def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_a
     assert f"{end}Feedback on it: nine is not ten\n</attempt>" in chat.prompt(2)
     assert "Nobody tells you" not in str(chat.asked[1][0].text)
     assert "what its steps earned" in str(chat.asked[1][0].text)
-    assert [t.value for t in shelf] == [0.0] * 3
+    assert [t.value for t in records] == [0.0] * 3
     assert (out["scores"], out["answer"]) == ([0.0] * 3, 2), "the last attempt is the answer, whatever it earned"
 
 

@@ -218,25 +218,25 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     from learngraph.memory.storage.record_store import RecordStore
 
     store = InMemoryStore()
-    shelf = RecordStore(store, ("toy",), Trajectory)
-    first = scores(merge_steps(episode(Experiences(shelf, gamma=0.5))), episodes=15)
+    records = RecordStore(store, ("toy",), Trajectory)
+    first = scores(merge_steps(episode(Experiences(records, gamma=0.5))), episodes=15)
     again = Experiences(RecordStore(store, ("toy",), Trajectory), gamma=0.5)
     plan = {"task": TOY.task(0), "run": "later", "episode": 0, "episodes": 5}
     assert mean(run.build(merge_steps(episode(again))).invoke(plan)["scores"]) > mean(first[:2]) + 3
 
 
-def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
+def test_the_memory_is_made_from_the_store_unless_one_is_given() -> None:
     from langgraph.store.memory import InMemoryStore
 
     from learngraph.memory.storage.record_store import RecordStore
 
-    shelf = RecordStore(InMemoryStore(), ("toy",), Trajectory)
-    assert len(scores(jitrl.build(MethodInputs(TOY, records=shelf)), episodes=3)) == 3
-    assert [trajectory.episode for trajectory in shelf.all()] == [0, 1, 2]
+    records = RecordStore(InMemoryStore(), ("toy",), Trajectory)
+    assert len(scores(jitrl.build(MethodInputs(TOY, records=records)), episodes=3)) == 3
+    assert [trajectory.episode for trajectory in records.all()] == [0, 1, 2]
     memory = Experiences(gamma=0.8)
-    scores(jitrl.build(MethodInputs(TOY, records=shelf), experiences=memory), episodes=2)
+    scores(jitrl.build(MethodInputs(TOY, records=records), experiences=memory), episodes=2)
     assert len({experience.id.rpartition("/")[0] for experience in memory}) == 2
-    assert len([*shelf.all()]) == 3
+    assert len([*records.all()]) == 3
 
 
 def test_cross_task_memory_is_a_switch() -> None:

@@ -54,7 +54,7 @@ class Stay:
 
 
 class Kept:
-    """A shelf that is read at the beginning and not written any more."""
+    """A store that is read at the beginning and not written any more."""
 
     def __init__(self) -> None:
         self.trajectories: list[Trajectory] = []
@@ -73,13 +73,13 @@ class Kept:
 
 def practised() -> Kept:
     """20 episodes of the task."""
-    world, shelf = KeywordKeep(), Kept()
-    episode = merge_steps(jitrl.build(MethodInputs(world, records=shelf)))
+    world, records = KeywordKeep(), Kept()
+    episode = merge_steps(jitrl.build(MethodInputs(world, records=records)))
     run.build(episode).invoke({"task": world.task(0), "run": "before", "episode": 0, "episodes": 20})
-    return shelf
+    return records
 
 
-SHELF = practised()
+RECORDS = practised()
 
 
 def build(method: str, steps: int, journal: Journal | None = None, **compile: Any) -> Any:
@@ -87,7 +87,7 @@ def build(method: str, steps: int, journal: Journal | None = None, **compile: An
     inputs = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: Stay())
     if method == "static":
         return static.build(inputs, static.Static(temperature=0), **compile)
-    memory = Experiences(SHELF, gamma=0.8)
+    memory = Experiences(RECORDS, gamma=0.8)
     return jitrl.build(inputs, jitrl.JitRL(temperature=0, min_prior=0), experiences=memory, **compile)
 
 

@@ -111,12 +111,12 @@ def run_opening(where: str, questions: list[str], count: int) -> Opening:
 def write_store(where: str, rows: Rows) -> None:
     """Write the episodes, unless they are there."""
     with open_store(where) as store:
-        shelf, episodes = RecordStore(store, NAMESPACE, Trajectory), rows.reshape(-1, 50, LENGTH)
-        if shelf.get(f"bench/{len(episodes) - 1}") is not None:
+        records, episodes = RecordStore(store, NAMESPACE, Trajectory), rows.reshape(-1, 50, LENGTH)
+        if records.get(f"bench/{len(episodes) - 1}") is not None:
             return
         for start in range(0, len(episodes), EPISODES_AT_ONCE):
             some = enumerate(episodes[start : start + EPISODES_AT_ONCE], start)
-            shelf.put([episode(number, steps.tolist()) for number, steps in some])
+            records.put([episode(number, steps.tolist()) for number, steps in some])
 
 
 def size_of(folder: Path) -> int:

@@ -47,8 +47,8 @@ def remember(place: str, minutes: float) -> None:
     """Write episodes into a memory, ask it and prune it; in the end, say how many of the last ones are there."""
     draw, end, written = random.Random(0), time.monotonic() + 60 * minutes, 0
     with open_store(place) as store:
-        shelf = RecordStore(store, ("soak",), Trajectory)
-        memory = Experiences(shelf)
+        records = RecordStore(store, ("soak",), Trajectory)
+        memory = Experiences(records)
         while time.monotonic() < end:
             rooms = [f"You are in the {draw.choice(PLACES)} number {draw.randrange(40)}." for _ in range(10)]
             moves = tuple(Transition(room, draw.choice(("go", "take")), float(draw.random() < 0.2)) for room in rooms)

@@ -106,7 +106,7 @@ def test_one_forward_pass_per_env_step() -> None:
 
 
 def test_memory_calls_no_encoder() -> None:
-    """Not even in a store that has one: JitRL's retrieval is lexical, its shelf asks for no vectors."""
+    """Not even in a store that has one: JitRL's retrieval is lexical, its store asks for no vectors."""
     encoded: list[str] = []
 
     def embed(texts: Sequence[str]) -> list[list[float]]:

@@ -178,11 +178,11 @@ def test_an_unknown_success_is_asked_for() -> None:
 def test_a_run_that_was_killed_while_writing_goes_on_as_if_it_had_not() -> None:
     def scores(fails_at: int) -> tuple[list[str], Any]:
         agent = Agent(act=lambda n: "say friend", write=lambda n: "Workflow:\n1. say friend", fails_at=fails_at)
-        shelf, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
+        records, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
         plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
         out: Any = None
         while out is None:  # each time with a memory that is read anew
-            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=shelf)
+            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=records)
             graph = run.build(awm.build(inputs, WorkflowMemory(variant="rewrite")), checkpointer=saver)
             try:
                 out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})

@@ -395,11 +395,11 @@ def test_the_command_line_says_what_to_do_without_a_sandbox(monkeypatch: pytest.
 def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None:
     def played(fails_at: int) -> tuple[list[str], Any]:
         agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan"), fails_at=fails_at)
-        shelf, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
+        records, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
         plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
         out: Any = None
         while out is None:  # each time with a memory that is read anew
-            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=shelf)
+            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=records)
             graph = run.build(evotest.build(inputs), checkpointer=saver)
             try:
                 out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})

@@ -101,7 +101,7 @@ def play(
     return out
 
 
-def shelf(store: InMemoryStore) -> RecordStore[Trajectory]:
+def records(store: InMemoryStore) -> RecordStore[Trajectory]:
     return RecordStore(store, ("trajectories", "here"), Trajectory)
 
 
@@ -171,15 +171,15 @@ def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
 def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> None:
     chat = Chat(verdicts=['So.\n{"success": true, "reason": "It got\\nout."}', '{"success": false, "reason": "It stuck."}'])
     store = InMemoryStore()
-    play(chat, 2, ReasoningBank.paper(), records=shelf(store))
+    play(chat, 2, ReasoningBank.paper(), records=records(store))
     verdicts = chat.about("whether a finished attempt")
     assert len(verdicts) == 2
     assert not any("eward: " in asked or "Result" in asked for asked in verdicts)
     assert [len(chat.about(word)) for word in ("that succeeded", "that failed")] == [1, 1]
     assert chat.lessons[0].endswith("Judged: It got out.\n")
     assert chat.lessons[1].endswith("Judged: It stuck.\n")
-    assert [t.note for t in shelf(store).all()] == ["success: It got out.", "failure: It stuck."]
-    assert [lesson.success for lesson in open_lessons(shelf(store))] == [True, False]
+    assert [t.note for t in records(store).all()] == ["success: It got out.", "failure: It stuck."]
+    assert [lesson.success for lesson in open_lessons(records(store))] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
 )
 def test_a_verdict_that_cannot_be_read_is_unknown_and_the_run_goes_on(reply: str) -> None:
     chat, store = Chat(verdicts=[reply]), InMemoryStore()
-    play(chat, 1, ReasoningBank.paper(), records=shelf(store))
-    assert [t.note for t in shelf(store).all()] == ["unknown"]
+    play(chat, 1, ReasoningBank.paper(), records=records(store))
+    assert [t.note for t in records(store).all()] == ["unknown"]
 
 
 def test_a_verdict_may_be_written_in_words() -> None:
     store = InMemoryStore()
-    play(Chat(verdicts=['{"Success": "yes", "reason": "It got out."}']), 1, ReasoningBank.paper(), records=shelf(store))
-    assert [t.note for t in shelf(store).all()] == ["success: It got out."]
+    play(Chat(verdicts=['{"Success": "yes", "reason": "It got out."}']), 1, ReasoningBank.paper(), records=records(store))
+    assert [t.note for t in records(store).all()] == ["success: It got out."]
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_a_verdict_may_be_written_in_words() -> None:
 )
 def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str, says: str) -> None:
     chat, store = Chat(written=[reply, items("use the lamp")]), InMemoryStore()
-    play(chat, 1, records=shelf(store))
-    assert [lesson.text for lesson in open_lessons(shelf(store))] == ["use the lamp"]
+    play(chat, 1, records=records(store))
+    assert [lesson.text for lesson in open_lessons(records(store))] == ["use the lamp"]
     again = str(chat.asked[-1][-1].text)
     assert "cannot be used" in again
     assert says in again
     store = InMemoryStore()
-    play(Chat(written=[reply]), 1, records=shelf(store))
-    assert len(list(shelf(store).all())) == 1
-    assert [lesson.text for lesson in open_lessons(shelf(store))] == []
+    play(Chat(written=[reply]), 1, records=records(store))
+    assert len(list(records(store).all())) == 1
+    assert [lesson.text for lesson in open_lessons(records(store))] == []
 
 
 # Several attempts in contrast
@@ -227,16 +227,16 @@ def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str,
 
 def test_rollouts_are_contrasted_in_one_call() -> None:
     chat, store = Chat(written=[items("1", "2", "3", "4", "5"), items("6")], varied=True), InMemoryStore()
-    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), records=shelf(store))
+    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), records=records(store))
     assert (len(chat.actions), len(chat.lessons)) == (24, 2)
     assert len(chat.about("several attempts at the same task")) == 2
-    outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in shelf(store).all()]
+    outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in records(store).all()]
     assert len(set(outcomes)) == 2
     for n, asked in enumerate(chat.lessons):
         heads = [line for line in asked.splitlines() if line.startswith("Attempt")]
         assert heads == [f"Attempt {i + 1} ({outcomes[3 * n + i]}):" for i in range(3)]
     assert [len(shown(prompt)) for prompt in chat.actions] == [0] * 12 + [5] * 12
-    kept = [*open_lessons(shelf(store))]
+    kept = [*open_lessons(records(store))]
     assert [lesson.id for lesson in kept] == [*(f"r/2/{n}" for n in range(5)), "r/5/0"]
     assert kept[0].sources == ("r/0", "r/1", "r/2")
     six = Chat(written=[items(*"123456"), items("1")])
@@ -249,15 +249,15 @@ def test_rollouts_are_contrasted_in_one_call() -> None:
 
 def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
     path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat()
-    play(chat, 2, ReasoningBank(bank=path, online=False), records=shelf(store))
+    play(chat, 2, ReasoningBank(bank=path, online=False), records=records(store))
     assert (len(chat.lessons), len(chat.actions)) == (3, 8)
     assert all("Total reward: 10" in asked for asked in chat.lessons)
     assert [len(shown(prompt)) for prompt in chat.actions] == [3] * 8
     again = Chat()
-    play(again, 1, ReasoningBank(bank=path, online=False), records=shelf(store))
+    play(again, 1, ReasoningBank(bank=path, online=False), records=records(store))
     assert (len(again.lessons), len(again.actions)) == (0, 4)
     assert again.actions == chat.actions[:4]
-    assert [lesson.sources for lesson in open_lessons(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
+    assert [lesson.sources for lesson in open_lessons(records(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
 
 
 def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
 def test_a_trajectory_that_taught_nothing_is_not_read_again(tmp_path: Path) -> None:
     path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat(written=['{"items": []}'])
     for _ in range(2):
-        play(chat, 1, ReasoningBank(bank=path, online=False), records=shelf(store))
+        play(chat, 1, ReasoningBank(bank=path, online=False), records=records(store))
     assert len(chat.lessons) == 3
 
 
@@ -286,8 +286,8 @@ def test_killed_while_reading_the_bank_nothing_is_asked_twice(tmp_path: Path) ->
     path, store = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore()
     first, second = Chat(dies_at=2), Chat()
     with pytest.raises(RuntimeError, match="killed"):
-        play(first, 1, ReasoningBank(bank=path), records=shelf(store))
-    play(second, 1, ReasoningBank(bank=path), records=shelf(store))
+        play(first, 1, ReasoningBank(bank=path), records=records(store))
+    play(second, 1, ReasoningBank(bank=path), records=records(store))
     assert (len(first.lessons), len(second.lessons)) == (2, 1 + 1)  # the third of the bank, and the attempt
 
 
@@ -326,12 +326,12 @@ def test_top_k_items(tmp_path: Path) -> None:
 def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
     """Played again from episode 1 over a library that knows all three, the prompts are the same as the first time."""
     chat, store = Chat(), InMemoryStore()
-    play(chat, 3, records=shelf(store))
+    play(chat, 3, records=records(store))
     other, again = Chat(), Chat()
-    play(other, 1, records=shelf(store), name="s")
+    play(other, 1, records=records(store), name="s")
     assert [len(shown(prompt)) for prompt in other.actions] == [3] * 4
-    without = shelf(store)
-    open_lessons(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
+    without = records(store)
+    open_lessons(without)._records.delete(["s/0/0"])  # type: ignore[union-attr]
     graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, history_steps=None, records=without))
     graph.invoke({"task": TASK, "run": "r", "episode": 1})
     assert again.actions == chat.actions[4:8]
@@ -349,12 +349,12 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
             return super()._generate(messages, *args, **kwargs)
 
     whole, first, second = Echo(), Echo(dies_at=dies_at), Echo()
-    play(whole, 3, records=shelf(InMemoryStore()))
+    play(whole, 3, records=records(InMemoryStore()))
     store, journal, saver = InMemoryStore(), Journal(), InMemorySaver(serde=serializer())
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(chat: Chat, begin: Any) -> None:
-        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, records=shelf(store))
+        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, records=records(store))
         run.build(merge_steps(reasoning_bank.build(made)), checkpointer=saver).invoke(begin, config)
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -365,9 +365,9 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
 
 def test_lessons_lie_beside_the_trajectories_in_the_same_store() -> None:
     store = InMemoryStore()
-    play(Chat(), 2, records=shelf(store))
+    play(Chat(), 2, records=records(store))
     assert sorted(store.list_namespaces()) == [("lessons", "here"), ("trajectories", "here")]
-    assert [t.used for t in shelf(store).all()] == [(), ("r/0",)]
+    assert [t.used for t in records(store).all()] == [(), ("r/0",)]
 
 
 # A model that only scores actions, and writes a line

@@ -181,6 +181,6 @@ def test_a_baseline_is_shown_as_many_steps_whoever_it_is_compared_with(
         RunOptions(env="toy", model="pocket", policy_history_steps=given), {name: method_settings(name) for name in methods}
     )
     job = Job("reflexion", 0, 1, Path(), "r", "t", "", (), "")
-    files: Any = SimpleNamespace(journal=Journal(), shelf=None, log=Rows(), saver=None, training=TrainingLog())
+    files: Any = SimpleNamespace(journal=Journal(), records=None, log=Rows(), saver=None, training=TrainingLog())
     run_graph(setup, job, TOY, files, WordCounter(ScriptedChat(replies=[WRITTEN])))
     assert seen == [shown]

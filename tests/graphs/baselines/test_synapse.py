@@ -38,7 +38,7 @@ WALKED = replay_actions(TOY, TASK, TOY.gold(TASK), run="gold")
 
 
 class Drawer:
-    """A shelf."""
+    """A store in a dictionary."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Trajectory] = {}
@@ -155,7 +155,7 @@ def test_later_episodes_of_the_run_are_hidden() -> None:
 
 @pytest.mark.parametrize("dies_at", [(0, 3), (1, 0), (1, 5)])
 def test_killed_and_resumed_the_prompts_are_the_same(dies_at: tuple[int, int]) -> None:
-    """What stays of the first process: checkpoints, journal and shelf."""
+    """What stays of the first process: checkpoints, journal and store."""
     whole, saver, drawer, journal = Player(right_from=0), InMemorySaver(serde=serializer()), Drawer(), Journal()
     play(whole, 3)
     config: Any = {"configurable": {"thread_id": "t"}}

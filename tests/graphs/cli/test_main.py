@@ -620,8 +620,8 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
     assert main([*command, "--cross-task"]) == 0
     assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
-    with open_memories("run") as (shelf,):
-        assert {trajectory.run for trajectory in shelf.all()} == {"jitrl-s0", "jitrl-s1"}
+    with open_memories("run") as (records,):
+        assert {trajectory.run for trajectory in records.all()} == {"jitrl-s0", "jitrl-s1"}
 
 
 def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

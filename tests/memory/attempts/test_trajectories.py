@@ -275,14 +275,14 @@ def test_search_equals_brute_force(world, state, instruction, question, limit):
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
 def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
     bank, own = world
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(shelf, bank=bank, limit=limit)
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(records, bank=bank, limit=limit)
     key = structured_key(Task("asked", GOALS[0]), (), state)
     for trajectory in own:
         memory.search(key, **question)
         memory.add(trajectory)
         memory.add(random.choice(own[: own.index(trajectory) + 1]))
-    again = Trajectories(shelf, bank=bank, limit=limit)
+    again = Trajectories(records, bank=bank, limit=limit)
     fresh = filled(own, bank=bank, limit=limit)
     assert memory.search(key, **question) == fresh.search(key, **question) == again.search(key, **question)
     assert [memory.usefulness(t.id) for t in memory] == [fresh.usefulness(t.id) for t in fresh]
@@ -489,14 +489,14 @@ def test_what_helped_stays_whatever_a_bank_was_worth_and_other_tasks_are(gold: i
     assert [other.is_evicted(f"a/{n}") for n in range(3)] == [False, True, False]
 
 
-def test_evicted_trajectories_stay_on_the_shelf():
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(shelf, limit=1)
+def test_evicted_trajectories_stay_in_the_store():
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(records, limit=1)
     for number in range(3):
         memory.add(attempt(("door", "go", 1.0), number=number))
-    assert [t.id for t in shelf.all()] == ["a/0", "a/1", "a/2"]
-    assert names(Trajectories(shelf, limit=1), "door") == ["a/2/0"]
-    assert names(Trajectories(shelf), "door") == ["a/2/0", "a/1/0", "a/0/0"]
+    assert [t.id for t in records.all()] == ["a/0", "a/1", "a/2"]
+    assert names(Trajectories(records, limit=1), "door") == ["a/2/0"]
+    assert names(Trajectories(records), "door") == ["a/2/0", "a/1/0", "a/0/0"]
 
 
 # banks
@@ -507,12 +507,12 @@ def test_a_bank_made_elsewhere_is_searched_beside_the_runs_own(tmp_path):
     file = tmp_path / "bank.jsonl"
     write_jsonl(made, file)
     assert read_bank(file) == tuple(made)
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(shelf, bank=read_bank(file))
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(records, bank=read_bank(file))
     memory.add(attempt(("door black", "fern", 0.0)))
     assert names(memory, "door black") == ["a/0/0", "gold/0/0"]  # among equals the bank's is the older one
     assert names(memory, "door black", before=("gold", 0)) == ["a/0/0", "gold/0/0"]  # a bank was there from the start
-    assert [t.id for t in shelf.all()] == ["a/0"]
+    assert [t.id for t in records.all()] == ["a/0"]
 
 
 def test_a_bank_stays_in_sight_of_a_run_of_the_same_name():
@@ -522,15 +522,15 @@ def test_a_bank_stays_in_sight_of_a_run_of_the_same_name():
     assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/5/0"]
 
 
-def test_equal_ids_in_bank_and_shelf_are_refused():
+def test_equal_ids_in_bank_and_store_are_refused():
     seed = attempt(("door", "go", 1.0))
     memory = Trajectories(bank=[seed])
     with pytest.raises(BadMemory, match="'a/0' is in the bank as well as among the run's own: give the run another name"):
         memory.add(seed)
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    shelf.put([seed])
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    records.put([seed])
     with pytest.raises(BadMemory, match="'a/0' is in the bank as well"):
-        Trajectories(shelf, bank=[seed])
+        Trajectories(records, bank=[seed])
     with pytest.raises(BadMemory, match="two trajectories 'a/0'"):
         Trajectories(bank=[seed, attempt(("door", "wait", 1.0))])
 
@@ -615,11 +615,11 @@ def test_bad_settings_are_refused_in_words(settings: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_refused_and_nothing_is_stored(reward):
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(shelf)
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(records)
     with pytest.raises(BadMemory, match=r"'a/0': the reward of step 1 is .*; give a finite number, or None"):
         memory.add(attempt(("door", "go", 1.0), ("gate", "go", reward)))
-    assert (len(memory), shelf.all()) == (0, [])
+    assert (len(memory), records.all()) == (0, [])
 
 
 def test_an_unknown_trajectory_is_named():
@@ -646,15 +646,15 @@ def long_attempt(steps: int, number: int) -> Trajectory:
 
 def test_storage_grows_linearly_with_the_length_of_an_episode():
     """Three episodes of 50, 100, 200 and 400 steps; written out step by step, 8 times the steps would take 64 times the room."""
-    shelved, kept = [], []
+    stored, kept = [], []
     for steps in (50, 100, 200, 400):
         episodes = [long_attempt(steps, number) for number in range(3)]
         store = InMemoryStore()
-        shelf: RecordStore[Trajectory] = RecordStore(store, ("trajectories",), Trajectory)
-        kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, store=shelf)))
-        shelved.append(sum(len(json.dumps(item.value)) for item in store.search(("trajectories",), limit=100)))
+        records: RecordStore[Trajectory] = RecordStore(store, ("trajectories",), Trajectory)
+        kept.append(bytes_of(lambda records=records, episodes=episodes: filled(episodes, store=records)))
+        stored.append(sum(len(json.dumps(item.value)) for item in store.search(("trajectories",), limit=100)))
     for small, large in ((0, 1), (1, 2), (2, 3)):
-        assert 1.9 < shelved[large] / shelved[small] < 2.1
+        assert 1.9 < stored[large] / stored[small] < 2.1
         assert kept[large] / kept[small] < 2.3
     assert kept[3] / kept[0] < 9
 
@@ -676,9 +676,9 @@ def test_many_threads_may_ask_while_one_stores():
 
 
 def test_what_another_process_stored_is_seen_after_a_reload():
-    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(shelf)
-    Trajectories(shelf).add(attempt(("door", "go", 1.0)))
+    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(records)
+    Trajectories(records).add(attempt(("door", "go", 1.0)))
     assert names(memory, "door") == []
     memory.reload()
     assert names(memory, "door") == ["a/0/0"]

@@ -64,12 +64,12 @@ def test_before_hides_exactly_what_that_run_learns_later() -> None:
 
 def test_what_a_source_taught_is_replaced_as_a_whole() -> None:
     store = InMemoryStore()
-    shelf = RecordStore(store, ("lessons",), Lesson)
-    library = Lessons(shelf)
+    records = RecordStore(store, ("lessons",), Lesson)
+    library = Lessons(records)
     library.add([lesson("a", 0, n) for n in range(3)])
     library.add([lesson("a", 1)])
     library.add([lesson("a", 0, 0, text="better")])
-    for kept in (library, Lessons(shelf)):
+    for kept in (library, Lessons(records)):
         assert sorted((one.id, one.text) for one in kept) == [("a/0/0", "better"), ("a/1/0", "text a/1/0")]
     assert library.is_durable
     assert not Lessons().is_durable
@@ -83,12 +83,12 @@ def test_a_source_that_taught_nothing_is_not_read_again() -> None:
 
 
 def test_export_and_import(tmp_path: Path) -> None:
-    shelf = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    Lessons(shelf).add([replace(lesson("a", 0), title="t", description="when", success=True, sources=("a/0",))])
-    assert shelf.export_jsonl(tmp_path / "lessons.jsonl") == 1
+    records = RecordStore(InMemoryStore(), ("lessons",), Lesson)
+    Lessons(records).add([replace(lesson("a", 0), title="t", description="when", success=True, sources=("a/0",))])
+    assert records.export_jsonl(tmp_path / "lessons.jsonl") == 1
     copy = RecordStore(InMemoryStore(), ("lessons",), Lesson)
     copy.import_jsonl(tmp_path / "lessons.jsonl")
-    assert [*Lessons(copy)] == [*Lessons(shelf)]
+    assert [*Lessons(copy)] == [*Lessons(records)]
 
 
 @pytest.mark.parametrize("k", [0, -1])

@@ -35,7 +35,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 
 class Drawer:
-    """A shelf in a dictionary that counts its writes."""
+    """A store in a dictionary that counts its writes."""
 
     def __init__(self) -> None:
         self.items: dict[str, Trajectory] = {}
@@ -108,13 +108,13 @@ def test_missing_returns_leave_no_experience():
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_refused_and_nothing_is_stored(reward):
-    shelf = Drawer()
-    memory = Experiences(shelf)
+    records = Drawer()
+    memory = Experiences(records)
     memory.add(episode(("hall", "go", 1.0)))
     with pytest.raises(BadExperience, match=r"trajectory 'a/1': the reward of step 0 is .*; give a finite") as error:
         memory.add(episode(("hall", "go", reward), number=1))
     assert isinstance(error.value, UserError)
-    assert (len(memory), shelf.writes) == (1, 1)
+    assert (len(memory), records.writes) == (1, 1)
 
 
 def expected(
@@ -191,25 +191,25 @@ def test_neighbours_are_what_the_raw_trajectories_say(
 
 @given(st.lists(trajectories(), max_size=6), discounts)
 def test_storing_twice_is_storing_once_and_reopening_changes_nothing(stored, gamma):
-    shelf = Drawer()
-    once = Experiences(shelf, gamma=gamma)
+    records = Drawer()
+    once = Experiences(records, gamma=gamma)
     unique = list({trajectory.id: trajectory for trajectory in stored}.values())
     for trajectory in unique:
         once.add(trajectory)
     answers = [ask(once, state, cross_task=True) for state in STATES]
     for trajectory in unique:
         once.add(trajectory)
-    assert shelf.writes == len(unique)  # one write per episode, none for what is already there
+    assert records.writes == len(unique)  # one write per episode, none for what is already there
     assert [ask(once, state, cross_task=True) for state in STATES] == answers
-    reopened = Experiences(shelf, gamma=gamma)
+    reopened = Experiences(records, gamma=gamma)
     assert [ask(reopened, state, cross_task=True) for state in STATES] == answers
     assert list(reopened) == list(once)
 
 
-def test_another_discount_over_the_same_shelf():
-    shelf = Drawer()
-    Experiences(shelf, gamma=0.5).add(episode(("hall", "go", 0.0), ("attic", "take", 1.0)))
-    assert ask(Experiences(shelf, gamma=0.1), "hall")[0].mean == pytest.approx(0.1)
+def test_another_discount_over_the_same_store():
+    records = Drawer()
+    Experiences(records, gamma=0.5).add(episode(("hall", "go", 0.0), ("attic", "take", 1.0)))
+    assert ask(Experiences(records, gamma=0.1), "hall")[0].mean == pytest.approx(0.1)
 
 
 def test_the_same_id_with_other_content_replaces():
@@ -323,17 +323,17 @@ def test_other_tokens_make_another_similarity():
     assert ask(memory, "a b c x e") == ()
 
 
-def test_prune_forgets_in_the_shelf_too():
-    shelf = Drawer()
-    memory = Experiences(shelf)
+def test_prune_forgets_in_the_store_too():
+    records = Drawer()
+    memory = Experiences(records)
     for n in range(5):
         memory.add(episode(("hall", "go", float(n)), number=n))
     assert ask(memory, "hall")[0].count == 5
     assert memory.prune(keep_last=3) == 2
     assert ask(memory, "hall")[0].mean == 3.0
     assert memory.prune(drop=lambda trajectory: trajectory.transitions[0].reward == 3.0) == 1
-    assert sorted(shelf.items) == ["a/2", "a/4"]
-    assert [one.id for one in Experiences(shelf)] == [one.id for one in memory] == ["a/2/0", "a/4/0"]
+    assert sorted(records.items) == ["a/2", "a/4"]
+    assert [one.id for one in Experiences(records)] == [one.id for one in memory] == ["a/2/0", "a/4/0"]
     assert memory.prune() == 0
     with pytest.raises(ValueError, match="keep_last must be >= 0"):
         memory.prune(keep_last=-1)
@@ -356,22 +356,22 @@ def test_an_episode_that_cannot_be_compared_counts_wholly_or_not_at_all():
 
 
 def test_reload_sees_what_another_process_stored():
-    shelf = Drawer()
-    mine, other = Experiences(shelf), Experiences(shelf)
+    records = Drawer()
+    mine, other = Experiences(records), Experiences(records)
     other.add(episode(("hall", "go", 1.0)))
     assert ask(mine, "hall") == ()
     mine.reload()
     assert len(ask(mine, "hall")) == 1
 
 
-def test_on_a_real_shelf():
-    shelf = RecordStore(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
-    memory = Experiences(shelf)
+def test_on_a_real_store():
+    records = RecordStore(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
+    memory = Experiences(records)
     for number in range(3):
         memory.add(episode(("hall", "go", 1.0), ("attic", "take", None if number == 1 else 2.0), number=number))
-    assert ask(Experiences(shelf), "hall") == ask(memory, "hall") == (Neighbour("a/2/0", 1.0, "go", 2, 2.0, 0.0),)
+    assert ask(Experiences(records), "hall") == ask(memory, "hall") == (Neighbour("a/2/0", 1.0, "go", 2, 2.0, 0.0),)
     memory.prune(keep_last=1)
-    assert [one.id for one in Experiences(shelf)] == ["a/2/0", "a/2/1"]
+    assert [one.id for one in Experiences(records)] == ["a/2/0", "a/2/1"]
 
 
 def test_many_threads_store_and_ask_at_once():

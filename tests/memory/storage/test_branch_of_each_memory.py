@@ -57,54 +57,54 @@ def episode(n: int, told: str) -> Trajectory:
     return Trajectory(f"r/{n}", Task("t", "a task"), (step,), "r", n, 1.0, "toy")
 
 
-def shelf_of(store: Any = None) -> RecordStore[Trajectory]:
+def records_in(store: Any = None) -> RecordStore[Trajectory]:
     return RecordStore(store or InMemoryStore(), ("toy",), Trajectory)
 
 
 def experiences(folder: Path) -> Kept:
-    shelf = shelf_of()
-    memory = Experiences(shelf)
+    records = records_in()
+    memory = Experiences(records)
     read = lambda: {one.id.rpartition("/")[0]: one.action for one in memory}  # noqa: E731
-    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, shelf.all)
+    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, records.all)
 
 
 def trajectories(folder: Path) -> Kept:
-    shelf = shelf_of()
-    memory = Trajectories(shelf, bank=[replace(episode(9, "old"), id="bank/9", run="bank")])
+    records = records_in()
+    memory = Trajectories(records, bank=[replace(episode(9, "old"), id="bank/9", run="bank")])
     read = lambda: {one.id: one.transitions[0].action for one in memory if one.run == "r"}  # noqa: E731
-    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, shelf.all)
+    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, records.all)
 
 
 def buffer(folder: Path) -> Kept:
-    shelf = shelf_of()
-    memory = Buffer(shelf)
+    records = records_in()
+    memory = Buffer(records)
     read = lambda: {one.id: one.transitions[0].action for one in memory.attempts("r", "t", 99)}  # noqa: E731
-    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, shelf.all)
+    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, records.all)
 
 
 def q_table(folder: Path) -> Kept:
-    shelf = shelf_of()
-    memory = QTable(shelf)
+    records = records_in()
+    memory = QTable(records)
 
     def read() -> dict[str, str]:
         tried = {n: memory.values("r", 99, f"state {n}", ["one", "other"]) for n in range(6)}
         return {f"r/{n}": "one" if one > other else "other" for n, (one, other) in tried.items() if one != other}
 
-    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, shelf.all)
+    return Kept(memory, lambda n, told: memory.add(episode(n, told)), read, records.all)
 
 
 def chroma(folder: Path) -> Kept:
     store = ChromaStore.open(folder / "chroma")
-    shelf = shelf_of(store)
-    read = lambda: {one.id: one.transitions[0].action for one in shelf.all()}  # noqa: E731
-    return Kept(shelf, lambda n, told: shelf.put([episode(n, told)]), read, lambda: store.search(("toy",), limit=99))
+    records = records_in(store)
+    read = lambda: {one.id: one.transitions[0].action for one in records.all()}  # noqa: E731
+    return Kept(records, lambda n, told: records.put([episode(n, told)]), read, lambda: store.search(("toy",), limit=99))
 
 
 def lessons(folder: Path) -> Kept:
-    shelf: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    memory = Lessons(shelf)
+    records: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
+    memory = Lessons(records)
     write = lambda n, told: memory.add([Lesson(f"r/{n}/0", told, instruction="a task")])  # noqa: E731
-    return Kept(memory, write, lambda: {one.id[:3]: one.text for one in memory}, shelf.all)
+    return Kept(memory, write, lambda: {one.id[:3]: one.text for one in memory}, records.all)
 
 
 def journal(folder: Path) -> Kept:
@@ -263,11 +263,11 @@ def test_pruned_episodes_come_back_in_their_order() -> None:
 
 
 def test_a_later_process_sees_the_past_by_the_times_of_the_store() -> None:
-    shelf = shelf_of()
-    Experiences(shelf).add(episode(0, "one"))
+    records = records_in()
+    Experiences(records).add(episode(0, "one"))
     moment = new_moment()
-    Experiences(shelf).add(episode(1, "one"))
-    later = Experiences(shelf)
+    Experiences(records).add(episode(1, "one"))
+    later = Experiences(records)
     with Branch(moment).play():
         assert [one.episode for one in later] == [0]
     assert len(later) == 2

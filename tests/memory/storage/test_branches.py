@@ -51,13 +51,13 @@ class Real:
 
     def __init__(self, method: str, folder: Path) -> None:
         self.steps = folder / "steps.jsonl"
-        self.shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("r",), Trajectory)
-        inputs = MethodInputs(environment=WORLD, journal=Journal(self.steps), records=self.shelf)
+        self.records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("r",), Trajectory)
+        inputs = MethodInputs(environment=WORLD, journal=Journal(self.steps), records=self.records)
         graph = BUILD[method](inputs, checkpointer=InMemorySaver(serde=serializer()))
         self.walk = learngraph.step(graph, {"task": WORLD.task(0), "run": "r", "episode": 0}).until("act")
 
     def remembered(self) -> tuple[bytes, list[Trajectory]]:
-        return self.steps.read_bytes(), self.shelf.all()
+        return self.steps.read_bytes(), self.records.all()
 
 
 @pytest.mark.parametrize("method", BUILD)
@@ -124,15 +124,15 @@ def test_rows_of_a_what_if_are_seen_in_it_and_in_its_copies_alone(tmp_path: Path
 def test_a_kept_future_is_remembered_and_a_dropped_one_is_gone(tmp_path: Path) -> None:
     real = Real("jitrl", tmp_path)
     fork, late = (real.walk.fork().edit(action="wait").finish() for _ in range(2))
-    assert real.shelf.all() == []
+    assert real.records.all() == []
     fork.keep()
-    (trajectory,) = real.shelf.all()
+    (trajectory,) = real.records.all()
     assert trajectory.transitions[0].action == "wait"
     assert Journal(real.steps).history(fork.state["head"])[0].action == "wait"
     with pytest.raises(StepperError, match="the real run"):
         fork.keep()
     real.walk.finish()  # the same episode once more: what really happened last is what counts
-    assert real.shelf.all()[0].transitions[0].action != "wait"
+    assert real.records.all()[0].transitions[0].action != "wait"
     remembered = real.remembered()
     with pytest.raises(BranchError, match="was told otherwise of r/0"):
         late.keep()
@@ -186,8 +186,8 @@ def test_a_fork_of_a_library_that_is_learned_sees_its_own_versions(tmp_path: Pat
 
 
 def test_lessons_of_a_future_stay_in_it() -> None:
-    shelf: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    library = Lessons(shelf)
+    records: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
+    library = Lessons(records)
     add = AddLessons(library)
     builder = StateGraph(LessonChannels)
     builder.add_node("add", lambda state: add(state))
@@ -197,9 +197,9 @@ def test_lessons_of_a_future_stay_in_it() -> None:
     fork = walk.fork().edit(learned=[Lesson("r/0/0", "Ring first.", instruction="open the door")]).finish()
     assert len(library) == 0
     walk.finish()
-    assert [one.text for one in shelf.all()] == ["Knock first."]
+    assert [one.text for one in records.all()] == ["Knock first."]
     fork.keep(replace=True)
-    assert [one.text for one in library] == [one.text for one in shelf.all()] == ["Ring first."]
+    assert [one.text for one in library] == [one.text for one in records.all()] == ["Ring first."]
 
 
 class Noted(TypedDict):

@@ -81,28 +81,28 @@ def attempt(n: int) -> Trajectory:
     return Trajectory(id=f"run/{n}", task=Task("t", "find the coin"), transitions=(Transition("kitchen", "take", 1.0),))
 
 
-def test_a_shelf_of_many_records_written_at_one_time_is_read_whole(database: str) -> None:
+def test_a_store_of_many_records_written_at_one_time_is_read_whole(database: str) -> None:
     with open_store(database) as store:
-        shelf = RecordStore(store, NS, Trajectory)
-        shelf.put([attempt(n) for n in range(3000)])
-        assert sorted(one.id for one in shelf.all()) == sorted(attempt(n).id for n in range(3000))
-        assert shelf.count() == 3000
+        records = RecordStore(store, NS, Trajectory)
+        records.put([attempt(n) for n in range(3000)])
+        assert sorted(one.id for one in records.all()) == sorted(attempt(n).id for n in range(3000))
+        assert records.count() == 3000
 
 
 def test_a_killed_server_that_comes_back_loses_and_doubles_nothing(server: PostgresServer, database: str) -> None:
     with open_store(database) as store:
-        shelf = RecordStore(store, NS, Trajectory)
+        records = RecordStore(store, NS, Trajectory)
 
         def write() -> None:
             for n in range(300):
-                shelf.put([attempt(n)])
+                records.put([attempt(n)])
 
         writer = threading.Thread(target=write)
         writer.start()
         server.kill_twice()
         writer.join(timeout=120)
         assert not writer.is_alive()
-        assert sorted(one.id for one in shelf.all()) == sorted(attempt(n).id for n in range(300))
+        assert sorted(one.id for one in records.all()) == sorted(attempt(n).id for n in range(300))
         assert len(all_items(store, ())) == 300
 
 

@@ -1,4 +1,4 @@
-"""Shelves of records over any store, and records as JSON."""
+"""Records in any store, and as JSON."""
 
 from __future__ import annotations
 
@@ -46,64 +46,64 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]
 
 
 @pytest.fixture
-def shelf(store: BaseStore) -> RecordStore[Trajectory]:
+def records(store: BaseStore) -> RecordStore[Trajectory]:
     return RecordStore(store, NS, Trajectory)
 
 
-def test_records_come_back_equal_and_in_order(shelf: RecordStore[Trajectory]) -> None:
+def test_records_come_back_equal_and_in_order(records: RecordStore[Trajectory]) -> None:
     attempts = [attempt(i, steps=i) for i in range(12)]
     for each in attempts[:3]:
-        shelf.put([each])
+        records.put([each])
         time.sleep(0.002)
-    shelf.put(attempts[3:])
-    assert sorted(shelf.all(), key=lambda t: t.episode) == attempts
-    if not isinstance(shelf.store, SqliteStore):  # its clock ticks in whole seconds
-        assert shelf.all()[:3] == attempts[:3]
-    assert shelf.get("r/7") == attempts[7]
-    assert shelf.get("r/99") is None
-    again = shelf.all()
-    assert shelf.all() == again
+    records.put(attempts[3:])
+    assert sorted(records.all(), key=lambda t: t.episode) == attempts
+    if not isinstance(records.store, SqliteStore):  # its clock ticks in whole seconds
+        assert records.all()[:3] == attempts[:3]
+    assert records.get("r/7") == attempts[7]
+    assert records.get("r/99") is None
+    again = records.all()
+    assert records.all() == again
 
 
-def test_storing_twice_stores_once(shelf: RecordStore[Trajectory]) -> None:
-    shelf.put([attempt(1), attempt(2)])
-    shelf.put([attempt(2), attempt(1), attempt(1)])
-    assert len(shelf.all()) == 2
-    shelf.put([attempt(2, steps=9)])
-    assert {len(t.transitions) for t in shelf.all()} == {3, 9}
-    shelf.put([])
+def test_storing_twice_stores_once(records: RecordStore[Trajectory]) -> None:
+    records.put([attempt(1), attempt(2)])
+    records.put([attempt(2), attempt(1), attempt(1)])
+    assert len(records.all()) == 2
+    records.put([attempt(2, steps=9)])
+    assert {len(t.transitions) for t in records.all()} == {3, 9}
+    records.put([])
 
 
-def test_delete(shelf: RecordStore[Trajectory]) -> None:
-    shelf.put([attempt(1), attempt(2), attempt(3)])
-    shelf.delete(["r/1", "r/3", "r/unknown"])
-    shelf.delete([])
-    assert shelf.all() == [attempt(2)]
+def test_delete(records: RecordStore[Trajectory]) -> None:
+    records.put([attempt(1), attempt(2), attempt(3)])
+    records.delete(["r/1", "r/3", "r/unknown"])
+    records.delete([])
+    assert records.all() == [attempt(2)]
 
 
-def test_shelves_do_not_see_each_other(shelf: RecordStore[Trajectory]) -> None:
-    below = RecordStore(shelf.store, (*NS, "below"), Trajectory)
-    shelf.put([attempt(1)])
+def test_namespaces_do_not_see_each_other(records: RecordStore[Trajectory]) -> None:
+    below = RecordStore(records.store, (*NS, "below"), Trajectory)
+    records.put([attempt(1)])
     below.put([attempt(2)])
-    assert shelf.all() == [attempt(1)]
+    assert records.all() == [attempt(1)]
     assert below.all() == [attempt(2)]
 
 
-def test_all_goes_through_every_page(shelf: RecordStore[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_goes_through_every_page(records: RecordStore[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learngraph.memory.storage.open_store._ALL", 4)
     for n in (0, 3, 4, 9):
-        shelf.put([attempt(i) for i in range(n)])
-        assert len(shelf.all()) == n
+        records.put([attempt(i) for i in range(n)])
+        assert len(records.all()) == n
 
 
-def test_files_carry_a_shelf_over(shelf: RecordStore[Trajectory], tmp_path: Path) -> None:
-    shelf.put([attempt(i) for i in range(5)])
+def test_files_carry_records_over(records: RecordStore[Trajectory], tmp_path: Path) -> None:
+    records.put([attempt(i) for i in range(5)])
     path = tmp_path / "out" / "attempts.jsonl"
-    assert shelf.export_jsonl(path) == 5
+    assert records.export_jsonl(path) == 5
     assert [p.name for p in path.parent.iterdir()] == ["attempts.jsonl"]
     copy = RecordStore(InMemoryStore(), NS, Trajectory)
     assert copy.import_jsonl(path) == 5
-    assert copy.all() == shelf.all()
+    assert copy.all() == records.all()
     assert copy.import_jsonl(path) == 5
     assert len(copy.all()) == 5
 
@@ -139,12 +139,12 @@ def spoilt(**changes: Any) -> dict[str, Any]:
 def test_a_wrong_line_is_named_and_nothing_is_imported(tmp_path: Path, value: Any, says: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps(to_json(attempt(0))) + "\n\n" + json.dumps(value) + "\n")
-    shelf = RecordStore(InMemoryStore(), NS, Trajectory)
+    records = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(BadRecord) as caught:
-        shelf.import_jsonl(path)
+        records.import_jsonl(path)
     assert str(caught.value).startswith(f"{path}, line 3: {says}")
     assert isinstance(caught.value, UserError)
-    assert shelf.all() == []
+    assert records.all() == []
 
 
 @pytest.mark.parametrize("line", [b'{"id": ', b"\xff\xfe{}"])
@@ -156,11 +156,11 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path, line: bytes) -> None:
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    shelf = RecordStore(InMemoryStore(), NS, Trajectory)
+    records = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(UserError, match=r"cannot read .*No such file"):
-        shelf.import_jsonl(tmp_path / "nowhere.jsonl")
+        records.import_jsonl(tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match="cannot write"):
-        shelf.export_jsonl(tmp_path)
+        records.export_jsonl(tmp_path)
 
 
 def test_an_item_that_is_no_record_is_named() -> None:

@@ -52,7 +52,7 @@ def episode(number: int, draw: Random, run: str = "run") -> Trajectory:
     return Trajectory(f"{run}/{number}", task, steps, run, number, domain="toy", lost=draw.random() < 0.2)
 
 
-def shelf_of(store: Any) -> RecordStore[Trajectory]:
+def records_in(store: Any) -> RecordStore[Trajectory]:
     return RecordStore(store, NAMES, Trajectory)
 
 
@@ -70,10 +70,10 @@ def answers(memory: Experiences, draw: Random) -> list[Any]:
     return found
 
 
-def anew(shelf: RecordStore[Trajectory]) -> Experiences:
+def anew(records: RecordStore[Trajectory]) -> Experiences:
     """A memory of the same records, in the same order, that has never seen a snapshot."""
     made = Experiences()
-    for one in shelf.all():
+    for one in records.all():
         made.add(one)
     return made
 
@@ -92,7 +92,7 @@ def test_answers_are_those_of_a_memory_made_anew_whatever_was_written(tmp_path: 
     draw, number, used = Random(seed), 0, 0
     for _ in range(5):
         with ChromaStore.open(tmp_path) as store:
-            memory = Experiences(shelf_of(store))
+            memory = Experiences(records_in(store))
             for _ in range(draw.randrange(1, 4)):
                 match draw.choice(["add", "add", "add", "ask", "change", "prune", "delete"]):
                     case "add":
@@ -104,9 +104,9 @@ def test_answers_are_those_of_a_memory_made_anew_whatever_was_written(tmp_path: 
                     case "prune" if draw.random() < 0.4:
                         memory.prune(keep_last=draw.randrange(30))
                     case "delete" if number and draw.random() < 0.4:  # past the memory
-                        shelf_of(store).delete([f"run/{draw.randrange(number)}"])
+                        records_in(store).delete([f"run/{draw.randrange(number)}"])
                         memory.reload()
-                assert answers(memory, Random(number)) == answers(anew(shelf_of(store)), Random(number))
+                assert answers(memory, Random(number)) == answers(anew(records_in(store)), Random(number))
                 used += from_snapshot(memory)
     assert used
 
@@ -114,8 +114,8 @@ def test_answers_are_those_of_a_memory_made_anew_whatever_was_written(tmp_path: 
 def fill(place: Path, count: int = 40, seed: int = 1) -> None:
     with ChromaStore.open(place) as store:
         draw = Random(seed)
-        shelf_of(store).put([episode(number, draw) for number in range(count)])
-        ask_all(Experiences(shelf_of(store)))
+        records_in(store).put([episode(number, draw) for number in range(count)])
+        ask_all(Experiences(records_in(store)))
 
 
 def ask_all(memory: Experiences) -> None:
@@ -129,11 +129,11 @@ def ask_all(memory: Experiences) -> None:
 def check(place: Path, *, snapshot: bool) -> None:
     """The memory answers as one made anew, with or without a snapshot."""
     with ChromaStore.open(place) as store:
-        memory = Experiences(shelf_of(store))
+        memory = Experiences(records_in(store))
         memory.neighbours("a b", 3, task="", cross_task=True, domain="toy")
         assert from_snapshot(memory) is snapshot
         found = answers(memory, Random(0))
-        assert found == answers(anew(shelf_of(store)), Random(0))
+        assert found == answers(anew(records_in(store)), Random(0))
 
 
 def test_a_memory_opens_without_reading_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_memory_opens_without_reading_its_records(tmp_path: Path, monkeypatch:
     read: list[str] = []
     monkeypatch.setattr(RecordStore, "_record", lambda self, key, value: read.append(key))
     with ChromaStore.open(tmp_path) as store:
-        memory = Experiences(shelf_of(store))
+        memory = Experiences(records_in(store))
         assert len(memory) > 50
         assert memory.neighbours("a b", 3, task="task-0", domain="toy")
         assert memory.moments(task="task-0", domain="toy")
@@ -153,7 +153,7 @@ def test_a_memory_opens_without_reading_its_records(tmp_path: Path, monkeypatch:
 def test_what_comes_after_a_snapshot_is_added(tmp_path: Path) -> None:
     fill(tmp_path)
     with ChromaStore.open(tmp_path) as store:
-        shelf_of(store).put([episode(number, Random(number)) for number in range(40, 45)])
+        records_in(store).put([episode(number, Random(number)) for number in range(40, 45)])
     check(tmp_path, snapshot=True)
 
 
@@ -161,16 +161,16 @@ def test_what_comes_after_a_snapshot_is_added(tmp_path: Path) -> None:
 def test_a_snapshot_of_records_that_have_changed_is_not_used(tmp_path: Path, change: str) -> None:
     fill(tmp_path)
     with ChromaStore.open(tmp_path) as store:
-        shelf = shelf_of(store)
+        records = records_in(store)
         kept = {path: path.read_bytes() for path in tmp_path.glob("snapshots/**/*") if path.is_file()}
         match change:
             case "replace":
-                shelf.put([episode(0, Random(99))])
+                records.put([episode(0, Random(99))])
             case "delete":
-                shelf.delete(["run/0"])
+                records.delete(["run/0"])
                 assert not manifests(tmp_path)  # what is deleted is nowhere kept
             case "earlier":  # written by a machine whose clock is late
-                shelf.put([episode(50, Random(99))])
+                records.put([episode(50, Random(99))])
                 entry = store._items[NAMES]["run/50"]
                 entry.created_at = entry.created_at.replace(year=2020)
                 assert store._chroma
@@ -217,16 +217,16 @@ def test_a_snapshot_for_other_settings_is_not_used(tmp_path: Path) -> None:
     fill(tmp_path)
     with ChromaStore.open(tmp_path) as store:
         for others in ({"gamma": 0.9}, {"tokens": words}, {"credit": experiences.reference_returns}):
-            memory = Experiences(shelf_of(store), **others)  # type: ignore[arg-type]
+            memory = Experiences(records_in(store), **others)  # type: ignore[arg-type]
             memory.neighbours("a", 3, task="task-0", domain="toy")
             assert not from_snapshot(memory)
-        unnamed = Experiences(shelf_of(store), tokens=lambda text: text.split())
+        unnamed = Experiences(records_in(store), tokens=lambda text: text.split())
         assert unnamed._snapshots is None
 
 
 def test_only_tokens_that_are_texts_make_snapshots(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
-        memory = Experiences(shelf_of(store), tokens=numbers)
+        memory = Experiences(records_in(store), tokens=numbers)
         memory.add(episode(1, Random(3)))
         memory.neighbours("a", 3, task="task-0", domain="toy")
     assert not manifests(tmp_path)
@@ -238,7 +238,7 @@ def numbers(text: str) -> list[int]:
 
 def fill_and_save(store: ChromaStore) -> None:
     """A memory with snapshots of all that it holds; `save` waits for the thread that writes them."""
-    memory, draw = Experiences(shelf_of(store)), Random(1)
+    memory, draw = Experiences(records_in(store)), Random(1)
     for number in range(8):
         memory.add(episode(number, draw))
     ask_all(memory)  # the memory lives until its store is closed
@@ -251,7 +251,7 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
         fill_and_save(store)
         assert manifests(tmp_path)
         shutil.rmtree(tmp_path / "snapshots")
-        other = Experiences(shelf_of(store))
+        other = Experiences(records_in(store))
         other.add(episode(3, Random(77)))
         del other
     assert not manifests(tmp_path)
@@ -261,7 +261,7 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
 def test_a_snapshot_written_before_another_object_wrote_is_not_used(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
         fill_and_save(store)
-        Experiences(shelf_of(store)).add(episode(3, Random(77)))
+        Experiences(records_in(store)).add(episode(3, Random(77)))
     assert manifests(tmp_path)
     check(tmp_path, snapshot=False)
 
@@ -280,34 +280,34 @@ def test_a_store_whose_snapshot_cannot_be_written_closes(tmp_path: Path, monkeyp
 def test_a_store_that_keeps_branches_keeps_snapshots_too(tmp_path: Path) -> None:
     for count in (12, 16):
         with ChromaStore.open(tmp_path) as store:
-            memory, draw = Experiences(shelf_of(BranchingStore(store))), Random(1)
+            memory, draw = Experiences(records_in(BranchingStore(store))), Random(1)
             ask_all(memory)
             assert from_snapshot(memory) is (count == 16)
             for number in range(count):
                 memory.add(episode(number, draw))
             ask_all(memory)
-            assert answers(memory, Random(0)) == answers(anew(shelf_of(store)), Random(0))
+            assert answers(memory, Random(0)) == answers(anew(records_in(store)), Random(0))
 
 
 def test_as_of_and_prune_read_what_was_not_read(tmp_path: Path) -> None:
     fill(tmp_path)
     with ChromaStore.open(tmp_path) as store:
-        memory = Experiences(shelf_of(store))
+        memory = Experiences(records_in(store))
         memory.neighbours("a", 3, task="task-0", domain="toy")
-        assert [one.id for one in memory.as_of("")] == [one.id for one in anew(shelf_of(store))]
+        assert [one.id for one in memory.as_of("")] == [one.id for one in anew(records_in(store))]
         assert memory.recall_table("a b", task="task-0", domain="toy").rows
         assert memory.prune(keep_last=7) == 33
-        assert answers(memory, Random(5)) == answers(anew(shelf_of(store)), Random(5))
+        assert answers(memory, Random(5)) == answers(anew(records_in(store)), Random(5))
 
 
 def test_a_snapshot_is_written_while_the_memory_grows(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
-        memory, draw = Experiences(shelf_of(store)), Random(4)
+        memory, draw = Experiences(records_in(store)), Random(4)
         memory.neighbours("a", 3, task="task-0", domain="toy")
         for number in range(30):
             memory.add(episode(number, draw))
             if number % 10 == 0:
-                assert answers(memory, Random(number)) == answers(anew(shelf_of(store)), Random(number))
+                assert answers(memory, Random(number)) == answers(anew(records_in(store)), Random(number))
         if memory._saving:
             memory._saving.join()
         assert manifests(tmp_path)
@@ -316,7 +316,7 @@ def test_a_snapshot_is_written_while_the_memory_grows(tmp_path: Path) -> None:
 
 def test_threads_ask_and_store_while_snapshots_are_written(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
-        memory, over, failures = Experiences(shelf_of(store)), threading.Event(), list[BaseException]()
+        memory, over, failures = Experiences(records_in(store)), threading.Event(), list[BaseException]()
 
         def ask() -> None:
             draw = Random(2)
@@ -334,7 +334,7 @@ def test_threads_ask_and_store_while_snapshots_are_written(tmp_path: Path) -> No
         over.set()
         asking.join()
         assert not failures
-        assert answers(memory, Random(1)) == answers(anew(shelf_of(store)), Random(1))
+        assert answers(memory, Random(1)) == answers(anew(records_in(store)), Random(1))
 
 
 WRITER = """
@@ -346,7 +346,7 @@ WRITER = """
     for module, name, value in ((t.experiences, "LEAST_UNSAVED", 1), (t.experiences, "PART_ROWS", 12), (t.scope, "PART_ROWS", 12)):
         setattr(module, name, value)
     with t.ChromaStore.open({place!r}) as store:
-        memory = t.Experiences(t.shelf_of(store))
+        memory = t.Experiences(t.records_in(store))
         draw = Random(len(memory))
         while True:
             memory.neighbours("a", 3, task="task-0", domain="toy")
@@ -370,9 +370,9 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         with ChromaStore.open(tmp_path) as store:
-            memory = Experiences(shelf_of(store))
+            memory = Experiences(records_in(store))
             assert len(memory._episodes) >= stored
-            assert answers(memory, Random(0)) == answers(anew(shelf_of(store)), Random(0))
+            assert answers(memory, Random(0)) == answers(anew(records_in(store)), Random(0))
             used += from_snapshot(memory)
             memory._scopes.clear()  # this process writes none
     assert used > 2
