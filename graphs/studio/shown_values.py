@@ -10,6 +10,8 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
+from ...nodes.act.choose import softmax
+
 __all__ = ["decision_bars", "show_state", "show_value", "to_line"]
 
 MAX_TEXT = 20_000
@@ -117,7 +119,7 @@ def decision_bars(state: Mapping[str, Any]) -> dict[str, Any] | None:
     prior = state.get("prior") or ()
     has_prior = len(prior) == len(after) and all(map(_is_number, prior))
     before = [float(z) for z in prior] if has_prior else after
-    old, new = _softmax(before), _softmax(after)
+    old, new = softmax(before), softmax(after)
     bars = [
         {"action": row["action"], "source": row.get("source", ""), "logit": z, "prior": z0, "chance": p, "prior_chance": p0}
         for row, z, z0, p, p0 in zip(rows, after, before, new, old, strict=True)
@@ -128,8 +130,3 @@ def decision_bars(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _softmax(logits: Sequence[float]) -> list[float]:
-    weights = [math.exp(z - max(logits)) for z in logits]
-    return [w / sum(weights) for w in weights]

@@ -44,7 +44,7 @@ _READ_AT_ONCE = 1_000
 """Records that are read in one batch."""
 
 
-@branching("put", "delete", "import_jsonl")
+@branching("put", "delete")
 class RecordStore(Generic[R]):
     """The records of one type in one namespace of a store.
 
@@ -157,16 +157,6 @@ class RecordStore(Generic[R]):
     def delete(self, ids: Iterable[str], /) -> None:
         """Delete the records with these ids; an unknown id is no error."""
         self._write([PutOp(self.namespace, id, None) for id in ids])
-
-    def export_jsonl(self, path: str | os.PathLike[str], /) -> int:
-        """Write all records, one per line, oldest first, and return their number. `path` is replaced when all is written."""
-        return write_jsonl(self.all(), path)
-
-    def import_jsonl(self, path: str | os.PathLike[str], /) -> int:
-        """Store the records of a file and return their number. If a line is wrong, none is stored."""
-        records = [record for _, record in read_jsonl(self.record, path)]
-        self.put(records)
-        return len(records)
 
     def _record(self, key: str, value: dict[str, Any]) -> R:
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")

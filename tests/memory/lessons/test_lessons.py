@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.memory.lessons.by_task import BadLesson, Lessons, source_of_lesson
 from learngraph.memory.records import Lesson
 from learngraph.memory.search.similarity import jaccard, shingles
-from learngraph.memory.storage.record_store import RecordStore
+from learngraph.memory.storage.record_store import RecordStore, read_jsonl, write_jsonl
 
 
 def lesson(run: str, episode: int, n: int = 0, task: str = "boil water", domain: str = "d", text: str = "") -> Lesson:
@@ -82,13 +82,10 @@ def test_a_source_that_taught_nothing_is_not_read_again() -> None:
     assert ids(library.search("boil water", 5, domain="d")) == ["bank/1/0"]
 
 
-def test_export_and_import(tmp_path: Path) -> None:
-    records = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    Lessons(records).add([replace(lesson("a", 0), title="t", description="when", success=True, sources=("a/0",))])
-    assert records.export_jsonl(tmp_path / "lessons.jsonl") == 1
-    copy = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    copy.import_jsonl(tmp_path / "lessons.jsonl")
-    assert [*Lessons(copy)] == [*Lessons(records)]
+def test_a_file_carries_lessons_over(tmp_path: Path) -> None:
+    made = replace(lesson("a", 0), title="t", description="when", success=True, sources=("a/0",))
+    write_jsonl([made], tmp_path / "lessons.jsonl")
+    assert read_jsonl(Lesson, tmp_path / "lessons.jsonl") == [(1, made)]
 
 
 @pytest.mark.parametrize("k", [0, -1])

@@ -19,7 +19,7 @@ from langgraph.store.sqlite import SqliteStore
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Experience, Task, Trajectory, Transition
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.record_store import BadRecord, RecordStore, from_json, to_json
+from learngraph.memory.storage.record_store import BadRecord, RecordStore, from_json, read_jsonl, to_json, write_jsonl
 
 NS = ("runs", "coin")
 
@@ -96,16 +96,11 @@ def test_all_goes_through_every_page(records: RecordStore[Trajectory], monkeypat
         assert len(records.all()) == n
 
 
-def test_files_carry_records_over(records: RecordStore[Trajectory], tmp_path: Path) -> None:
-    records.put([attempt(i) for i in range(5)])
+def test_files_carry_records_over(tmp_path: Path) -> None:
     path = tmp_path / "out" / "attempts.jsonl"
-    assert records.export_jsonl(path) == 5
+    assert write_jsonl([attempt(i) for i in range(5)], path) == 5
     assert [p.name for p in path.parent.iterdir()] == ["attempts.jsonl"]
-    copy = RecordStore(InMemoryStore(), NS, Trajectory)
-    assert copy.import_jsonl(path) == 5
-    assert copy.all() == records.all()
-    assert copy.import_jsonl(path) == 5
-    assert len(copy.all()) == 5
+    assert read_jsonl(Trajectory, path) == [(i + 1, attempt(i)) for i in range(5)]
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
@@ -136,15 +131,13 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         ([1], "expected a Trajectory as an object, got [1]"),
     ],
 )
-def test_a_wrong_line_is_named_and_nothing_is_imported(tmp_path: Path, value: Any, says: str) -> None:
+def test_a_wrong_line_is_named(tmp_path: Path, value: Any, says: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps(to_json(attempt(0))) + "\n\n" + json.dumps(value) + "\n")
-    records = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(BadRecord) as caught:
-        records.import_jsonl(path)
+        read_jsonl(Trajectory, path)
     assert str(caught.value).startswith(f"{path}, line 3: {says}")
     assert isinstance(caught.value, UserError)
-    assert records.all() == []
 
 
 @pytest.mark.parametrize("line", [b'{"id": ', b"\xff\xfe{}"])
@@ -152,15 +145,14 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(line)
     with pytest.raises(BadRecord, match="line 1: not JSON"):
-        RecordStore(InMemoryStore(), NS, Trajectory).import_jsonl(path)
+        read_jsonl(Trajectory, path)
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    records = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(UserError, match=r"cannot read .*No such file"):
-        records.import_jsonl(tmp_path / "nowhere.jsonl")
+        read_jsonl(Trajectory, tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match="cannot write"):
-        records.export_jsonl(tmp_path)
+        write_jsonl([], tmp_path)
 
 
 def test_an_item_that_is_no_record_is_named() -> None:
