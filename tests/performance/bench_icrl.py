@@ -21,12 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle, pairwise, takewhile
-from pathlib import Path
 from typing import Any
 
 from bench_rollouts import REPLIES, graph, plans
 from langchain_core.messages import AIMessage, BaseMessage
-from rows import make_parser, report
+from rows import make_parser, memory_in_use, report
 from stub_server import stub
 
 from learngraph.graphs import icrl
@@ -40,7 +39,6 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
 
-PAGE = 4096
 ATTEMPT = re.compile(r"^(?=Attempt \d+)", re.MULTILINE)
 """Where an attempt begins in a prompt."""
 KEEPS = {
@@ -48,11 +46,6 @@ KEEPS = {
     "budget 2000": icrl.ICRL(selection="budget", max_memory_tokens=2000),
     "last 3": icrl.ICRL(selection="last"),
 }
-
-
-def resident() -> float:
-    """MB of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 1e6
 
 
 class Said:
@@ -131,9 +124,9 @@ def at_length(count: int, rounds: int, latency: float, tries: int) -> None:
 
         async def play(name: str) -> tuple[float, float]:
             await runs.abatch(plans(world, count, 1, f"warm{name}"))
-            wall, cpu, start = time.perf_counter(), time.process_time(), resident()
+            wall, cpu, start = time.perf_counter(), time.process_time(), memory_in_use() / 1e6
             await runs.abatch(plans(world, count, rounds, name))
-            grown.append((resident() - start) * 1e3 / count / rounds)
+            grown.append((memory_in_use() / 1e6 - start) * 1e3 / count / rounds)
             return time.perf_counter() - wall, time.process_time() - cpu
 
         for n in range(tries):
@@ -143,7 +136,7 @@ def at_length(count: int, rounds: int, latency: float, tries: int) -> None:
     what = f"{count} puzzles x {rounds} rounds against a server that takes {latency * 1e3:g} ms, one process"
     report(f"{what}: fraction of ideal", fractions, limit=1)
     report(f"{what}: CPU per call", calls, "ms")
-    report(f"{what}: growth of memory per attempt", grown, "kB", note=f"{resident():.0f} MB at the end")
+    report(f"{what}: growth of memory per attempt", grown, "kB", note=f"{memory_in_use() / 1e6:.0f} MB at the end")
 
 
 def growth(rounds: int) -> None:

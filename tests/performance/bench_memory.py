@@ -12,7 +12,6 @@ warm. `--folder` keeps the stores, and finds those of an earlier call. Of Postgr
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import shutil
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from bench_retrieval import LENGTH, Rows, corpus, cpu, episode, near_query, text
-from rows import make_parser, ratios, report
+from rows import make_parser, memory_in_use, ratios, report
 
 from learngraph.memory.records import Trajectory
 from learngraph.memory.returns.experiences import Experiences
@@ -52,11 +51,6 @@ class Opening:
     """The first answer."""
     closing: float
     """Seconds to close it, and write what there is to write."""
-
-
-def memory_in_use() -> int:
-    """Bytes of RAM that this process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def open_memory(where: str, questions: list[str], count: int, answer: Any) -> None:

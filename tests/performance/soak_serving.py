@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import linear_regression
 
 import aiohttp
 from bench_serving import HANG, PLACES, Seen, asked, model_of, one, server, steps
@@ -85,10 +86,7 @@ def resident(pid: int) -> tuple[float, float]:
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Of y over x, by least squares."""
-    if len(points) < 2:
-        return float("nan")
-    mean_x, mean_y = (sum(point[i] for point in points) / len(points) for i in (0, 1))
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else float("nan")
 
 
 async def odd(
