@@ -43,6 +43,7 @@ from typing import NamedTuple
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_actions, check_horizon, check_settings, check_split, check_step, pick_task
+from .support.written_answers import Solvable
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["DEMONSTRATIONS", "Game24", "demonstration", "reachable", "refusal"]
@@ -360,7 +361,7 @@ def demonstration(puzzle: tuple[int, ...]) -> str:
     return "\n".join((*lines, answer))
 
 
-class Game24:
+class Game24(Solvable):
     """An environment for the Game of 24.
 
     Args:
@@ -370,8 +371,6 @@ class Game24:
     """
 
     instant = True
-    solved = 1.0
-    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = _STEPS) -> None:
         settings = settings or {}
@@ -506,10 +505,3 @@ class Game24:
         """A solution: three operations and the answer, or the answer alone if the horizon is shorter than 4."""
         path = _solve(self.puzzle(task))
         return path if self.horizon >= len(path) else path[-1:]
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1: every puzzle has a solution."""
-        return 1.0
-
-    def close(self) -> None:
-        """Does nothing: no process or file is held open."""

@@ -52,6 +52,7 @@ from ...memory.records import Observation, Task
 from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.question_files import find_row, read_objects
 from .support.ranking import Ranking, words
+from .support.written_answers import Solvable
 
 __all__ = ["HELP", "HORIZON", "Passages", "exact_match", "normalise_answer"]
 
@@ -127,7 +128,7 @@ class _Turn:
     """Names and numbers read so far, sorted; empty unless actions are listed."""
 
 
-class Passages:
+class Passages(Solvable):
     """An environment of multi-hop questions over the passages of a file.
 
     Args:
@@ -138,8 +139,6 @@ class Passages:
 
     free_text = ("search", "lookup", "finish")
     """Any text may be an action, also one that is not listed; the words in the brackets of these seldom are."""
-    solved = 1.0
-    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         chosen = dict(settings or {})
@@ -217,13 +216,6 @@ class Passages:
     def bare_answer(self, task: Task) -> str:
         """The answer alone: a lesson that tells it is no lesson."""
         return self.question(task).answer
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1: every question has an answer."""
-        return 1.0
-
-    def close(self) -> None:
-        """Does nothing: no process or file is held open."""
 
     def _play(self, number: int, actions: tuple[str, ...]) -> _Turn:
         """The result of the last of these actions; cached, because the next call has one action more."""

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -44,12 +44,13 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ...memory.records import Observation, Task
-from .support.arguments import check_horizon, check_settings, check_split, check_written_answer, pick_task
+from ...memory.records import Task
+from .support.arguments import check_settings, check_split, pick_task
 from .support.question_files import find_row, read_objects
 from .support.verifying import Unverified, Workers
+from .support.written_answers import VerifiedAnswer
 
-__all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]
+__all__ = ["DatasetReport", "MathProblem", "Problems", "final_answer"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
@@ -70,34 +71,6 @@ class MathProblem:
     answer: str
     where: str = ""
     """Its position in the source, e.g. `line 3`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerVerdict:
-    """The verdict on a written solution."""
-
-    reward: float | None
-    """1: right, 0: wrong, None: could not be verified (see `reason`)."""
-    answer: str = ""
-    """The final answer as it was read; empty if there is none."""
-    reason: str = ""
-    """The reason why the reward is not 1, in words."""
-
-
-def answer_observation(
-    name: str, task: Task, actions: Sequence[str], problem: Callable[[], str], check: Callable[[Task, str], AnswerVerdict]
-) -> Observation:
-    """The observation of an environment of one written answer: the problem's first words; after the answer, the verdict.
-
-    Raises:
-        UserError: the answer is no text, or more than one was given.
-    """
-    check_written_answer(name, task, actions)
-    if not actions:
-        head = " ".join(problem().split())
-        return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-    verdict = check(task, actions[0])
-    return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +177,7 @@ def _bare(text: str) -> str:
 # The environment
 
 
-class Problems:
+class Problems(VerifiedAnswer):
     """An environment of math problems.
 
     Args:
@@ -212,18 +185,16 @@ class Problems:
         horizon: at least 1; the written solution ends the episode.
     """
 
-    solved = 1.0
-    """Lowest score that counts as solved."""
+    asked = "a solution with its final answer in \\boxed{}"
+    missing = "no final answer: it belongs in \\boxed{}, or in a line that begins with Answer:"
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         settings = settings or {}
         check_settings("math:", settings, _SETTINGS)
-        check_horizon("math", horizon)
+        super().__init__("math", horizon)
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
-        self.horizon = horizon
         self.workers = Workers("math")
-        """The processes that check answers; their `seconds` limit the check of one answer."""
         self._compared = lru_cache(maxsize=65536)(self._compare)
         self._normal = lru_cache(maxsize=65536)(self._normalise)
         path = Path(settings.get("file", _OWN))
@@ -290,39 +261,19 @@ class Problems:
         """
         return find_row(self.name, self.problems, task)
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The problem's first words; after the solution, whether its answer is right, or why that is unknown.
+    def _statement(self, task: Task) -> str:
+        return self.problem(task).text
 
-        Raises:
-            UserError: the solution is no text, or more than one was given.
-        """
-        problem = self.problem(task)
-        return answer_observation(self.name, task, actions, lambda: problem.text, self.check)
+    def _read_answer(self, reply: str) -> str | None:
+        return final_answer(reply)
 
-    def check(self, task: Task, solution: str) -> AnswerVerdict:
-        """The verdict on a written solution: its reward, the answer read in it, and why it is not right."""
-        if not solution.strip():
-            return AnswerVerdict(None, "", "this cannot be read: a solution with its final answer in \\boxed{} was expected")
-        answer = final_answer(solution)
-        if answer is None:
-            return AnswerVerdict(0.0, "", "no final answer: it belongs in \\boxed{}, or in a line that begins with Answer:")
+    def _judge(self, task: Task, answer: str) -> tuple[float | None, str]:
         if len(answer) > _LONGEST:
-            return AnswerVerdict(0.0, answer[:_LONGEST], f"wrong: a final answer has at most {_LONGEST} characters")
-        try:
-            equal, why = self._compared(self.problem(task).answer, answer)
-        except Unverified as cause:
-            equal, why = None, str(cause)
+            return 0.0, f"wrong: a final answer has at most {_LONGEST} characters"
+        equal, why = self._compared(self.problem(task).answer, answer)
         if equal is None:
-            return AnswerVerdict(None, answer, f"could not be verified: {why}")
-        return AnswerVerdict(1.0, answer) if equal else AnswerVerdict(0.0, answer, f"wrong: the answer read is {answer}")
-
-    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The rewards of the actions: that of the solution; None if it cannot be verified."""
-        return [self.observe(task, actions).reward] if actions else []
-
-    def read(self, reply: str) -> tuple[str, ...]:
-        """The whole reply, as one action."""
-        return (reply,)
+            return None, why
+        return (1.0, "") if equal else (0.0, f"wrong: the answer read is {answer}")
 
     def answer(self, text: str) -> str:
         r"""The final answer of a written solution in a form that is the same for 1/2, 0.5 and \frac{1}{2}; empty without one.
@@ -338,40 +289,17 @@ class Problems:
         except Unverified:
             return " ".join(answer.split())
 
-    def abstract(self, observation: Observation) -> str:
-        """The problem's first words."""
-        return observation.text
-
     def gold(self, task: Task) -> tuple[str, ...]:
         """The true answer in its box, without a solution."""
         return (f"\\boxed{{{self.problem(task).answer}}}",)
 
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1: every problem has an answer."""
-        return 1.0
-
-    def close(self) -> None:
-        """End the worker processes that check answers."""
-        self.workers.close()
-
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
-        """True if the answer is right, and no reason; or None and the reason. A failure that another try may change is raised, not cached."""
-        if gold == answer:
-            return True, ""
-        try:
-            return self.workers.ask("equal", gold=gold, answer=answer) is True, ""
-        except Unverified as cause:
-            if cause.is_transient:
-                raise
-            return None, str(cause)
+        """True if the answer is right, and no reason; or None and the reason."""
+        return (True, "") if gold == answer else self._ask("equal", gold=gold, answer=answer)
 
     def _normalise(self, answer: str) -> str:
-        try:
-            return str(self.workers.ask("normal", answer=answer))
-        except Unverified as cause:
-            if cause.is_transient:
-                raise
-            return " ".join(answer.split())
+        normal, why = self._ask("normal", answer=answer)
+        return " ".join(answer.split()) if why else str(normal)
 
 
 def _plain(text: str) -> str:

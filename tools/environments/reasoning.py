@@ -20,20 +20,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 from ...memory.errors import UserError
-from ...memory.records import Observation, Task
-from .problems import AnswerVerdict, answer_observation, final_answer
-from .support.arguments import check_horizon, check_settings, check_split
+from ...memory.records import Task
+from .problems import final_answer
+from .support.arguments import check_settings
 from .support.verifying import Unverified, Workers
+from .support.written_answers import VerifiedAnswer, seed_split, split_seed
 
 __all__ = ["UNUSABLE_GENERATORS", "Reasoning", "written_answer"]
 
-_SPLITS = ("test", "dev", "train")
 _DRAWING = 60.0
 """Computing time in seconds that drawing a problem may take; some generators search for one."""
 UNUSABLE_GENERATORS: Mapping[str, str] = {
@@ -61,7 +61,7 @@ def written_answer(reply: str) -> str | None:
     return (reply[lines[-1].end() :].strip() or None) if lines else None
 
 
-class Reasoning:
+class Reasoning(VerifiedAnswer):
     """An environment for the problems of one generator of reasoning-gym.
 
     Args:
@@ -70,19 +70,17 @@ class Reasoning:
         horizon: at least 1; the reply ends the episode.
     """
 
-    solved = 1.0
-    """Lowest score that counts as solved."""
+    asked = "an answer between <answer> and </answer>"
+    missing = "no answer: it belongs between <answer> and </answer>"
 
     def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        check_horizon("reasoning", horizon)
+        super().__init__("reasoning", horizon)
         if generator in UNUSABLE_GENERATORS:
             raise UserError(f"reasoning: {generator} cannot be used: {UNUSABLE_GENERATORS[generator]}")
         if find_spec("reasoning_gym") is None:
             raise UserError("reasoning: the problems are drawn by reasoning-gym: pip install reasoning-gym")
         self.generator = generator
-        self.horizon = horizon
         self.workers = Workers("reasoning")
-        """The processes that draw problems and score answers; their `seconds` limit the scoring of one answer."""
         self._settings = json.dumps(self._parse_settings(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
         self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
@@ -110,53 +108,26 @@ class Reasoning:
         Raises:
             UserError: there is no such split or task, or the generator cannot draw it.
         """
-        check_split(self.name, split)
-        if seed < 0:
-            raise UserError(f"{self.name}: task seeds count from 0, got {seed}")
-        code = len(_SPLITS) * seed + _SPLITS.index(split)
+        code = split_seed(self.name, seed, split)
         text = f"{self._drawn(code)[0]}\n\nReason step by step; then write the answer alone between <answer> and </answer>."
         return Task(f"{self.generator}-{split}-{seed}", text, code)
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The problem's first words; after the reply, the score of its answer, or why it has none.
+    def _statement(self, task: Task) -> str:
+        seed_split(self.name, task)
+        return self._drawn(task.seed)[0]
 
-        Raises:
-            UserError: the reply is no text, or more than one was given.
-        """
-        if task.seed < 0:
-            raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
-        return answer_observation(self.name, task, actions, lambda: self._drawn(task.seed)[0], self.check)
+    def _read_answer(self, reply: str) -> str | None:
+        return written_answer(reply)
 
-    def check(self, task: Task, reply: str) -> AnswerVerdict:
-        """The score of a reply, the answer that was read in it, and the reason if the score is not 1."""
-        if not reply.strip():
-            return AnswerVerdict(None, "", "this cannot be read: an answer between <answer> and </answer> was expected")
-        answer = written_answer(reply)
-        if answer is None:
-            return AnswerVerdict(0.0, "", "no answer: it belongs between <answer> and </answer>")
-        try:
-            score, why = self._scored(task.seed, answer)
-        except Unverified as cause:
-            score, why = None, str(cause)
+    def _judge(self, task: Task, answer: str) -> tuple[float | None, str]:
+        score, why = self._scored(task.seed, answer)
         if score is None:
-            return AnswerVerdict(None, answer, f"could not be verified: {why}")
-        return AnswerVerdict(score, answer, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}")
-
-    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The rewards of the actions: that of the reply; None if it cannot be verified."""
-        return [self.observe(task, actions).reward] if actions else []
-
-    def read(self, reply: str) -> tuple[str, ...]:
-        """The whole reply, as one action."""
-        return (reply,)
+            return None, why
+        return score, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}"
 
     def answer(self, text: str) -> str:
         """The answer in a reply in single spaces, for votes; empty without one."""
         return " ".join((written_answer(text) or "").split())
-
-    def abstract(self, observation: Observation) -> str:
-        """The problem's first words."""
-        return observation.text
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """The generator's own answer.
@@ -171,14 +142,6 @@ class Reasoning:
             )
         return (f"<answer>{answer}</answer>",)
 
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1: that of a right answer."""
-        return 1.0
-
-    def close(self) -> None:
-        """End the worker processes that draw problems and score answers."""
-        self.workers.close()
-
     def _draw(self, code: int) -> tuple[str, str | None]:
         """A problem and its answer, if the generator knows one."""
         try:
@@ -188,15 +151,10 @@ class Reasoning:
         return drawn["question"], drawn["answer"]
 
     def _score(self, code: int, answer: str) -> tuple[float | None, str]:
-        """The score of an answer, or why it has none. A failure that another try may change is raised, so that it is not cached."""
+        """The score of an answer, or why it has none."""
         problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
-        try:
-            score = self.workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
-            return float(score), ""
-        except Unverified as cause:
-            if cause.is_transient:
-                raise
-            return None, str(cause)
+        score, why = self._ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
+        return (None, why) if why else (float(score), "")
 
 
 def _value(text: str) -> object:

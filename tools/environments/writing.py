@@ -31,7 +31,8 @@ from pathlib import Path
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_horizon, check_settings, check_split, check_written_answer
+from .support.arguments import check_settings, check_written_answer, pick_task
+from .support.written_answers import WrittenAnswer, seed_split, split_seed
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["PARAGRAPHS", "Writing", "check_endings"]
@@ -39,7 +40,6 @@ __all__ = ["PARAGRAPHS", "Writing", "check_endings"]
 PARAGRAPHS = 4
 _BEFORE = 5
 """Least number of words in a paragraph before its sentence."""
-_SPLITS = ("test", "dev", "train")
 _OWN = Path(__file__).with_name("writing.txt")
 _MARKS = str.maketrans({**dict.fromkeys("‘’‚‛′`", "'"), **dict.fromkeys("“”„‟″«»", '"'), **dict.fromkeys("–—‒−", "-")})
 _PASSAGE = re.compile(r"(?im)^[^\w\n]*passage[*_ ]*:[*_]*|^.{0,80}\bpassage[*_ ]*:[*_ ]*$")
@@ -89,7 +89,7 @@ def _own(split: str) -> tuple[str, ...]:
     return tuple(line for n, line in enumerate(lines) if n % 5 in places)
 
 
-class Writing:
+class Writing(WrittenAnswer):
     """An environment for writing four paragraphs with given endings.
 
     Args:
@@ -97,12 +97,8 @@ class Writing:
         horizon: at least 1; the passage ends the episode.
     """
 
-    solved = 1.0
-    """Lowest score that counts as solved: all four endings."""
-
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        check_horizon("writing", horizon)
-        self.horizon = horizon
+        super().__init__("writing", horizon)
         check_settings("writing:", settings or {}, ("source",))
         source = (settings or {}).get("source", "")
         if source not in ("", "own", "published"):
@@ -122,12 +118,9 @@ class Writing:
         Raises:
             UserError: there is no such split or task.
         """
-        check_split(self.name, split)
-        most = len(self.rows) - 1 if self.rows and split == "test" else None
-        if seed < 0 or (most is not None and seed > most):
-            have = f"{split} has tasks 0 to {most}" if most is not None else "task seeds count from 0"
-            raise UserError(f"{self.name}: {have}, got {seed}")
-        code = len(_SPLITS) * seed + _SPLITS.index(split)
+        if self.rows and split == "test":
+            pick_task(self.name, {"test": self.rows}, split, seed)
+        code = split_seed(self.name, seed, split)
         text = (
             "write a coherent passage of four short paragraphs. Each paragraph ends with one of these sentences, word for word "
             f"and in this order:\n{_number_lines(self._task_sentences(seed, split))}\n"
@@ -146,10 +139,10 @@ class Writing:
         Raises:
             UserError: the task is of another source.
         """
-        seed, place = divmod(task.seed, len(_SPLITS))
-        if task.seed < 0 or (self.rows and place == 0 and seed >= len(self.rows)):
+        seed, split = seed_split(self.name, task)
+        if self.rows and split == "test" and seed >= len(self.rows):
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
-        return self._task_sentences(seed, _SPLITS[place])
+        return self._task_sentences(seed, split)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The four sentences; after the passage, the paragraphs that end with theirs.
@@ -169,10 +162,6 @@ class Writing:
         kept = [str(n) for n, good in enumerate(right, 1) if good]
         text = f"of the four paragraphs {len(kept)} end with their sentence" + (f": {', '.join(kept)}" if kept else "")
         return Observation(text, (), len(kept) / PARAGRAPHS, True)
-
-    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The rewards of the actions: the share of paragraphs that end with their sentence; None for an empty passage."""
-        return [self.observe(task, actions).reward] if actions else []
 
     def read(self, reply: str) -> tuple[str, ...]:
         """The passage in a written answer: the text after the last `Passage:` at the beginning or the end of a line, or the
@@ -195,13 +184,6 @@ class Writing:
     def gold(self, task: Task) -> tuple[str, ...]:
         """A passage that follows the rule, but is no good text."""
         return ("\n\n".join(f"So much is known for certain: {sentence}" for sentence in self.sentences(task)),)
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1: every paragraph can end with its sentence."""
-        return 1.0
-
-    def close(self) -> None:
-        """Does nothing: no process or file is held open."""
 
 
 def _number_lines(sentences: Sequence[str]) -> str:

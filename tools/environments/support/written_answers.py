@@ -1,0 +1,158 @@
+"""What worlds of one written answer share: one action is the whole reply, it ends the episode, and its reward is its worth."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....memory.errors import UserError
+from ....memory.records import Observation, Task
+from .arguments import check_horizon, check_split, check_written_answer
+from .verifying import Unverified, Workers
+
+__all__ = ["AnswerVerdict", "Solvable", "VerifiedAnswer", "WrittenAnswer", "seed_split", "split_seed"]
+
+_SPLITS = ("test", "dev", "train")
+
+
+def split_seed(name: str, seed: int, split: str) -> int:
+    """The seed of a drawn task, which no other split has: 3 * seed, + 1 in dev, + 2 in train.
+
+    Raises:
+        UserError: there is no such split, or the seed is negative.
+    """
+    check_split(name, split)
+    if seed < 0:
+        raise UserError(f"{name}: task seeds count from 0, got {seed}")
+    return len(_SPLITS) * seed + _SPLITS.index(split)
+
+
+def seed_split(name: str, task: Task) -> tuple[int, str]:
+    """The seed and the split from which `split_seed` made a task's seed.
+
+    Raises:
+        UserError: the task's seed is negative.
+    """
+    if task.seed < 0:
+        raise UserError(f"{name}: has no task {task.id} (seed {task.seed})")
+    seed, place = divmod(task.seed, len(_SPLITS))
+    return seed, _SPLITS[place]
+
+
+class Solvable:
+    """A world in which every task can be solved, and the highest score is 1."""
+
+    solved = 1.0
+    """Lowest score that counts as solved."""
+
+    def optimum(self, task: Task) -> float:
+        """The highest score, 1: every task has a solution."""
+        return 1.0
+
+    def close(self) -> None:
+        """End what the world has started; here nothing."""
+
+
+class WrittenAnswer(Solvable, ABC):
+    """A world in which one written text is the episode.
+
+    Args:
+        name: the environment's, with its settings.
+        horizon: at least 1; the text ends the episode.
+    """
+
+    def __init__(self, name: str, horizon: int) -> None:
+        check_horizon(name, horizon)
+        self.name, self.horizon = name, horizon
+
+    @abstractmethod
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The problem; after the text, the verdict on it."""
+
+    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
+        """The rewards of the actions: that of the text; None if its worth is unknown."""
+        return [self.observe(task, actions).reward] if actions else []
+
+    def read(self, reply: str) -> tuple[str, ...]:
+        """The whole reply, as one action."""
+        return (reply,)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerVerdict:
+    """The verdict on a written solution."""
+
+    reward: float | None
+    """In [0, 1], 1: right; None: could not be verified (see `reason`)."""
+    answer: str = ""
+    """The final answer as it was read; empty if there is none."""
+    reason: str = ""
+    """The reason why the reward is not 1, in words."""
+
+
+class VerifiedAnswer(WrittenAnswer):
+    """A world whose answers are checked by worker processes (see `verifying.py`), which `close` ends."""
+
+    asked = ""
+    """What a reply is, for messages: `a solution with its final answer in …`."""
+    missing = ""
+    """What is said of a reply without an answer."""
+    workers: Workers
+    """The processes that check answers; their `seconds` limit the check of one answer."""
+
+    @abstractmethod
+    def _statement(self, task: Task) -> str:
+        """The text of a task's problem; a UserError if the task is of another source."""
+
+    @abstractmethod
+    def _read_answer(self, reply: str) -> str | None:
+        """The answer in a reply; None if it has none."""
+
+    @abstractmethod
+    def _judge(self, task: Task, answer: str) -> tuple[float | None, str]:
+        """The reward of an answer, and the reason why it is not 1; None if it cannot be verified, or Unverified is raised."""
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The problem's first words; after the reply, whether its answer is right, or why that is unknown.
+
+        Raises:
+            UserError: the reply is no text, more than one was given, or the task is of another source.
+        """
+        check_written_answer(self.name, task, actions)
+        head = " ".join(self._statement(task).split())
+        if not actions:
+            return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
+        verdict = self.check(task, actions[0])
+        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+
+    def check(self, task: Task, reply: str) -> AnswerVerdict:
+        """The verdict on a reply: its reward, the answer read in it, and why it is not right."""
+        if not reply.strip():
+            return AnswerVerdict(None, "", f"this cannot be read: {self.asked} was expected")
+        answer = self._read_answer(reply)
+        if answer is None:
+            return AnswerVerdict(0.0, "", self.missing)
+        try:
+            reward, why = self._judge(task, answer)
+        except Unverified as cause:
+            reward, why = None, str(cause)
+        return AnswerVerdict(reward, answer, f"could not be verified: {why}" if reward is None else why)
+
+    def abstract(self, observation: Observation) -> str:
+        """The problem's first words."""
+        return observation.text
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self.workers.close()
+
+    def _ask(self, what: str, **job: Any) -> tuple[Any, str]:
+        """The worker's result, or None and the reason. A failure that another try may change is raised, so that it is not cached."""
+        try:
+            return self.workers.ask(what, **job), ""
+        except Unverified as cause:
+            if cause.is_transient:
+                raise
+            return None, str(cause)
