@@ -139,11 +139,12 @@ def test_without_a_box_it_is_worth_nothing_and_says_why(env: Problems) -> None:
 
 
 def test_a_verifier_that_raises_says_nothing_of_the_answer(env: Problems) -> None:
-    verdict = env.check(env.task(5), "\\boxed{7}")  # 1/0 is the "true" answer, which math-verify refuses to compare
-    assert (verdict.reward, verdict.answer) == (None, "7")
-    assert "could not be verified: ValueError" in verdict.reason
+    verdict = env.observe(env.task(5), ["\\boxed{7}"])  # 1/0 is the "true" answer, which math-verify refuses to compare
+    assert final_answer("\\boxed{7}") == "7"
+    assert (verdict.reward, verdict.over) == (None, True)
+    assert "could not be verified: ValueError" in verdict.text
     assert env.verify(env.task(5), ["\\boxed{7}"]) == [None]
-    assert env.observe(env.task(5), ["\\boxed{7}"]).text == verdict.reason
+    assert env.observe(env.task(5), ["\\boxed{7}"]) == verdict
 
 
 @pytest.mark.slow
@@ -151,10 +152,10 @@ def test_a_verifier_that_raises_says_nothing_of_the_answer(env: Problems) -> Non
 def test_an_answer_that_never_gets_done_is_given_up(env: Problems, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env.workers, "seconds", 0.7)
     with ThreadPoolExecutor(1) as pool:  # in a thread, where signals do not work
-        verdict = pool.submit(env.check, env.task(0), f"\\boxed{{{endless}}}").result(60)
+        verdict = pool.submit(env.observe, env.task(0), [f"\\boxed{{{endless}}}"]).result(60)
     assert verdict.reward is None
-    assert verdict.reason == "could not be verified: not done after 0.7 s of computing"
-    assert env.check(env.task(0), "\\boxed{40 + 2}").reward == 1  # the next one is checked by another process
+    assert verdict.text == "could not be verified: not done after 0.7 s of computing"
+    assert env.observe(env.task(0), ["\\boxed{40 + 2}"]).reward == 1  # the next one is checked by another process
     assert env.answer(f"\\boxed{{{endless}}}") == endless
 
 
@@ -162,7 +163,7 @@ def test_sixteen_threads_at_once_get_the_right_rewards(env: Problems) -> None:
     jobs = [(n % 2, f"\\boxed{{{n} / {2 * n}}}" if n % 2 else f"\\boxed{{{42 + n} - {n}}}") for n in range(1, 65)]
     jobs += [(n % 2, f"\\boxed{{{n} / {2 * n + 1}}}" if n % 2 else f"\\boxed{{{42 + n} + {n}}}") for n in range(1, 65)]
     with ThreadPoolExecutor(16) as pool:
-        rewards = list(pool.map(lambda job: env.check(env.task(job[0]), job[1]).reward, jobs))
+        rewards = list(pool.map(lambda job: env.observe(env.task(job[0]), [job[1]]).reward, jobs))
     assert rewards == [1.0] * 64 + [0.0] * 64
 
 
@@ -353,7 +354,7 @@ def test_layouts(tmp_path: Path, row: dict[str, Any]) -> None:
     task = env.task(0, "train")
     assert task.instruction.partition("\nReason")[0] == "What is six\ntimes seven?"
     assert "\\boxed{}" in task.instruction
-    assert env.check(task, "\\boxed{42}").reward == 1
+    assert env.observe(task, ["\\boxed{42}"]).reward == 1
     assert env.verify(task, env.gold(task)) == [1.0]
     env.close()
 

@@ -71,15 +71,15 @@ def test_an_answer_that_is_a_program_does_no_harm(countdown: Reasoning, tmp_path
         f"sympify(\"open('{file}', 'w')\")",
         f"lambdify([], chr(95)*2 + 'import' + chr(95)*2 + '(\"os\").system(\"touch {file}\")')()",
     ):
-        assert countdown.check(countdown.task(1), f"<answer>{program}</answer>").reward != 1
+        assert countdown.observe(countdown.task(1), [f"<answer>{program}</answer>"]).reward != 1
     assert not file.exists()
 
 
 def test_an_answer_that_never_gets_done_is_given_up(countdown: Reasoning, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(countdown.workers, "seconds", 0.7)
     with ThreadPoolExecutor(1) as pool:
-        verdict = pool.submit(countdown.check, countdown.task(0), "<answer>9**9**9**9</answer>").result(60)
-    assert (verdict.reward, verdict.reason) == (None, "could not be verified: not done after 0.7 s of computing")
+        verdict = pool.submit(countdown.observe, countdown.task(0), ["<answer>9**9**9**9</answer>"]).result(60)
+    assert (verdict.reward, verdict.text) == (None, "could not be verified: not done after 0.7 s of computing")
     assert countdown.observe(countdown.task(0), countdown.gold(countdown.task(0))).reward == 1.0
 
 
@@ -114,8 +114,10 @@ def test_sixteen_threads_at_once_get_the_right_scores(countdown: Reasoning) -> N
     tasks = [countdown.task(n, "train") for n in range(24)]
     replies = [countdown.gold(task)[0] for task in tasks]
     with ThreadPoolExecutor(16) as pool:
-        right = list(pool.map(lambda job: countdown.check(*job).reward, zip(tasks, replies, strict=True)))
-        other = list(pool.map(lambda job: countdown.check(*job).reward, zip(tasks, replies[1:] + replies[:1], strict=True)))
+        right = list(pool.map(lambda job: countdown.observe(job[0], [job[1]]).reward, zip(tasks, replies, strict=True)))
+        other = list(
+            pool.map(lambda job: countdown.observe(job[0], [job[1]]).reward, zip(tasks, replies[1:] + replies[:1], strict=True))
+        )
     assert right == [1.0] * 24
     assert set(other) <= {0.01, 0.05}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....memory.errors import UserError
@@ -12,7 +11,7 @@ from ....memory.records import Observation, Task
 from .arguments import check_horizon, check_split, check_written_answer
 from .verifying import Unverified, Workers
 
-__all__ = ["AnswerVerdict", "Solvable", "VerifiedAnswer", "WrittenAnswer", "seed_split", "split_seed"]
+__all__ = ["Solvable", "VerifiedAnswer", "WrittenAnswer", "seed_split", "split_seed"]
 
 _SPLITS = ("test", "dev", "train")
 
@@ -80,18 +79,6 @@ class WrittenAnswer(Solvable, ABC):
         return (reply,)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerVerdict:
-    """The verdict on a written solution."""
-
-    reward: float | None
-    """In [0, 1], 1: right; None: could not be verified (see `reason`)."""
-    answer: str = ""
-    """The final answer as it was read; empty if there is none."""
-    reason: str = ""
-    """The reason why the reward is not 1, in words."""
-
-
 class VerifiedAnswer(WrittenAnswer):
     """A world whose answers are checked by worker processes (see `verifying.py`), which `close` ends."""
 
@@ -124,21 +111,21 @@ class VerifiedAnswer(WrittenAnswer):
         head = " ".join(self._statement(task).split())
         if not actions:
             return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-        verdict = self.check(task, actions[0])
-        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+        reward, text = self._verdict(task, actions[0])
+        return Observation(text, (), reward, True)
 
-    def check(self, task: Task, reply: str) -> AnswerVerdict:
-        """The verdict on a reply: its reward, the answer read in it, and why it is not right."""
+    def _verdict(self, task: Task, reply: str) -> tuple[float | None, str]:
+        """The reward of a reply, None if unknown, and what is said of it."""
         if not reply.strip():
-            return AnswerVerdict(None, "", f"this cannot be read: {self.asked} was expected")
+            return None, f"this cannot be read: {self.asked} was expected"
         answer = self._read_answer(reply)
         if answer is None:
-            return AnswerVerdict(0.0, "", self.missing)
+            return 0.0, self.missing
         try:
             reward, why = self._judge(task, answer)
         except Unverified as cause:
             reward, why = None, str(cause)
-        return AnswerVerdict(reward, answer, f"could not be verified: {why}" if reward is None else why)
+        return reward, f"could not be verified: {why}" if reward is None else why or f"right: {answer}"
 
     def abstract(self, observation: Observation) -> str:
         """The problem's first words."""
