@@ -17,18 +17,17 @@ s_ICRL of the default asks to exploit in every round. The paper's `preset` explo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
-from ..nodes.act.choose import Choose
-from ..nodes.act.episode import Act, Begin, route_episode_end
+from ..nodes.act.episode import route_episode_end
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.prompt import Prompt
-from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, Push, round_instructions
+from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, round_instructions
 from ..nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -39,8 +38,9 @@ from ..nodes.state import (
     PromptChannels,
     RewardChannels,
 )
+from .wiring.episode import ChoiceSettings, attempt_nodes
 from .wiring.flow import Node, compile_graph, wire
-from .wiring.inputs import SHARED, MethodInputs, check_least, check_literals
+from .wiring.inputs import MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -55,7 +55,7 @@ class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, R
 
 
 @dataclass(frozen=True)
-class ICRL:
+class ICRL(ChoiceSettings):
     """Hyper-parameters. `paper` has the published instruction and buffer, with states whole; rounds count from 0 as in its code.
 
     On the toy world with the model `pocket`, exploiting, letting the model pick, and no instruction are equal within their
@@ -90,8 +90,6 @@ class ICRL:
     whole."""
 
     # The choice among scored actions
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
     def __post_init__(self) -> None:
         check_literals(self, "icrl")
@@ -136,7 +134,7 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     instructions = round_instructions(buffer, inputs.prompts, tell_best=tell_best) if inputs.chats else None
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": settings.compose(
             buffer,
             render=layout.attempt,
@@ -152,10 +150,7 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
                 **inputs.prompt_arguments(layout, brief),
             )
         ),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": judges[settings.rewards]() if settings.rewards in judges else inputs.judge_node(),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "icrl", **compile})

@@ -102,8 +102,8 @@ class JitRLState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels
 
 
 @dataclass(frozen=True)
-class JitRL:
-    """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
+class AdvantageSettings:
+    """The hyper-parameters from memory to advantages, which JitRL and Prompt Update share."""
 
     # Which formulas
     advantage_estimator: Literal["guarded", "paper", "reference"] = "guarded"
@@ -127,20 +127,10 @@ class JitRL:
     """True if experience from other tasks of the same environment is recalled too."""
     gamma: float = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
-    memory_control: Literal["none", "cut", "shuffled", "zero"] = "none"
-    """A negative control, which shows that what is learned comes from memory: nothing is remembered (`cut`), the returns of an
-    episode are given to its steps in another order (`shuffled`), or every reward counts as 0 (`zero`)."""
 
-    # Decision: from logits to an action
-    beta: float = 10.0
-    """beta, Eq. 10: nats per unit of A~. In `guarded` the largest advantage reaches A~ = 1 as its visits confirm it. Paper: not
-    given.
-    `reference` has a weight of its own, which grows from 1 to 1.5."""
+    # The choice of an action
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
-    min_prior: float = 0.01
-    """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`
-    only)."""
 
     # Untried actions
     shrinkage_visits: float = 0.5
@@ -155,6 +145,22 @@ class JitRL:
     1). It is in units of returns: with rewards of at most 1, .1 to .5 does better than the paper's 5."""
     unseen_bonus_probability: float = 0.65
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
+
+
+@dataclass(frozen=True)
+class JitRL(AdvantageSettings):
+    """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
+
+    memory_control: Literal["none", "cut", "shuffled", "zero"] = "none"
+    """A negative control, which shows that what is learned comes from memory: nothing is remembered (`cut`), the returns of an
+    episode are given to its steps in another order (`shuffled`), or every reward counts as 0 (`zero`)."""
+    beta: float = 10.0
+    """beta, Eq. 10: nats per unit of A~. In `guarded` the largest advantage reaches A~ = 1 as its visits confirm it. Paper: not
+    given.
+    `reference` has a weight of its own, which grows from 1 to 1.5."""
+    min_prior: float = 0.01
+    """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`
+    only)."""
 
     def __post_init__(self) -> None:
         check_jitrl(self)

@@ -66,8 +66,8 @@ class MethodSettings(Protocol):
     """The writer of what is learned: `rule`, or `model`, which reads prompts for it."""
     temperature: float | None = None
     """The temperature of the softmax over scored actions, which a test with its own temperature replaces."""
-    trial_temperature: float = 0.3
-    """The temperature of rollouts in tests, if it is another than that of learning."""
+    trial: Any = None
+    """The settings of a test of what was learned (`AcceptSettings`), with the temperature of its rollouts."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, Push, note_line
+from ...nodes.retrieve.attempts import Compose, note_line
 from ...nodes.state import (
     AttemptInput,
     ChoiceChannels,
@@ -44,6 +43,7 @@ from ...nodes.synthesize.workflows import (
     note_block,
     write_workflows,
 )
+from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, Router, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
 
@@ -62,7 +62,7 @@ class WorkflowState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels,
 
 
 @dataclass(frozen=True)
-class WorkflowMemory:
+class WorkflowMemory(ChoiceSettings):
     """Hyper-parameters."""
 
     variant: Literal["induce", "rewrite"] = "induce"
@@ -73,8 +73,6 @@ class WorkflowMemory:
     """Tokens of what is written after one attempt; an eighth of the longest prompt if not given, a quarter with `rewrite`."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt for workflows keeps, of a model that only scores."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "awm")
@@ -120,7 +118,7 @@ def build(
         max_note_tokens=settings.max_note_tokens or max(1, inputs.max_prompt_tokens // share),
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": Compose(
             buffer,
             render=note_line if lines else note_block,
@@ -138,13 +136,9 @@ def build(
                 **inputs.prompt_arguments(inputs.layout(clip=None), brief),
             )
         ),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": inputs.judge_node(),
         "induce": write_workflows(
             name, inputs.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", inputs.prompts)
         ),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(inputs))}
     builder = StateGraph(WorkflowState, input_schema=AttemptInput, output_schema=EpisodeResult)

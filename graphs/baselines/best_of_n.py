@@ -7,19 +7,19 @@ beside the choice as `best attempt` and over the rounds as the running maximum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
-from ...nodes.retrieve.attempts import EpisodePrompt, Push
+from ...nodes.act.episode import route_episode_end
+from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels, RewardChannels
+from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs
+from ..wiring.inputs import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -34,23 +34,16 @@ class BestOfNState(EpisodeChannels, PlanChannels, ChoiceChannels, RewardChannels
 
 
 @dataclass(frozen=True)
-class BestOfN:
+class BestOfN(ChoiceSettings):
     """Hyper-parameters."""
-
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions. With 0 all attempts are the same."""
 
 
 def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, Buffer(inputs.records)),
         "propose": inputs.make_policy(EpisodePrompt(**inputs.prompt_arguments())),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": inputs.judge_node(),
-        "push": Push(Buffer(inputs.records), inputs.environment, inputs.journal),
     }
     builder = StateGraph(BestOfNState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "best-of-n", **compile})

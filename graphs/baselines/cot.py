@@ -11,10 +11,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
+from ..wiring.episode import episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs, WritingStyle
 
@@ -55,10 +55,8 @@ def build(
     name = "long-cot" if long else "cot"
     reason = inputs.require_writer(name)
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs),
         "reason": reason(EpisodePrompt(**inputs.prompt_arguments()), LONG if long else SHORT),
-        "choose": Choose(),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": name, **compile})

@@ -13,17 +13,16 @@ The limit is the model's window: `--window TOKENS` sets another one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Push
+from ...nodes.retrieve.attempts import AttemptsPrompt, Compose
 from ...nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -33,8 +32,9 @@ from ...nodes.state import (
     PromptChannels,
     RewardChannels,
 )
+from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs
+from ..wiring.inputs import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -49,11 +49,8 @@ class TranscriptsState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChan
 
 
 @dataclass(frozen=True)
-class Transcripts:
+class Transcripts(ChoiceSettings):
     """Hyper-parameters."""
-
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
 def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -63,7 +60,7 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
     layout = inputs.layout(clip=None)
     brief = Prompt.load("memory/brief", inputs.prompts).text()
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": Compose(
             buffer,
             render=layout.attempt,
@@ -80,10 +77,6 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
                 **inputs.prompt_arguments(layout, brief),
             )
         ),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": inputs.judge_node(),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(TranscriptsState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "memory", **compile})

@@ -17,8 +17,8 @@ actions are scored both are all admissible actions, and the numbers are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -41,9 +41,9 @@ from ...nodes.state import (
     RecallChannels,
     RewardChannels,
 )
-from ..jitrl import VARIANT_NODES, JitRL, open_memory
+from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs
+from ..wiring.inputs import MethodInputs
 from ..wiring.state_keys import make_trace_node
 
 FLOW = """
@@ -67,37 +67,8 @@ class PromptUpdateState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceC
 
 
 @dataclass(frozen=True)
-class PromptUpdate:
-    """Hyper-parameters: those of JitRL (graphs/jitrl.py says what each is), without the two of the logit update."""
-
-    advantage_estimator: Literal["guarded", "paper", "reference"] = "guarded"
-    """The formulas from returns to advantages."""
-    k: int = field(default=10, metadata=SHARED)
-    """k, Eq. 24: the largest number of neighbours."""
-    min_similarity: float = 0.95
-    """The least Jaccard similarity of a neighbour, in [0, 1]."""
-    threshold_decay: float = 0.0
-    """Fall of min_similarity over the first 20 steps of an episode."""
-    state_key: Literal["room", "hierarchy", "summary", "embedding"] = "room"
-    """The state that is compared: the world's own, or also how it was reached."""
-    embedder: str = ""
-    """`embedding`: a sentence-transformers model by folder or name, or `openai:NAME`."""
-    cross_task: bool = field(default=False, metadata=SHARED)
-    """True if experience from other tasks of the same environment is recalled too."""
-    gamma: float = 0.8
-    """gamma, Eq. 3: discount per step."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
-    shrinkage_visits: float = 0.5
-    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk (`guarded`)."""
-    exploration_bonus: float = 0.25
-    """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)) (`guarded`)."""
-    repeat_penalty: float = 0.5
-    """rho, Eq. 26': taken from A~ for each visit that led nowhere (`guarded`)."""
-    unseen_bonus: float = 5.0
-    """alpha, Eq. 6: the bonus of an untried action, in reward units times visits (`paper`: 5; `reference`: 1)."""
-    unseen_bonus_probability: float = 0.65
-    """lambda, Eq. 6: probability that an untried action gets the bonus (`paper`)."""
+class PromptUpdate(AdvantageSettings):
+    """Hyper-parameters: those of JitRL, without its control of the memory and the two of the logit update."""
 
     def __post_init__(self) -> None:
         self.as_jitrl()

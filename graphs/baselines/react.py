@@ -12,10 +12,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
+from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
 
@@ -32,13 +32,11 @@ class ReActState(EpisodeChannels, PlanChannels, ChoiceChannels):
 
 
 @dataclass(frozen=True)
-class ReAct:
+class ReAct(ChoiceSettings):
     """Hyper-parameters."""
 
     history_steps: int | None = field(default=None, metadata=SHARED)
     """Earlier steps of the episode in the prompt, at most; None: as many as fit."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
 def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -46,10 +44,8 @@ def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -
     settings = settings or ReAct()
     view = EpisodePrompt(max_steps=settings.history_steps, **inputs.prompt_arguments())
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs, settings.temperature),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ReActState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "react", **compile})

@@ -31,8 +31,7 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.trajectory_store import TrajectoryStore
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
@@ -61,6 +60,7 @@ from ...nodes.synthesize.reasoning_bank import (
     verdict,
 )
 from ..wiring.banks import bank_success_threshold, bank_trajectories
+from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, Router, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
@@ -81,7 +81,7 @@ class ReasoningBankState(EpisodeChannels, LessonChannels, PlanChannels, ChoiceCh
 
 
 @dataclass(frozen=True)
-class ReasoningBank:
+class ReasoningBank(ChoiceSettings):
     """Hyper-parameters. `paper` is the published stream, `pool` AdaMEM's comparison."""
 
     k: int = field(default=1, metadata=SHARED)
@@ -113,8 +113,6 @@ class ReasoningBank:
     """Characters of a past state that prompts keep."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one library; they are then played in turn."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "reasoning-bank")
@@ -181,14 +179,12 @@ def build(
     else:
         judge_success = VerdictByReturn(inputs.success_threshold(settings.success_threshold))
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
+        **episode_nodes(inputs, settings.temperature, {"reading": "", "lessons": [], "used": [], "learned": []}),
         "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
         "shelve": AddLessons(lessons),
         "consult": Consult(lessons, inputs.environment, k=settings.k, by=settings.retrieval_unit),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": inputs.judge_node(),
         "verdict": judge_success,
         "extract": extract(model, extractor, buffer, inputs.journal, again, rollouts=settings.group_size),

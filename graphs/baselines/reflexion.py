@@ -14,17 +14,16 @@ After the last attempt of a run there is no plan to make.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, Push, ReflectionsPrompt, note_line
+from ...nodes.retrieve.attempts import Compose, ReflectionsPrompt, note_line
 from ...nodes.state import (
     AttemptInput,
     ChoiceChannels,
@@ -36,8 +35,9 @@ from ...nodes.state import (
     RewardChannels,
 )
 from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
+from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_literals
+from ..wiring.inputs import MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -54,7 +54,7 @@ class ReflexionState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels
 
 
 @dataclass(frozen=True)
-class Reflexion:
+class Reflexion(ChoiceSettings):
     """Hyper-parameters."""
 
     selection: Literal["last", "budget"] = "last"
@@ -65,8 +65,6 @@ class Reflexion:
     """Tokens of plans with `selection="budget"`; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "reflexion")
@@ -89,14 +87,11 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
         list_actions=inputs.list_actions,
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": compose,
         "propose": inputs.make_policy(
             ReflectionsPrompt(buffer=buffer, max_steps=inputs.history_steps, **inputs.prompt_arguments(layout, brief))
         ),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": inputs.judge_node(),
         "reflect": write_about_attempt(
             "reflexion/plan" if inputs.chats else "reflexion/reflect",
             model=inputs.require_chat_model("reflexion"),
@@ -107,7 +102,6 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
             window=inputs.max_prompt_tokens,
             prompts=inputs.prompts,
         ),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(ReflexionState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(

@@ -17,18 +17,17 @@ code asks for feedback and the next attempt in one call where the answer is writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Push
+from ...nodes.retrieve.attempts import AttemptsPrompt, Compose
 from ...nodes.state import (
     AttemptInput,
     ChoiceChannels,
@@ -40,8 +39,9 @@ from ...nodes.state import (
     RewardChannels,
 )
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
+from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_literals
+from ..wiring.inputs import MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -60,7 +60,7 @@ class SelfRefineState(
 
 
 @dataclass(frozen=True)
-class SelfRefine:
+class SelfRefine(ChoiceSettings):
     """Hyper-parameters."""
 
     rewards: Literal["none", "dense", "sparse"] = "none"
@@ -69,8 +69,6 @@ class SelfRefine:
     """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "self-refine")
@@ -86,7 +84,7 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
     if settings.rewards != "none":
         request = "self_refine/rewarded_criticism" if inputs.chats else "self_refine/rewarded_feedback"
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": Compose(
             buffer,
             render=layout.attempt,
@@ -98,8 +96,6 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
         "propose": inputs.make_policy(
             AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
         ),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": NoJudge() if settings.rewards == "none" else inputs.judge_node(),
         "feedback": write_about_attempt(
             request,
@@ -111,7 +107,6 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
             window=inputs.max_prompt_tokens,
             prompts=inputs.prompts,
         ),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(

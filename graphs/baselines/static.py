@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
+from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, uniform_policy
+from ..wiring.inputs import MethodInputs, uniform_policy
 
 FLOW = """
 flowchart LR
@@ -27,21 +27,16 @@ class StaticState(EpisodeChannels, ChoiceChannels):
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(ChoiceSettings):
     """Hyper-parameters."""
-
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
 
 def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Static()
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs, settings.temperature),
         "propose": inputs.make_policy(inputs.recent_steps_view()),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "static", **compile})

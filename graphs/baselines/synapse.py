@@ -19,8 +19,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
@@ -35,6 +34,7 @@ from ...nodes.state import (
     RewardChannels,
 )
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
+from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
@@ -51,7 +51,7 @@ class SynapseState(EpisodeChannels, PrecedentChannels, PlanChannels, ChoiceChann
 
 
 @dataclass(frozen=True)
-class Synapse:
+class Synapse(ChoiceSettings):
     """Hyper-parameters. `paper` is Synapse's own number of exemplars, the default that of AdaMEM's comparison."""
 
     k: int = field(default=1, metadata=SHARED)
@@ -72,8 +72,6 @@ class Synapse:
     """True if finished episodes join the memory. Papers: no."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one memory; they are then played in turn."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "synapse")
@@ -115,11 +113,9 @@ def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any)
     exemplars = Exemplars(memory, layout, count_tokens=inputs.count_tokens, max_tokens=room)
     view = ExemplarsPrompt(exemplars=exemplars, **inputs.prompt_arguments(layout, brief))
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment, {"precedents": [], "used": []}),
+        **episode_nodes(inputs, settings.temperature, {"precedents": [], "used": []}),
         "retrieve": Recollect(memory, inputs.environment, inputs.journal, k=settings.k, kind=settings.outcomes),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": inputs.judge_node(),
         "remember": Push(memory if settings.online else ReadOnlyMemory(), inputs.environment, inputs.journal),
     }

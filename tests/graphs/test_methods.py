@@ -55,7 +55,7 @@ def test_the_harness_asks_of_settings_what_is_written_down_and_nothing_else() ->
     for folder in ("cli", "experiments"):
         for path in (ROOT / "graphs" / folder).rglob("*.py"):
             asked |= set(re.findall(r'getattr\((?:\w+\.)*settings, "(\w+)"', path.read_text(encoding="utf-8")))
-    assert {"bank", "remark", "ablations"} <= asked
+    assert {"bank", "remark"} <= asked
     assert asked <= OPTIONAL
 
 
