@@ -26,12 +26,12 @@ from ..arms import method_settings, paper_temperature, preset_names, shared_sett
 from ..experiments.dry_run import dry_run
 from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once
 from ..experiments.measures import METRICS, RUN_METRICS
-from ..experiments.options import RunOptions, SweepSetup
-from ..experiments.plan import BenchSweep, plan_sweeps, unplayed_notes
+from ..experiments.options import RunOptions, RunSetup
+from ..experiments.plan import Sweep, plan_sweeps, unplayed_notes
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
 from ..experiments.run_folder import parse_seeds, run_folder_name, settings_record
-from ..experiments.spec import BenchArm, BenchEnvironment, BenchFile, BenchModel, read_bench_file
+from ..experiments.spec import Arm, BenchEnvironment, BenchModel, Spec, read_bench_file
 from .flags import parse_flags, parse_options_and_settings
 
 __all__ = ["run"]
@@ -126,10 +126,10 @@ def _run_method(name: str, args: Sequence[str]) -> int:
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
     temperatures = {one: known for one in chosen if (known := paper_temperature(one)) is not None}
-    return play_setup(SweepSetup(options, chosen, temperatures), ["learngraph", "run", name, *args])
+    return play_setup(RunSetup(options, chosen, temperatures), ["learngraph", "run", name, *args])
 
 
-def play_setup(setup: SweepSetup, command: Sequence[str] = ()) -> int:
+def play_setup(setup: RunSetup, command: Sequence[str] = ()) -> int:
     """Play all methods of a setup on all its seeds, as far as that is not done, and report. Returns the exit status."""
     options, seeds = setup.options, parse_seeds(setup.options.seeds)
     if options.episodes < 1:
@@ -137,13 +137,13 @@ def play_setup(setup: SweepSetup, command: Sequence[str] = ()) -> int:
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
     folder = options.out or Path("runs") / run_folder_name(setup, settings_record(setup, seeds))
-    arms = {name: BenchArm(name, _label(name, settings)) for name, settings in setup.methods.items()}
+    arms = {name: Arm(name, _label(name, settings)) for name, settings in setup.methods.items()}
     model = "uniform prior" if options.prior == "uniform" else options.model
     world = BenchEnvironment(options.env, options.env)
     asked = BenchModel(options.model, model, options.price_in, options.price_out)
     against = next(iter(arms.values())).label
-    file = BenchFile((world,), tuple(arms.values()), (asked,), against=against, metrics=RUN_METRICS)
-    sweep = BenchSweep(world, asked, arms, setup, folder, tuple(seeds), frozenset(arms))
+    file = Spec((world,), tuple(arms.values()), (asked,), against=against, metrics=RUN_METRICS)
+    sweep = Sweep(world, asked, arms, setup, folder, tuple(seeds), frozenset(arms))
     return _play_and_report(file, [sweep], folder, options, command)
 
 
@@ -178,7 +178,7 @@ def _run_file(args: Sequence[str]) -> int:
     return _play_and_report(file, planned, folder, options, command, name, options.only, write)
 
 
-def _with_flags(file: BenchFile, options: FileOptions) -> BenchFile:
+def _with_flags(file: Spec, options: FileOptions) -> Spec:
     """The experiment with the seeds, episodes and prices of the command."""
     changes: dict[str, Any] = {name: given for name in ("seeds", "episodes") if (given := getattr(options, name)) is not None}
     if options.seeds is not None:
@@ -203,8 +203,8 @@ def _with_flags(file: BenchFile, options: FileOptions) -> BenchFile:
 
 
 def _play_and_report(
-    file: BenchFile,
-    planned: Sequence[BenchSweep],
+    file: Spec,
+    planned: Sequence[Sweep],
     folder: Path,
     options: RunOptions | FileOptions,
     command: Sequence[str],

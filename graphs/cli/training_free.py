@@ -35,7 +35,7 @@ from ..experiments.training_free.digests import folder_name, run_settings
 from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
 from ..experiments.training_free.report import print_progress, write_report
 from ..experiments.training_free.setup import (
-    Arm,
+    LibraryArm,
     ProblemSplit,
     TrainingFreeOptions,
     TrainingFreeSetup,
@@ -65,7 +65,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
     from ..methods import split_name
 
     own = split_name(method)[0]
-    arms = [Arm(method, settings, own)]
+    arms = [LibraryArm(method, settings, own)]
     given = {
         one.name: value
         for one in fields(defaults)
@@ -77,7 +77,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
             other = method_settings(name, main=(method, settings), shared=given if kind == own else {})
             if kind == "tool-agent" and options.tool_turns is not None:
                 other = replace(other, max_turns=options.tool_turns)
-            arms.append(Arm(name, other, kind))
+            arms.append(LibraryArm(name, other, kind))
     _check_arms(arms, options)
     setup = TrainingFreeSetup(options, tuple(arms), tuple(parse_seeds(options.seeds)), Path())
     splits = problem_splits(setup)
@@ -103,7 +103,7 @@ def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, 
     return {**settings, "arms": {**(there or {}), **settings["arms"]}}
 
 
-def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
+def _check_arms(arms: Sequence[LibraryArm], options: TrainingFreeOptions) -> None:
     from ..methods import find_method
 
     for arm in arms[1:]:

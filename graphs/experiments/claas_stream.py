@@ -34,8 +34,8 @@ from ..claas import CLaaS, Objective
 from ..cli.flags import parse_flags
 from .claas_learner import StreamLearner, mean_ess_and_age, open_learner, temporary_folder
 from .continual import Trial, matrix_table, table
-from .jsonl import read_rows
 from .pool import environment_defaults, run_workers
+from .steps import read_rows
 
 if TYPE_CHECKING:
     from ...tools.environments.hierarchy import Scenario

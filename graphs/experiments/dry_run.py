@@ -21,8 +21,8 @@ from ..arms import blueprint
 from ..wiring.run import CommitAttempt
 from .folder_settings import check_settings
 from .harness import unfinished_runs
-from .options import RunOptions, SweepSetup
-from .plan import BenchSweep, growing_record
+from .options import RunOptions, RunSetup
+from .plan import Sweep, growing_record
 from .play import asks_model, loads_model, shared_environment
 from .progress import show
 from .run_folder import make_job, parse_seeds
@@ -64,7 +64,7 @@ class CostEstimate:
     """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
 
 
-def dry_run(planned: Sequence[BenchSweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
+def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
     """Print what the runs that are left would take, method by method. Returns the exit status: 2 if some cannot be played."""
     lines, problems, runs = list[list[str]](), list[str](), 0
     found, spent = list[CostEstimate](), [0, 0.0]
@@ -125,7 +125,7 @@ def _budget_notes(options: RunOptions, tokens: float, dollars: float) -> list[st
     return notes
 
 
-def _assumptions(setup: SweepSetup, estimates: Sequence[CostEstimate]) -> str:
+def _assumptions(setup: RunSetup, estimates: Sequence[CostEstimate]) -> str:
     horizon, tries = _horizon(setup.options), Ask.max_tries
     measured = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
     read, written = TYPICAL_TOKENS
@@ -138,7 +138,7 @@ def _assumptions(setup: SweepSetup, estimates: Sequence[CostEstimate]) -> str:
     return "; ".join(filter(None, said))
 
 
-def _estimate(setup: SweepSetup, folder: Path, name: str) -> CostEstimate:
+def _estimate(setup: RunSetup, folder: Path, name: str) -> CostEstimate:
     """The costs of one method."""
     options, seeds = setup.options, parse_seeds(setup.options.seeds)
     nothing = Amount(0, 0, 0, 0.0)
@@ -187,7 +187,7 @@ def _horizon(options: RunOptions) -> int:
     return int(getattr(shared_environment(options.env, options.horizon), "horizon", 1))
 
 
-def _asking_nodes(setup: SweepSetup, name: str) -> tuple[int, int]:
+def _asking_nodes(setup: RunSetup, name: str) -> tuple[int, int]:
     """The nodes of a method that ask the model: those on the way from step to step, and the others with the judges."""
     graph = blueprint(name, setup.methods[name])
     after = _successors(graph.builder)
@@ -226,9 +226,9 @@ def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def _episode_rows(setup: SweepSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
+def _episode_rows(setup: RunSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
     """The rows of the episodes of this method that are in the folder already."""
-    from .jsonl import read_rows
+    from .steps import read_rows
 
     asked = replace(setup, options=replace(setup.options, memory=None, checkpoints=None))
     paths = [make_job(asked, folder, name, seed).folder / "episodes.jsonl" for seed in seeds]

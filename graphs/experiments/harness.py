@@ -17,8 +17,8 @@ from pathlib import Path
 from ...memory.errors import CommandError, UserError
 from . import pool
 from . import sweep as sweeps
-from .options import RunOptions, SweepSetup
-from .plan import BenchSweep, growing_record
+from .options import RunOptions, RunSetup
+from .plan import Sweep, growing_record
 from .play import judge_node, loads_model, play
 from .progress import ProgressRow, ScoreFollower, say, show_progress
 from .results import SeedResult
@@ -37,7 +37,7 @@ DAMAGES = (UserError, ValueError, KeyError, TypeError)
 
 
 @contextmanager
-def claim_sweeps(planned: Sequence[BenchSweep], folder: Path, name: str = "") -> Iterator[None]:
+def claim_sweeps(planned: Sequence[Sweep], folder: Path, name: str = "") -> Iterator[None]:
     """Lock the folders of sweeps while the context lasts; those of a benchmark by its name, too.
 
     Raises:
@@ -52,7 +52,7 @@ def claim_sweeps(planned: Sequence[BenchSweep], folder: Path, name: str = "") ->
 
 
 def play_sweeps(
-    planned: Sequence[BenchSweep], processes: int, engine: str = "processes", *, is_file: bool = False
+    planned: Sequence[Sweep], processes: int, engine: str = "processes", *, is_file: bool = False
 ) -> tuple[Failures, bool]:
     """Play what is left of some sweeps. Returns the runs that failed, and whether anything was left.
 
@@ -60,7 +60,7 @@ def play_sweeps(
         UserError: a sweep cannot be played, such as for a missing package; of those of a file the others are played.
     """
     failures: Failures = {}
-    left: list[tuple[BenchSweep, list[list[Job]]]] = []
+    left: list[tuple[Sweep, list[list[Job]]]] = []
     for one in planned:
         batches, refused = unfinished_runs(one)
         failures |= _by_run((one.folder, failure) for failure in refused)
@@ -93,10 +93,10 @@ def play_sweeps(
 
 
 def _play_missing(
-    left: Sequence[tuple[SweepSetup, Sequence[Sequence[Job]]]], processes: int, tick: Callable[[], None], engine: str
+    left: Sequence[tuple[RunSetup, Sequence[Sequence[Job]]]], processes: int, tick: Callable[[], None], engine: str
 ) -> list[tuple[Path, RunFailure]]:
     """Play runs in one set of worker processes. Returns those that failed, each with its sweep's folder."""
-    by_concurrency: dict[int, list[tuple[SweepSetup, Sequence[Job]]]] = {}
+    by_concurrency: dict[int, list[tuple[RunSetup, Sequence[Job]]]] = {}
     for setup, batches in left:
         work = by_concurrency.setdefault(runs_at_once(setup), [])
         for batch in batches:
@@ -128,7 +128,7 @@ def _check_sweep(options: RunOptions, seeds: Sequence[int], needs_model: bool) -
         open_model(options.model, **options.model_arguments())
 
 
-def _attempts_at_once(setup: SweepSetup, job: Job, most: int) -> int:
+def _attempts_at_once(setup: RunSetup, job: Job, most: int) -> int:
     """Number of a run's episodes that are played at the same time: one where a run may end before its last episode."""
     from .. import methods
 
@@ -137,7 +137,7 @@ def _attempts_at_once(setup: SweepSetup, job: Job, most: int) -> int:
     return most if methods.find_method(job.method).has_independent_attempts and not (may_end_early or is_limited) else 1
 
 
-def runs_at_once(setup: SweepSetup) -> int:
+def runs_at_once(setup: RunSetup) -> int:
     """Number of runs that a process plays at the same time."""
     options = setup.options
     remote = options.model.startswith("openai:") and any(loads_model(name, options) for name in setup.methods)
@@ -149,7 +149,7 @@ def runs_at_once(setup: SweepSetup) -> int:
     return wanted
 
 
-def play_alone(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]] | None:
+def play_alone(work: tuple[RunSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]] | None:
     """Play runs in turn, in a worker process. Whatever goes wrong ends these runs alone.
 
     Returns:
@@ -168,7 +168,7 @@ def play_alone(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFa
     return None if failed is None else [(jobs[0].folder.parent, failure) for failure in failed]
 
 
-def _lost_failures(work: tuple[SweepSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]]:
+def _lost_failures(work: tuple[RunSetup, Sequence[Job]]) -> list[tuple[Path, RunFailure]]:
     """The failures of runs whose process was killed."""
     reason = "the process that played it was killed (out of memory?)"
     return [(job.folder.parent, RunFailure(job.method, job.seed, reason)) for job in work[1] if not is_done(job)]
@@ -178,9 +178,7 @@ def _by_run(failures: Iterable[tuple[Path, RunFailure]]) -> Failures:
     return {(folder, failure.method, failure.seed): failure for folder, failure in failures}
 
 
-def _progress_row(
-    name: str, parts: Sequence[tuple[BenchSweep, Sequence[Sequence[Job]]]], counts_runs: bool = True
-) -> ProgressRow:
+def _progress_row(name: str, parts: Sequence[tuple[Sweep, Sequence[Sequence[Job]]]], counts_runs: bool = True) -> ProgressRow:
     """The progress of the runs of some sweeps; dollars only where all of them have one price."""
     runs = [ScoreFollower(job) for _, batches in parts for batch in batches for job in batch]
     episodes = sum(job.episodes for _, batches in parts for batch in batches for job in batch)
@@ -199,7 +197,7 @@ def is_done(job: Job) -> bool:
         return False  # among the failures, if it was to be played
 
 
-def unfinished_runs(one: BenchSweep) -> tuple[list[list[Job]], list[RunFailure]]:
+def unfinished_runs(one: Sweep) -> tuple[list[list[Job]], list[RunFailure]]:
     """The runs of a sweep that are to be played, method by method, and those that cannot be: their files are damaged."""
     batches, refused = [], []
     for batch in one.batches():
@@ -222,7 +220,7 @@ def unfinished_runs(one: BenchSweep) -> tuple[list[list[Job]], list[RunFailure]]
     return batches, refused
 
 
-def read_results(planned: Sequence[BenchSweep], failed: Collection[Run]) -> tuple[Mapping[Run, SeedResult], Failures]:
+def read_results(planned: Sequence[Sweep], failed: Collection[Run]) -> tuple[Mapping[Run, SeedResult], Failures]:
     """The results of the finished runs but the failed ones, and those whose files turn out to be damaged."""
     results: dict[Run, SeedResult] = {}
     failures: Failures = {}

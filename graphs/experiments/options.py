@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...memory.errors import CommandError
 
-__all__ = ["COST_OPTIONS", "DRAW_OPTIONS", "REQUEST_OPTIONS", "ModelOptions", "RunOptions", "SharedOptions", "SweepSetup"]
+__all__ = ["COST_OPTIONS", "DRAW_OPTIONS", "REQUEST_OPTIONS", "ModelOptions", "RunOptions", "RunSetup", "SharedOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ class RunOptions(SharedOptions):
 
 
 @dataclass(frozen=True)
-class SweepSetup:
+class RunSetup:
     """The options and settings from which a worker process builds each method."""
 
     options: RunOptions

@@ -17,23 +17,23 @@ from ..arms import paper_temperature
 from ..methods import find_method
 from .folder_settings import read_settings
 from .measures import RunPrices
-from .options import RunOptions, SweepSetup
+from .options import RunOptions, RunSetup
 from .run_folder import make_job, settings_record
-from .spec import NO_MODEL, UNIFORM, BenchArm, BenchEnvironment, BenchFile, BenchModel, folder_name, seed_list
+from .spec import NO_MODEL, UNIFORM, Arm, BenchEnvironment, BenchModel, Spec, folder_name, seed_list
 from .sweep import Job
 
-__all__ = ["BenchSweep", "growing_record", "plan_sweeps", "unplayed_notes"]
+__all__ = ["Sweep", "growing_record", "plan_sweeps", "unplayed_notes"]
 
 
 @dataclass(frozen=True)
-class BenchSweep:
+class Sweep:
     """The runs of some methods on one environment with one model."""
 
     environment: BenchEnvironment
     model: BenchModel
-    arms: Mapping[str, BenchArm]
+    arms: Mapping[str, Arm]
     """The methods by their names in run folders."""
-    setup: SweepSetup
+    setup: RunSetup
     folder: Path
     seeds: tuple[int, ...]
     chosen: frozenset[str]
@@ -53,7 +53,7 @@ class BenchSweep:
         return make_job(self.setup, self.folder, key, seed)
 
 
-def plan_sweeps(file: BenchFile, folder: Path, processes: int, only: Sequence[str] = ()) -> list[BenchSweep]:
+def plan_sweeps(file: Spec, folder: Path, processes: int, only: Sequence[str] = ()) -> list[Sweep]:
     """The sweeps of a benchmark, in the order of the file.
 
     Args:
@@ -82,7 +82,7 @@ def plan_sweeps(file: BenchFile, folder: Path, processes: int, only: Sequence[st
     return sweeps
 
 
-def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
+def unplayed_notes(file: Spec, only: Sequence[str] = ()) -> list[str]:
     """A line for each method that is not played with some model, and why, of those that `only` names (see `plan_sweeps`)."""
     models, methods = _chosen([one.label for one in file.models], only), _chosen([one.label for one in file.methods], only)
     return [
@@ -93,7 +93,7 @@ def unplayed_notes(file: BenchFile, only: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _missing(arm: BenchArm, model: BenchModel) -> str:
+def _missing(arm: Arm, model: BenchModel) -> str:
     """Why the method cannot be played with this model; empty if it can."""
     method = find_method(arm.name)
     in_process = model.name != UNIFORM and not model.name.startswith("openai:")
@@ -111,7 +111,7 @@ def _chosen(labels: Sequence[str], only: Sequence[str]) -> set[str]:
     return {label for label in labels if label in only} or set(labels)
 
 
-def _plays(arm: BenchArm, model: BenchModel) -> bool:
+def _plays(arm: Arm, model: BenchModel) -> bool:
     """True if the method is played with this model: one that asks none is played once."""
     method = find_method(arm.name)
     if not method.needs_model or model.label == NO_MODEL:
@@ -120,14 +120,14 @@ def _plays(arm: BenchArm, model: BenchModel) -> bool:
 
 
 def _make_sweep(
-    file: BenchFile,
+    file: Spec,
     environment: BenchEnvironment,
     model: BenchModel,
-    arms: Mapping[str, BenchArm],
+    arms: Mapping[str, Arm],
     folder: Path,
     processes: int,
     chosen: frozenset[str],
-) -> BenchSweep:
+) -> Sweep:
     values: dict[str, Any] = {"seeds": file.seeds, "split": file.split, "episodes": file.episodes, "judge": file.judge}
     values |= {**file.options, **environment.options, **model.options}
     seeds = seed_list(values.pop("seeds"))
@@ -149,15 +149,15 @@ def _make_sweep(
     settings = {key: arm.method_settings() for key, arm in arms.items()}
     temperatures = {key: known for key, arm in arms.items() if (known := paper_temperature(arm.name)) is not None}
     place = folder / folder_name(environment.label) / folder_name(model.label)
-    return BenchSweep(environment, model, arms, SweepSetup(options, settings, temperatures), place, tuple(seeds), chosen)
+    return Sweep(environment, model, arms, RunSetup(options, settings, temperatures), place, tuple(seeds), chosen)
 
 
-def sweep_prices(sweep: BenchSweep) -> RunPrices:
+def sweep_prices(sweep: Sweep) -> RunPrices:
     """The prices of the sweep's model."""
     return RunPrices(sweep.setup.options.price_in, sweep.setup.options.price_out)
 
 
-def growing_record(sweep: BenchSweep) -> dict[str, Any]:
+def growing_record(sweep: Sweep) -> dict[str, Any]:
     """The settings of a sweep with the seeds and methods that its folder holds already: a command may ask for fewer of them."""
     record = settings_record(sweep.setup, sweep.seeds)
     path = sweep.folder / "settings.json"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import CommandError, UserError
 from ..experiments.options import ModelOptions
-from .options import RunOptions, SweepSetup
+from .options import RunOptions, RunSetup
 
 if TYPE_CHECKING:
     from .sweep import Job, RunFailure
@@ -40,7 +40,7 @@ _open_lock = Lock()
 """Held while an environment or a model is opened: the threads of a process share one."""
 
 
-def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
+def play(work: tuple[RunSetup, Sequence[Job]]) -> list[RunFailure] | None:
     """Play runs in turn: the work of a worker process.
 
     Returns:
@@ -80,7 +80,7 @@ def _note_waits(folder: Path) -> None:
     api_posts.wait_listeners[:] = [partial(note_wait, folder)]
 
 
-def _play_job(setup: SweepSetup, job: Job) -> None:
+def _play_job(setup: RunSetup, job: Job) -> None:
     from ...nodes.recorded_model import RecordedChatModel
     from . import sweep
     from .costs import open_ledger
@@ -114,7 +114,7 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
         )
 
 
-def _open_model(setup: SweepSetup, job: Job) -> tuple[Any, Callable[[], float] | None, Callable[[Any], Any] | None]:
+def _open_model(setup: RunSetup, job: Job) -> tuple[Any, Callable[[], float] | None, Callable[[Any], Any] | None]:
     """The model of a run, a count of its floating-point operations, and the maker of a trainer for a method that trains weights.
 
     A model in this process is shared by the runs that leave its weights alone. One that is trained is the run's own.
@@ -137,7 +137,7 @@ def _open_model(setup: SweepSetup, job: Job) -> tuple[Any, Callable[[], float] |
 
 
 def run_graph(
-    setup: SweepSetup, job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None
+    setup: RunSetup, job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None
 ) -> Any:
     """The graph of a whole run: episodes of the method, one after the other.
 

@@ -25,11 +25,11 @@ from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ...nodes.recorded_model import RecordedChatModel
 from ..methods import find_method
-from .jsonl import read_rows
-from .options import RunOptions, SweepSetup
+from .options import RunOptions, RunSetup
 from .play import loads_model, run_graph, shared_environment
 from .recorded import RecordedFolder, RecordedRun
 from .run_folder import make_job, shares_memory
+from .steps import read_rows
 from .sweep import Job, RunFiles
 
 __all__ = ["Divergence", "Replayed", "replay_runs"]
@@ -100,7 +100,7 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
                 yield outcome
 
 
-def _setup(folder: Path, record: Mapping[str, Any]) -> SweepSetup:
+def _setup(folder: Path, record: Mapping[str, Any]) -> RunSetup:
     """The options and settings with which the folder's runs were played."""
     known = {one.name for one in fields(RunOptions)}
     given: dict[str, Any] = {name: value for name, value in record.items() if name in known}
@@ -108,7 +108,7 @@ def _setup(folder: Path, record: Mapping[str, Any]) -> SweepSetup:
     given["seeds"] = ",".join(map(str, record["seeds"])) + ","
     try:
         methods = {name: _typed(find_method(name).settings, values) for name, values in record["methods"].items()}
-        return SweepSetup(RunOptions(**given), methods, record.get("paper_temperatures", {}))
+        return RunSetup(RunOptions(**given), methods, record.get("paper_temperatures", {}))
     except (TypeError, ValueError) as error:
         raise CommandError(f"{folder}/settings.json cannot be read ({error}); it may be of another version") from error
 
@@ -133,7 +133,7 @@ def _empty_memory() -> Any:
     return RecordStore(InMemoryStore(), ("replay",), Trajectory)
 
 
-def _replay_job(setup: SweepSetup, job: Job, memory: Any) -> Replayed:
+def _replay_job(setup: RunSetup, job: Job, memory: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
     run = RecordedRun(job.folder, job.method, job.seed)
     name = job.folder.name
@@ -172,7 +172,7 @@ def _replay_job(setup: SweepSetup, job: Job, memory: Any) -> Replayed:
 
 
 def _play_again(
-    setup: SweepSetup, job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
+    setup: RunSetup, job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
 ) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """(row about the episode, rows of its steps) of every episode, as it is played now, in memory."""
     journal, log, record = Journal(details=None), Rows(), Rows()

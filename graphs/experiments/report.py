@@ -16,12 +16,12 @@ from .folder_settings import run_stem
 from .harness import Failures, Run, read_results
 from .measures import USUAL_METRICS
 from .notes import table_notes, unusable_warnings
-from .options import SweepSetup
+from .options import RunSetup
 from .page import write_report
 from .pictures import draw_figures
-from .plan import BenchSweep, sweep_prices, unplayed_notes
+from .plan import Sweep, sweep_prices, unplayed_notes
 from .results import SeedResult, with_common_optimum
-from .spec import NO_MODEL, BenchFile
+from .spec import NO_MODEL, Spec
 from .tables import (
     BenchTable,
     as_objects,
@@ -51,8 +51,8 @@ class Report:
 
 
 def report_sweeps(
-    file: BenchFile,
-    planned: Sequence[BenchSweep],
+    file: Spec,
+    planned: Sequence[Sweep],
     folder: Path,
     command: str,
     failures: Failures,
@@ -105,7 +105,7 @@ def report_sweeps(
     return Report(text, page, objects, notes)
 
 
-def _terminal_parts(one: BenchSweep, table: BenchTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
+def _terminal_parts(one: Sweep, table: BenchTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
     """The tables of a single sweep as a terminal shows them."""
     runs, seeds = [*table.runs.values()], {run.seed for run in table.all_runs}
     brackets = "[95 % interval over seeds, by Student's t: its ends may lie where no score can]"
@@ -124,7 +124,7 @@ def _terminal_parts(one: BenchSweep, table: BenchTable, folder: Path, results: M
     return parts + _aggregate_tables(folder, one.environment.name, runs, played)
 
 
-def make_tables(file: BenchFile, planned: Sequence[BenchSweep], results: Mapping[Run, SeedResult]) -> list[BenchTable]:
+def make_tables(file: Spec, planned: Sequence[Sweep], results: Mapping[Run, SeedResult]) -> list[BenchTable]:
     """The tables of the finished runs, also of methods of the file that are not to be played now."""
     tables = list[BenchTable]()
     for environment in dict.fromkeys(one.environment.label for one in planned):
@@ -171,7 +171,7 @@ def _write_failures(folder: Path, failures: Failures) -> None:
     sweeps.write_json(folder / "failures.json", rows)
 
 
-def _failure_notes(planned: Sequence[BenchSweep], failures: Failures, folder: Path) -> list[str]:
+def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -> list[str]:
     """A line for each sweep and reason, with the methods and seeds, and what to do."""
     names = {one.folder: one for one in planned}
     seeds: dict[tuple[str, str, str], list[int]] = {}
@@ -223,7 +223,7 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
     return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
 
 
-def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
+def bank_overlap_warnings(setup: RunSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
     """A line for each bank with trajectories of tasks that are played: methods may know these by heart.
 
     Tasks are given by id and `Task.seed`, which names the instance: one game has several ids where specs name it differently.

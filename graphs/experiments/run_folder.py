@@ -14,7 +14,7 @@ from ...memory.errors import CommandError
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from .folder_settings import first_digest, run_stem, settings_digest
-from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, RunOptions, SweepSetup
+from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, RunOptions, RunSetup
 from .play import needs_model
 from .sweep import Job
 
@@ -39,7 +39,7 @@ def parse_seeds(text: str) -> list[int]:
     return sorted(found) if "," in text or "-" in text else list(range(*found))
 
 
-def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
+def settings_record(setup: RunSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
     # A run that stopped at the full score goes on if it is asked for all episodes.
@@ -94,14 +94,14 @@ def _file_digest(path: str, written: int, size: int) -> str:
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
-def run_folder_name(setup: SweepSetup, settings: Mapping[str, Any]) -> str:
+def run_folder_name(setup: RunSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run folder where the user gives none: other settings have another one."""
     thinks = any(needs_model(name, setup.options) for name in setup.methods)
     words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{settings_digest(settings)}"
 
 
-def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
+def make_job(setup: RunSetup, folder: Path, method: str, seed: int) -> Job:
     """One method on one seed, in a folder: where it keeps its memory and its checkpoints, and what its run is called."""
     from ..methods import find_method
 
@@ -138,7 +138,7 @@ def run_memory(folder: Path, memory: str | None, name: str) -> tuple[str, tuple[
     return memory_location(memory, name) if memory else memory_location(str(folder / name / "memory"))
 
 
-def _stops_at_full_score(setup: SweepSetup, method: str) -> bool:
+def _stops_at_full_score(setup: RunSetup, method: str) -> bool:
     """True if the method's runs may end before their last episode. In a comparison all methods play the same number of them."""
     from ..methods import find_method
 
@@ -164,6 +164,6 @@ def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
     return f"{url.scheme}://{url.netloc}/{database}{query}", ("trajectories", *labels)
 
 
-def shares_memory(setup: SweepSetup, method: str) -> bool:
+def shares_memory(setup: RunSetup, method: str) -> bool:
     """True if the method's runs share one memory: they are played one after the other, in the order of the seeds."""
     return bool(getattr(setup.methods[method], "cross_task", False))

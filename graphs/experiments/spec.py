@@ -25,7 +25,7 @@ from ..methods import find_method, split_name
 from .options import RunOptions
 from .run_folder import parse_seeds
 
-__all__ = ["NO_MODEL", "UNIFORM", "BenchArm", "BenchEnvironment", "BenchFile", "BenchModel", "read_bench_file"]
+__all__ = ["NO_MODEL", "UNIFORM", "Arm", "BenchEnvironment", "BenchModel", "Spec", "read_bench_file"]
 
 UNIFORM = "uniform"
 """The name of the model to which every admissible action is equally likely."""
@@ -66,7 +66,7 @@ class BenchModel:
 
 
 @dataclass(frozen=True)
-class BenchArm:
+class Arm:
     """A method of a benchmark, with its settings."""
 
     name: str
@@ -87,12 +87,12 @@ class BenchArm:
 
 
 @dataclass(frozen=True)
-class BenchFile:
+class Spec:
     """A benchmark: every method on every environment with every model and every seed."""
 
     environments: tuple[BenchEnvironment, ...]
     """The environments."""
-    methods: tuple[BenchArm, ...]
+    methods: tuple[Arm, ...]
     """The methods."""
     models: tuple[BenchModel, ...] = (BenchModel("pocket", "pocket"),)
     """The models. A method that asks none is played once, not once for each."""
@@ -116,7 +116,7 @@ class BenchFile:
     """Further options of `learngraph run`, for all environments and models."""
 
 
-def read_bench_file(path: Path, metrics: Sequence[str]) -> BenchFile:
+def read_bench_file(path: Path, metrics: Sequence[str]) -> Spec:
     """Read and check a benchmark file.
 
     Args:
@@ -138,16 +138,16 @@ def read_bench_file(path: Path, metrics: Sequence[str]) -> BenchFile:
         raise CommandError(f"{path}: {error}") from None
 
 
-def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> BenchFile:
-    known = {one.name for one in fields(BenchFile)}
+def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> Spec:
+    known = {one.name for one in fields(Spec)}
     _check_keys(there, known, "the file")
     for name in ("environments", "methods"):
         if not there.get(name):
             raise CommandError(f"{name} is missing; list at least one, as in {name} = [{_EXAMPLES[name]}]")
-    hints = get_type_hints(BenchFile)
+    hints = get_type_hints(Spec)
     plain = {name: hints[name] for name in known - {"environments", "models", "methods", "options"}}
     values = {name: check_value(there[name], hint, name) for name, hint in plain.items() if name in there}
-    file = BenchFile(
+    file = Spec(
         environments=_labelled(_named_tables(BenchEnvironment, there["environments"], "environments"), "environments"),
         methods=_labelled(_methods(there["methods"]), "methods"),
         models=_labelled(_named_tables(BenchModel, there.get("models", ["pocket"]), "models"), "models"),
@@ -174,9 +174,9 @@ def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> BenchFile:
 _EXAMPLES = {"environments": '"toy"', "methods": '"jitrl", "static"'}
 
 
-def _methods(there: Any) -> list[BenchArm]:
+def _methods(there: Any) -> list[Arm]:
     """The methods, each checked against its settings."""
-    found = [BenchArm(**one) for one in _tables(there, "methods", {"name": str, "label": str, "settings": Mapping[str, Any]})]
+    found = [Arm(**one) for one in _tables(there, "methods", {"name": str, "label": str, "settings": Mapping[str, Any]})]
     for number, arm in enumerate(found):
         place, method = f"methods[{number}] ({arm.name})", find_method(arm.name)
         if method.has_training_phase:

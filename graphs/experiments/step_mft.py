@@ -25,7 +25,7 @@ from ...nodes.synthesize.strategy import StrategyPrompt
 from ..adamem import ACT, DRAFT
 from ..wiring.inputs import MethodInputs
 from .folder_settings import read_sweep_settings, run_stem
-from .jsonl import read_rows
+from .steps import read_rows
 
 __all__ = [
     "CollectedRuns",

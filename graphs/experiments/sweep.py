@@ -32,9 +32,8 @@ from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .costs import TRAINING_FILE, run_usage, run_work
 from .folder_settings import check_settings
-from .jsonl import read_rows
-from .lookups import read_steps
 from .results import SeedResult
+from .steps import read_rows, read_steps
 
 if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
     from ...memory.records import Trajectory
@@ -226,25 +225,10 @@ def play_run(
         graph.update_state(config, limits, as_node="tally")
         _stream_episodes(graph, None, config, job, files.times, count_flops)
         end = graph.get_state(config).values
-    result = {
-        "method": job.method,
-        "seed": job.seed,
-        "task": task.id,
-        "task_seed": task.seed,
-        "optimum": optimum,
-        "solved": solved,
-    }
-    result["is_walkthrough"] = is_walkthrough
-    write_json(
-        job.folder / "result.json",
-        {
-            **result,
-            "episodes": end["episode"],
-            "answer": end["answer"],
-            "tokens": end["spent"],
-            "has_full_score": run.has_full_score(end),
-        },
-    )
+    found = {"method": job.method, "seed": job.seed, "task": task.id, "task_seed": task.seed, "optimum": optimum}
+    found |= {"solved": solved, "is_walkthrough": is_walkthrough, "episodes": end["episode"], "answer": end["answer"]}
+    found |= {"tokens": end["spent"], "has_full_score": run.has_full_score(end)}
+    write_json(job.folder / "result.json", found)
     if Path(job.checkpoints).parent == job.folder:  # in a place of the user's they stay
         for path in job.folder.glob("*.jsonl"):
             with path.open("rb") as file:

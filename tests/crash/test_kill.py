@@ -23,7 +23,7 @@ import pytest
 
 from learngraph.graphs.arms import method_settings
 from learngraph.graphs.experiments import sweep
-from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.options import RunOptions, RunSetup
 from learngraph.graphs.experiments.play import play
 from learngraph.graphs.experiments.run_folder import make_job
 from learngraph.graphs.experiments.sweep import Job
@@ -56,12 +56,12 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def planned(folder: Path, method: str) -> tuple[SweepSetup, Job]:
+def planned(folder: Path, method: str) -> tuple[RunSetup, Job]:
     options = RunOptions(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
     settings = METHODS[method]
     if hasattr(settings, "temperature"):
         settings = type(settings)(**{**asdict(settings), "temperature": 4.0})
-    setup = SweepSetup(options, {method: settings})
+    setup = RunSetup(options, {method: settings})
     return setup, make_job(setup, folder, method, 1)
 
 
@@ -91,7 +91,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def start(work: tuple[SweepSetup, Job]) -> Any:
+def start(work: tuple[RunSetup, Job]) -> Any:
     process = CONTEXT.Process(target=play, args=((work[0], (work[1],)),))
     process.start()
     return process

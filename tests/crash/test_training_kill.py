@@ -13,7 +13,7 @@ import pytest
 
 from learngraph.graphs.arms import method_settings
 from learngraph.graphs.experiments import sweep
-from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.options import RunOptions, RunSetup
 from learngraph.graphs.experiments.play import play
 from learngraph.graphs.experiments.run_folder import make_job
 from learngraph.graphs.experiments.sweep import Job
@@ -25,9 +25,9 @@ EPISODES = 5
 SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
 
 
-def planned(folder: Path, method: str) -> tuple[SweepSetup, Job]:
+def planned(folder: Path, method: str) -> tuple[RunSetup, Job]:
     options = RunOptions(env="toy", model="pocket", episodes=EPISODES, horizon=9)
-    setup = SweepSetup(options, {method: type(method_settings(method))(**SETTINGS[method])})
+    setup = RunSetup(options, {method: type(method_settings(method))(**SETTINGS[method])})
     return setup, make_job(setup, folder, method, 1)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ....memory.errors import UserError
 from ....memory.records import Rollout, Task, Usage
 from .models import SeedModels
-from .setup import Arm, ProblemSplit, TrainingFreeSetup
+from .setup import LibraryArm, ProblemSplit, TrainingFreeSetup
 
 if TYPE_CHECKING:
     from ....memory.lessons.library import LibraryVersions
@@ -77,7 +77,7 @@ class SeedWorker(SeedModels):
         finally:
             cache.close()
 
-    async def _arm(self, arm: Arm) -> None:
+    async def _arm(self, arm: LibraryArm) -> None:
         from filelock import FileLock
 
         from ....memory.lessons.library import LibraryVersions
@@ -122,7 +122,7 @@ class SeedWorker(SeedModels):
             sweep.write_json(place / "result.json", result)
 
     async def _learning_steps(
-        self, arm: Arm, versions: LibraryVersions, journal: Any, rows: Sequence[Mapping[str, Any]]
+        self, arm: LibraryArm, versions: LibraryVersions, journal: Any, rows: Sequence[Mapping[str, Any]]
     ) -> list[LearningStep]:
         """The learning steps of an arm; with --curve each with the mean reward of its library on the unseen problems."""
         steps = [learning_step(self.seed, row) for row in rows]
@@ -137,7 +137,7 @@ class SeedWorker(SeedModels):
     # The library of an arm
 
     async def _make_library(
-        self, arm: Arm, place: Path, versions: LibraryVersions, journal: Any, log: Any
+        self, arm: LibraryArm, place: Path, versions: LibraryVersions, journal: Any, log: Any
     ) -> tuple[str, Usage]:
         """The name of the version that is tested, and the usage of learning it."""
         from ....memory.lessons.library import Library
@@ -147,7 +147,7 @@ class SeedWorker(SeedModels):
         return await self._learn_library(arm, place, versions, journal, log)
 
     async def _learn_library(
-        self, arm: Arm, place: Path, versions: LibraryVersions, journal: Any, log: Any
+        self, arm: LibraryArm, place: Path, versions: LibraryVersions, journal: Any, log: Any
     ) -> tuple[str, Usage]:
         """Run the learning graph; returns the name of the product, and the usage. A control that is made of what was learned
         (`random`, `shuffled`) finds all rollouts and replies of its seed's first arm in the cache.
@@ -207,7 +207,7 @@ class SeedWorker(SeedModels):
 
     # The test
 
-    async def _test(self, arm: Arm, versions: LibraryVersions, journal: Any, library: str, log: Any) -> list[Rollout]:
+    async def _test(self, arm: LibraryArm, versions: LibraryVersions, journal: Any, library: str, log: Any) -> list[Rollout]:
         """The rollouts of the unseen problems under a library, by problem and number; all arms have the same random draws."""
         temperature = self.options.test_temperature
         if temperature is None:
@@ -216,7 +216,7 @@ class SeedWorker(SeedModels):
         work = [(task, number) for task in self.split.test for number in range(self.options.test_rollouts)]
         return await self._play_rollouts(roll, f"{self.run}/test", library, work, log)
 
-    def _require_sound(self, arm: Arm, rollouts: list[Rollout]) -> list[Rollout]:
+    def _require_sound(self, arm: LibraryArm, rollouts: list[Rollout]) -> list[Rollout]:
         """The same rollouts, if they may be counted.
 
         Raises:

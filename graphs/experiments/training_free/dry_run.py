@@ -18,7 +18,7 @@ from ..folder_settings import check_settings
 from .digests import initial_libraries
 from .models import SeedModels
 from .report import print_line
-from .setup import ROLLOUT_STAGES, Arm, ProblemSplit, TrainingFreeSetup, shared_model, shared_toolbox, shared_world
+from .setup import ROLLOUT_STAGES, LibraryArm, ProblemSplit, TrainingFreeSetup, shared_model, shared_toolbox, shared_world
 
 __all__ = ["check_arms_build", "check_models", "dry_run"]
 
@@ -220,7 +220,7 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
     return found
 
 
-def _acceptance(setup: TrainingFreeSetup) -> list[tuple[Arm, dict[str, float]]]:
+def _acceptance(setup: TrainingFreeSetup) -> list[tuple[LibraryArm, dict[str, float]]]:
     """The arms with an accept test, and the probability that it accepts a candidate, by the candidate's true gain."""
     from ....nodes.update.accept_test import acceptance_rates
 

@@ -13,7 +13,7 @@ from ..options import DRAW_OPTIONS
 from .digests import file_digest, public_url, weights_digest
 from .setup import (
     ROLLOUT_STAGES,
-    Arm,
+    LibraryArm,
     ProblemSplit,
     TrainingFreeOptions,
     TrainingFreeSetup,
@@ -74,7 +74,7 @@ class SeedModels:
         rows = Rows() if log is None else log
         return RunResources(versions, self.cache, rows, meter=self.meter, slots=self.rollouts)
 
-    def rollout_node(self, arm: Arm, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
+    def rollout_node(self, arm: LibraryArm, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
         """The node that plays a problem, or reads from the cache how it was played."""
         from ...wiring.learning_run import rollout_player
 
@@ -87,7 +87,7 @@ class SeedModels:
             name=self.fingerprint(arm),
         )
 
-    def rollout_graph(self, arm: Arm, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
+    def rollout_graph(self, arm: LibraryArm, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""
         from ...baselines import lesson_react, tool_agent
         from ...baselines.tool_agent import ToolAgent
@@ -149,7 +149,7 @@ class SeedModels:
             return self.model(self.options.model, None, stage, self.options.critic_temperature)
         return replace(model, stage=stage)
 
-    def fingerprint(self, arm: Arm) -> str:
+    def fingerprint(self, arm: LibraryArm) -> str:
         """A fingerprint beside graph, model and prompts: another method's name, and the tools. Arms with libraries share
         rollouts with the same lessons."""
         options = self.options

@@ -14,7 +14,7 @@ from ....memory.errors import UserError, plural
 from ....memory.records import Rollout, Task, Usage
 from .bench import complete_rows, learning_step
 from .models import spending_meter
-from .setup import Arm, TrainingFreeSetup, shared_world
+from .setup import LibraryArm, TrainingFreeSetup, shared_world
 
 if TYPE_CHECKING:
     from ..evaluation import ArmSummary, Outcome
@@ -159,10 +159,10 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*((id, reason) for id, reason in result["failures"]), *tested]
 
 
-def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
+def _steps(setup: TrainingFreeSetup, arm: LibraryArm, seed: int) -> list[LearningStep]:
     """The learning steps of a seed: of its result, or those so far."""
-    from ..jsonl import read_rows
     from ..learning_curves import LearningStep
+    from ..steps import read_rows
 
     if setup.is_finished(arm, seed):
         return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]

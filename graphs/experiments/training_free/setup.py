@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROLLOUT_STAGES",
     "TOOL_NAMES",
-    "Arm",
+    "LibraryArm",
     "ProblemSplit",
     "TrainingFreeOptions",
     "TrainingFreeSetup",
@@ -162,7 +162,7 @@ class TrainingFreeOptions(SharedOptions):
 
 
 @dataclass(frozen=True)
-class Arm:
+class LibraryArm:
     """An arm of the comparison: one way to make a library, or a method without a library. A row of the table."""
 
     name: str
@@ -207,20 +207,20 @@ class TrainingFreeSetup:
     """The setup of a run; every worker gets one."""
 
     options: TrainingFreeOptions
-    arms: tuple[Arm, ...]
+    arms: tuple[LibraryArm, ...]
     """The first arm is the one asked for; the others are compared with it."""
     seeds: tuple[int, ...]
     folder: Path
 
-    def arm_folder(self, arm: Arm, seed: int) -> Path:
+    def arm_folder(self, arm: LibraryArm, seed: int) -> Path:
         """The folder of an arm's seed."""
         return self.folder / f"{run_stem(arm.name)}-s{seed}"
 
-    def is_finished(self, arm: Arm, seed: int) -> bool:
+    def is_finished(self, arm: LibraryArm, seed: int) -> bool:
         """True if the arm has played its test."""
         return (self.arm_folder(arm, seed) / "result.json").exists()
 
-    def result(self, arm: Arm, seed: int) -> dict[str, Any]:
+    def result(self, arm: LibraryArm, seed: int) -> dict[str, Any]:
         """The result of a finished arm (result.json)."""
         found: dict[str, Any] = json.loads((self.arm_folder(arm, seed) / "result.json").read_text(encoding="utf-8"))
         return found

@@ -16,7 +16,7 @@ from scripted_chat import ScriptedChat
 from still_trainer import StillTrainer
 
 from learngraph.graphs.arms import method_settings
-from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.options import RunOptions, RunSetup
 from learngraph.graphs.experiments.play import run_graph
 from learngraph.graphs.experiments.sweep import Job
 from learngraph.graphs.jitrl import JitRL
@@ -177,7 +177,7 @@ def test_a_baseline_is_shown_as_many_steps_whoever_it_is_compared_with(
         return reflexion.build(inputs, *rest, **more)
 
     monkeypatch.setitem(cast(dict[str, Method], METHODS), "reflexion", replace(reflexion, build=build))
-    setup = SweepSetup(
+    setup = RunSetup(
         RunOptions(env="toy", model="pocket", policy_history_steps=given), {name: method_settings(name) for name in methods}
     )
     job = Job("reflexion", 0, 1, Path(), "r", "t", "", (), "")

@@ -24,7 +24,7 @@ from learngraph.graphs.cli import run
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
 from learngraph.graphs.experiments import play, pool, run_folder, sweep
-from learngraph.graphs.experiments.options import RunOptions, SweepSetup
+from learngraph.graphs.experiments.options import RunOptions, RunSetup
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
@@ -197,11 +197,11 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
 
 
 @pytest.fixture
-def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepSetup]:
+def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunSetup]:
     """What would be played; nothing is."""
-    asked: list[SweepSetup] = []
+    asked: list[RunSetup] = []
 
-    def note(setup: SweepSetup, command: Sequence[str]) -> int:
+    def note(setup: RunSetup, command: Sequence[str]) -> int:
         asked.append(setup)
         return 0
 
@@ -209,7 +209,7 @@ def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepSetup]:
     return asked
 
 
-def test_a_comparison_gives_all_methods_what_was_given(setups: list[SweepSetup]) -> None:
+def test_a_comparison_gives_all_methods_what_was_given(setups: list[RunSetup]) -> None:
     """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
     given = [
         "--bank",
@@ -251,7 +251,7 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[SweepSetup])
     assert found["icrl"] == ICRL(temperature=0.0)
 
 
-def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[SweepSetup]) -> None:
+def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[RunSetup]) -> None:
     compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
     assert main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
     assert main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
@@ -779,7 +779,7 @@ def test_one_model_name_on_two_servers_is_two_questions(here: Path, monkeypatch:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = RunOptions(model="openai:llama")
     setups = [
-        SweepSetup(options, {"jitrl": JitRL()})
+        RunSetup(options, {"jitrl": JitRL()})
         for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
     ]
     recorded = [run_folder.settings_record(setup, [0]) for setup in setups]
@@ -794,14 +794,14 @@ def test_one_model_name_on_two_servers_is_two_questions(here: Path, monkeypatch:
 
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
     options = RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
-    setup = SweepSetup(options, {"jitrl": arms.method_settings("jitrl"), "static": arms.method_settings("static")})
+    setup = RunSetup(options, {"jitrl": arms.method_settings("jitrl"), "static": arms.method_settings("static")})
     jobs = [run_folder.make_job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
-    hotter = SweepSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
+    hotter = RunSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
     jobs += [run_folder.make_job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
     assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
     assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
     assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
-    plain = SweepSetup(replace(options, memory=None, checkpoints=None), setup.methods)
+    plain = RunSetup(replace(options, memory=None, checkpoints=None), setup.methods)
     own = run_folder.make_job(plain, Path("runs/a"), "jitrl", 0)
     assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
     assert run_folder.make_job(plain, Path("runs/a"), "static", 0).memory == ""

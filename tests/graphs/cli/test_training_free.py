@@ -330,8 +330,8 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
 
 def test_arms_are_measured_against_the_same_agent_without_lessons() -> None:
     def against(*names: str, **flags: str) -> str:
-        arms = [training_free_setup.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
-        arms += [training_free_setup.Arm(name, object(), name) for name in names]
+        arms = [training_free_setup.LibraryArm(METHOD, TrainingFreeGRPO(), METHOD)]
+        arms += [training_free_setup.LibraryArm(name, object(), name) for name in names]
         return training_free_setup.TrainingFreeSetup(
             training_free_setup.TrainingFreeOptions(**flags), tuple(arms), (0,), Path()
         ).baseline_title

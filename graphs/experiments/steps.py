@@ -1,18 +1,54 @@
-"""The silent failures among the steps of a run: look-ups of memory that found nothing, and steps that are lost.
+"""Reading a run's rows and steps, which another process may be writing, and the silent failures among the steps.
 
-A method that finds nothing plays as if it had no memory. An episode whose steps are lost has a score that leads nowhere.
+A method that finds nothing in memory plays as if it had none. An episode whose steps are lost has a score that leads nowhere.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .jsonl import read_rows, steps_to
+from ...memory.errors import UserError
 
-__all__ = ["LookUps", "RunSteps", "read_steps"]
+__all__ = ["LookUps", "RunSteps", "read_rows", "read_steps", "steps_to"]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of a JSONL file that another process may be writing to.
+
+    Raises:
+        UserError: a row is no JSON.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):  # cut short by a crash, and its writer will write it again; or being written just now
+            break
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number}, is damaged ({error}); remove {path.parent} to play that run from its start"
+            ) from error
+    return rows
+
+
+def steps_to(steps: Mapping[str, Mapping[str, Any]], head: str) -> list[Mapping[str, Any]] | None:
+    """The rows of the steps that lead to a head, oldest first; None if one is missing.
+
+    Args:
+        steps: id -> row of a step.
+        head: the id of the last step, or of the start of an episode, which holds a `/`.
+    """
+    found: list[Mapping[str, Any]] = []
+    while "/" not in head:
+        if head not in steps:
+            return None
+        found.append(steps[head])
+        head = str(steps[head]["parent"])
+    return found[::-1]
 
 
 class LookUps(NamedTuple):
