@@ -600,12 +600,7 @@ class LocalChatModel(BaseChatModel):
             "model_logprobs": [token.model_logprob for token in drawn],
         }
         if sampling.top_logprobs is not None:
-            content = [
-                self.openai_logprob(token.id, token.model_logprob)
-                | {"top_logprobs": [self.openai_logprob(id_, value) for id_, value in token.top_logprobs]}
-                for token in drawn[: len(drawn) - stopped]
-            ]
-            metadata["logprobs"] = {"content": content}
+            metadata["logprobs"] = {"content": self._openai_logprobs(drawn[: len(drawn) - stopped])}
         usage = UsageMetadata(
             input_tokens=len(prompt),
             output_tokens=len(drawn),
@@ -622,6 +617,14 @@ class LocalChatModel(BaseChatModel):
         """The text of generated tokens, without special ones."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def _openai_logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
+        """Tokens and the likeliest tokens of their places, in the shape of OpenAI's API."""
+        return [
+            self.openai_logprob(token.id, token.model_logprob)
+            | {"top_logprobs": [self.openai_logprob(id_, value) for id_, value in token.top_logprobs]}
+            for token in tokens
+        ]
 
     def openai_logprob(self, id_: int, value: float) -> dict[str, Any]:
         """A token and its log-probability in the shape of OpenAI's API."""

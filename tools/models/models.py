@@ -98,22 +98,30 @@ def open_model(
         raise UserError(f"model {spec!r} runs in this process and has no base_url ({base_url}); 'openai:MODEL' has one")
     if reasoning_effort or extra_body:
         raise UserError(f"model {spec!r} takes no reasoning effort and no extra body; 'openai:MODEL' does")
-    if spec == "pocket":
-        if not (POCKET / "config.json").exists():
-            raise UserError(f"model 'pocket': no weights in {POCKET}; install learngraph anew, or use 'local:PATH'")
-        name = str(POCKET)
-    elif spec == "guard":
-        name = str(GUARD)
-    elif kind != "local" or not name:
-        raise UserError(f"there is no model {spec!r}; there are {', '.join(MODELS)}")
-    elif name.startswith(("/", ".", "~")):
-        name = str(Path(name).expanduser())
-        if not Path(name).is_dir():
-            raise UserError(f"model {spec!r}: there is no folder {name}; give the folder of a checkpoint")
+    checkpoint = _checkpoint(spec)
 
     from ..local.model import LocalChatModel
 
-    return LocalChatModel(model=name, device=device, dtype=dtype, threads=threads, thinking=thinking, **settings)
+    return LocalChatModel(model=checkpoint, device=device, dtype=dtype, threads=threads, thinking=thinking, **settings)
+
+
+def _checkpoint(spec: str) -> str:
+    """The folder or hub name of a model that runs in this process; a UserError says what is missing."""
+    kind, _, name = spec.partition(":")
+    if spec == "pocket":
+        if not (POCKET / "config.json").exists():
+            raise UserError(f"model 'pocket': no weights in {POCKET}; install learngraph anew, or use 'local:PATH'")
+        return str(POCKET)
+    if spec == "guard":
+        return str(GUARD)
+    if kind != "local" or not name:
+        raise UserError(f"there is no model {spec!r}; there are {', '.join(MODELS)}")
+    if not name.startswith(("/", ".", "~")):
+        return name
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"model {spec!r}: there is no folder {folder}; give the folder of a checkpoint")
+    return str(folder)
 
 
 def _open_api(name: str, settings: dict[str, Any], base_url: str | None, timeout: float, max_retries: int) -> BaseChatModel:

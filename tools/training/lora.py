@@ -330,10 +330,7 @@ def learn(
     Raises:
         UserError: the gradient is not finite (nothing was changed); nothing to learn from; an input is missing.
     """
-    if objective.uses_words:
-        samples = [
-            one for one in samples if one.hindsight is not None or (objective.uses_rewards and one.advantage is not None)
-        ]
+    samples = _usable_samples(samples, objective)
     tokens = sum(len(sample.example.reply) for sample in samples)
     if not tokens:
         raise UserError("nothing to learn from: no reply has feedback that this loss can use")
@@ -359,6 +356,17 @@ def learn(
     norm = _optimizer_step(optimizer, objective.max_grad_norm, total, scale)
     means = {name: value / tokens for name, value in sums.items() if name != "tokens"}
     return OptimizerStepResult(total, norm, tokens), means | {"ratio_max": ratio_max}
+
+
+def _usable_samples(samples: Sequence[TrainingSample], objective: Objective) -> Sequence[TrainingSample]:
+    """The samples that have the feedback an objective learns from."""
+    if not objective.uses_words:
+        return samples
+    return [
+        sample
+        for sample in samples
+        if sample.hindsight is not None or (objective.uses_rewards and sample.advantage is not None)
+    ]
 
 
 def _loss_inputs(

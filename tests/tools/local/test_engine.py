@@ -976,7 +976,7 @@ async def test_beside_256_streams_a_short_reply_shares_each_pass_with_few_of_the
         assert len(shared) <= 9  # its prompt is read at once, and each pass gives it a token
         between = passes[passes.index(shared[0]) : len(passes) - passes[::-1].index(shared[-1])]
         assert between == shared
-        assert max(tenants.count("acme") for tenants in shared) <= SHARED_ROWS
+        assert max(tenants.count("acme") for tenants in shared[1:]) <= SHARED_ROWS  # the first pass reads its prompt
         assert not any(stream.done() for stream in streams)
     finally:
         for stream in streams:
