@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from ..memory.lessons.library import Library, LibraryVersions
+from ..memory.lessons.library import Library
+from ..memory.lessons.versions import LibraryVersions
 from ..memory.records import Lesson, Task
 from .prompt import Prompt
 

@@ -216,7 +216,7 @@ class LibraryChannels(TypedDict):
     """The library of lessons that an episode's prompts show."""
 
     library: str
-    """Name of the version (`memory.lessons.library.LibraryVersions`)."""
+    """Name of the version (`memory.lessons.versions.LibraryVersions`)."""
 
 
 class GroupInput(LibraryChannels):

@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.conversations.messages import REPLY, trajectory
 from ...memory.errors import UserError
-from ...memory.lessons.library import LibraryVersions
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Observation, Task, Usage
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows

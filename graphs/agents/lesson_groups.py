@@ -10,7 +10,8 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.conversations.messages import REPLY
-from ...memory.lessons.library import LibraryLimits, LibraryVersions
+from ...memory.lessons.library import LibraryLimits
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Comparison, Rollout, Task, Trajectory
 from ...nodes.act.policies import steps_text
 from ...nodes.ask import estimate_tokens

@@ -27,7 +27,8 @@ from langgraph.store.memory import InMemoryStore
 
 from ...memory.conversations.store import Rating, Reflection, trajectory_digest
 from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryError, LibraryVersions, find_library, open_library
+from ...memory.lessons.library import Library, LibraryError
+from ...memory.lessons.versions import LibraryVersions, find_library, open_library
 from ...memory.records import Comparison, Trajectory
 from ...memory.storage.stored_rows import StoredRows
 from ...nodes.cached_model import model_name

@@ -11,7 +11,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.lessons.library import LibraryVersions
+from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.extract.rollouts import LibraryPrompt

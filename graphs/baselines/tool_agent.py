@@ -21,7 +21,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import LibraryVersions
+from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.episode import Act
 from ...nodes.act.tool_use import (
     BeginWithTools,
@@ -54,7 +54,7 @@ class ToolAgentInput(EpisodeInput):
     """The input of an episode: the task, and the name of the library of lessons."""
 
     library: NotRequired[str]
-    """Name of a version (`memory.lessons.library.LibraryVersions`); empty or absent: no lessons."""
+    """Name of a version (`memory.lessons.versions.LibraryVersions`); empty or absent: no lessons."""
 
 
 class ToolAgentState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):

@@ -272,7 +272,7 @@ def _rows(path: Path) -> Rows:
 
 @lru_cache(maxsize=64)
 def _versions(path: Path) -> Any:
-    from ...memory.lessons.library import LibraryVersions
+    from ...memory.lessons.versions import LibraryVersions
 
     return LibraryVersions(path)
 

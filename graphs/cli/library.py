@@ -19,8 +19,9 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, plural
-from ...memory.lessons.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
+from ...memory.lessons.library import Library, LibraryError, diff
 from ...memory.lessons.pages import agents_page, skill_page
+from ...memory.lessons.versions import LibraryVersions, find_library, open_library
 from .flags import parse_flags, run_subcommand
 
 __all__ = ["library"]

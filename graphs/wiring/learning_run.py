@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, cast
 from langchain_core.runnables import Runnable
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.lessons.library import LibraryLimits, LibraryVersions
+from ...memory.lessons.library import LibraryLimits
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows

@@ -24,7 +24,8 @@ from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryVersions
+from ...memory.lessons.library import Library
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Task
 from ..ask import Ask, BadReply, text
 from ..lesson_prompts import append_lessons, render_lessons, select_lessons

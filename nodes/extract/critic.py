@@ -21,7 +21,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryLimits, LibraryVersions, one_line
+from ...memory.lessons.library import Library, LibraryLimits, one_line
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Rollout, Ruling, Summary, Task
 from ..act.policies import steps_text
 from ..ask import Ask, BadReply, State, estimate_tokens

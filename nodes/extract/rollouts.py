@@ -32,7 +32,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryError, LibraryVersions
+from ...memory.lessons.library import Library, LibraryError
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Lesson, Rollout, Task, Trajectory, Transition, Usage
 from ...memory.storage.cache import Cache, CacheError, cache_key
 from ...memory.storage.journal import Journal, JournalError

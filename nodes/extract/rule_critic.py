@@ -13,7 +13,8 @@ from itertools import islice
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...memory.lessons.library import Library, LibraryLimits, LibraryVersions
+from ...memory.lessons.library import Library, LibraryLimits
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
 from ..ask import estimate_tokens
 from ..state import GroupChannels

@@ -28,7 +28,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import LibraryVersions
+from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Probe, Rollout, Task
 from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent

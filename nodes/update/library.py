@@ -18,7 +18,8 @@ from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.lessons.library import Library, LibraryLimits, LibraryVersions, open_library
+from ...memory.lessons.library import Library, LibraryLimits
+from ...memory.lessons.versions import LibraryVersions, open_library
 from ...memory.records import Comparison, Edit, Probe, Rollout, Ruling, Task, Usage
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows

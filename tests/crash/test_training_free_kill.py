@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.lessons.library import LibraryVersions
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.storage.cache import Cache
 
 CONTEXT = get_context("forkserver")

@@ -38,7 +38,8 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryError
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer

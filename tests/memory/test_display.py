@@ -11,7 +11,8 @@ from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.display import MAX_ROWS, Table, make_table
 from learngraph.memory.lessons.by_task import Lessons
-from learngraph.memory.lessons.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Lesson, Reply, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.branches import Branch

@@ -37,7 +37,7 @@ from stub_server import Chat, completion, serve, started
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
-from learngraph.memory.lessons.library import LibraryVersions
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache, cache_key
 from learngraph.memory.storage.journal import Journal

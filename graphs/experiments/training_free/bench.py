@@ -21,7 +21,7 @@ from .models import SeedModels
 from .setup import LibraryArm, ProblemSplit, TrainingFreeSetup
 
 if TYPE_CHECKING:
-    from ....memory.lessons.library import LibraryVersions
+    from ....memory.lessons.versions import LibraryVersions
     from ..learning_curves import LearningStep
 
 __all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed"]
@@ -80,7 +80,7 @@ class SeedWorker(SeedModels):
     async def _arm(self, arm: LibraryArm) -> None:
         from filelock import FileLock
 
-        from ....memory.lessons.library import LibraryVersions
+        from ....memory.lessons.versions import LibraryVersions
         from ....memory.storage.journal import Journal
         from ....memory.storage.rows import Rows
         from .. import sweep

@@ -42,7 +42,7 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
     """The settings of a run, with digests of the files that it reads. A run with other settings needs another folder."""
     from importlib.metadata import version
 
-    from ....memory.lessons.library import find_library
+    from ....memory.lessons.versions import find_library
     from ....nodes.prompt import PROMPTS_DIR
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in RESULT_NEUTRAL_OPTIONS}

@@ -64,7 +64,8 @@ def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit
     Raises:
         CommandError: an arm cannot run with this model, this environment, or this library to start from.
     """
-    from ....memory.lessons.library import Library, LibraryVersions, open_library
+    from ....memory.lessons.library import Library
+    from ....memory.lessons.versions import LibraryVersions, open_library
     from ....memory.storage.cache import Cache
     from ....memory.storage.journal import Journal
     from ... import training_free_grpo

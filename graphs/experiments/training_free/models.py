@@ -23,7 +23,7 @@ from .setup import (
 )
 
 if TYPE_CHECKING:
-    from ....memory.lessons.library import LibraryVersions
+    from ....memory.lessons.versions import LibraryVersions
     from ....memory.storage.cache import Cache
     from ....nodes.cached_model import SpendingLimit
     from ...wiring.inputs import MethodInputs

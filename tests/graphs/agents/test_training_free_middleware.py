@@ -19,7 +19,8 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
-from learngraph.memory.lessons.library import Library, LibraryError, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryError
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson
 from learngraph.nodes.lesson_prompts import append_lessons
 from learngraph.nodes.prompt import Prompt

@@ -30,7 +30,8 @@ from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer

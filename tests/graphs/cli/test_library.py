@@ -11,7 +11,8 @@ from filelock import FileLock
 
 from learngraph.graphs.cli.library import library
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryLimits, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryLimits
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Edit, Lesson
 
 Say = Callable[..., str]

@@ -31,7 +31,8 @@ from learngraph.graphs.experiments.training_free import digests as training_free
 from learngraph.graphs.experiments.training_free import setup as training_free_setup
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Rollout, Task
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.rollouts import RolloutTimeout

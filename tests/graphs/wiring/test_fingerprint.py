@@ -17,7 +17,7 @@ from learngraph.graphs.wiring.fingerprint import group_fingerprint, model_finger
 from learngraph.graphs.wiring.flow import compile_graph, wire
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources, make_critic
-from learngraph.memory.lessons.library import LibraryVersions
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import PROMPTS_DIR, Prompt
 from learngraph.tools.environments.catalogue import open_environment

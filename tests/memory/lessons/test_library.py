@@ -17,17 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import (
-    Library,
-    LibraryError,
-    LibraryLimits,
-    LibraryVersions,
-    diff,
-    find_library,
-    lesson_similarity,
-    one_line,
-    open_library,
-)
+from learngraph.memory.lessons.library import Library, LibraryError, LibraryLimits, diff, lesson_similarity, one_line
+from learngraph.memory.lessons.versions import LibraryVersions, find_library, open_library
 from learngraph.memory.records import Edit, Lesson, Ruling
 
 TEXTS = (

@@ -18,7 +18,8 @@ from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.attempts.trajectories import Trajectories
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.lessons.by_task import Lessons
-from learngraph.memory.lessons.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import (
     ChatRequest,
     Exchange,

@@ -24,7 +24,7 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import RunResources
 from learngraph.memory.lessons.by_task import Lessons
-from learngraph.memory.lessons.library import LibraryVersions
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Trajectory, Transition
 from learngraph.memory.storage.branches import Branch, BranchError, current_branch, new_moment
 from learngraph.memory.storage.checkpoints import serializer

@@ -15,7 +15,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryLimits, LibraryVersions
+from learngraph.memory.lessons.library import Library, LibraryLimits
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Rollout, Summary, Task, Trajectory, Transition
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.ask import BadReply

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.wiring.learning_run import true_answers
-from learngraph.memory.lessons.library import LibraryLimits, LibraryVersions
+from learngraph.memory.lessons.library import LibraryLimits
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Rollout, Task
 from learngraph.nodes.extract.critic import Critic, contrast, invent, propose
 from learngraph.nodes.extract.leaks import bare_answers, tells_answer

@@ -12,7 +12,8 @@ import pytest
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryVersions
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Probe, Task
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.extract.critic import Critic

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 
-from learngraph.memory.lessons.library import Library, LibraryLimits, LibraryVersions, one_line
+from learngraph.memory.lessons.library import Library, LibraryLimits, one_line
+from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task
 from learngraph.nodes.extract.critic import Critic, propose
 from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts
