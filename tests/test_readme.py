@@ -93,7 +93,7 @@ def commands() -> Iterator[tuple[str, str]]:
 def known_flags(*command: str) -> frozenset[str]:
     """The flags that `learngraph COMMAND --help` names."""
     with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as ended:
-        sys.exit(main([*command, "--help-all" if command[0] == "run" else "--help"]))
+        sys.exit(main([*command, "--help-all" if command[0] in {"run", "serve"} else "--help"]))
     assert not ended.value.code
     return frozenset(re.findall(r"--[a-z][\w.-]*", printed.getvalue()))
 

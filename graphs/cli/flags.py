@@ -159,7 +159,8 @@ def _retitle(text: str, titles: Mapping[str, str]) -> str:
 def _under_headings(text: str, headings: Mapping[str, Sequence[str]], shows_all: bool) -> str:
     """A help text whose options of the command stand under headings; else those of the first heading, and the settings' names."""
     top, *boxes = re.split(r"(?=^╭─ )", text, flags=re.MULTILINE)
-    options = next(box for box in boxes if box.startswith("╭─ options of the command"))
+    # Beside groups of settings, tyro lists the options of the command with its own, in a box of that title.
+    options = max((box for box in boxes if box.startswith("╭─ options ")), key=len)
     first, *lines = options.rstrip().splitlines()[:-1]
     entries: dict[str, list[str]] = {}
     for line in lines:
@@ -175,10 +176,11 @@ def _under_headings(text: str, headings: Mapping[str, Sequence[str]], shows_all:
         found.append(
             "\n".join([f"╭─ {title} ".ljust(len(first) - 1, "─") + "╮", *rows, "╰" + "─" * (len(first) - 2) + "╯", ""])
         )
-    settings = [box for box in boxes if box is not options and "settings of the method" in box.partition("\n")[0]]
+    settings = [box for box in boxes if box is not options and not box.startswith("╭─ options ")]
     if shows_all:
         return "".join([top, *settings, *found])
-    names_of = [flag for box in settings for flag in re.findall(r"^│ --([\w.-]+)", box, flags=re.MULTILINE)]
+    flags = [flag for box in settings for flag in re.findall(r"^│ --([\w.-]+)", box, flags=re.MULTILINE)]
+    names_of = dict.fromkeys(re.sub(r"\..*", ".*", flag) for flag in flags)  # of a group, its name alone
     count = sum(map(len, headings.values())) + len(others) - len(chosen[0][1])
     told = f"settings of the method: {', '.join(names_of) or 'none'}\n\n--help-all tells these, and {count} more options.\n"
     return "".join([top, *found, "\n", told])

@@ -28,7 +28,7 @@ from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
-from .serve_options import LOOPBACK_HOSTS, ServeOptions
+from .serve_options import HEADINGS, LOOPBACK_HOSTS, ServeOptions
 from .serve_parts import ServeParts
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def serve(args: Sequence[str]) -> int:
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
     options, settings = parse_options_and_settings(
-        ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"
+        *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"),
+        headings=HEADINGS,
     )
     tenants = find_tenants(options)
     from ...tools.serving.chat_server import check_address

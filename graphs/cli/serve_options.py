@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,16 @@ from tyro.conf import UseAppendAction
 from ...memory.errors import UserError
 from ...memory.storage.open_store import is_postgres
 
-__all__ = ["LOOPBACK_HOSTS", "ServeOptions"]
+__all__ = ["HEADINGS", "LOOPBACK_HOSTS", "ServeOptions"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+HEADINGS: Mapping[str, Sequence[str]] = {
+    "options": ("model", "base_url", "weights", "name", "host", "port", "out", "api_key", "keys", "learner", "device"),
+    "clients": ("no_auth", "open_metrics", "max_body_bytes", "max_connections"),
+    "replies": ("thinking", "max_streams", "dtype", "threads"),
+    "learning": ("buffer", "retention_file", "prompts", "seed", "engine_path", "learner_threads", "learner_nice"),
+}
+"""Heading of `--help-all` -> options; those of the first stand in `--help`."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
 from learngraph.graphs.cli.flags import parse_options_and_settings
 from learngraph.graphs.cli.serve import ServeOptions
+from learngraph.graphs.cli.serve_options import HEADINGS
 from learngraph.graphs.cli.serve_parts import ServeParts
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
@@ -281,3 +283,18 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
         assert client.chat("what now?", 1)[2] == scope["live"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
+
+
+def test_help_shows_the_first_options_and_help_all_every_one_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            serve_cli.serve([flag])
+        assert end.value.code == 0
+        printed = re.findall(r"^│ --(?:no-)?([\w.-]+)", capsys.readouterr().out, flags=re.MULTILINE)
+        shown[flag] = [name.replace("-", "_") for name in printed]
+    front, everything = (set(names) for names in shown.values())
+    assert front == set(HEADINGS["options"])
+    assert len(shown["--help-all"]) == len(everything)
+    options = {field.name.removeprefix("no_") for field in fields(ServeOptions)}
+    assert options | {"seed", "loss.kind", "loss.policy.baseline", "gate.max_kl"} <= everything
