@@ -22,6 +22,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
+from ...memory.storage.postgres_store import without_password
 from ..arms import method_settings, paper_temperature, preset_names, shared_settings
 from ..experiments.dry_run import dry_run
 from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once
@@ -228,7 +229,14 @@ def _play_and_report(
         from ..experiments.report import draw_graph, report_sweeps
 
         report = report_sweeps(
-            file, planned, folder, shlex.join(command), failures, only=only, is_file=bool(name), draws=has_played
+            file,
+            planned,
+            folder,
+            shlex.join(map(without_password, command)),
+            failures,
+            only=only,
+            is_file=bool(name),
+            draws=has_played,
         )
         write(report.page)
         graphs = [] if name else [draw_graph(folder, one, settings) for one, settings in planned[0].setup.methods.items()]

@@ -26,7 +26,16 @@ from .run_folder import shares_memory
 from .spec import NO_MODEL
 from .sweep import Job, RunFailure
 
-__all__ = ["Failures", "Run", "claim_sweeps", "play_sweeps", "read_results", "runs_at_once", "unfinished_runs"]
+__all__ = [
+    "Failures",
+    "Run",
+    "bank_overlap_warnings",
+    "claim_sweeps",
+    "play_sweeps",
+    "read_results",
+    "runs_at_once",
+    "unfinished_runs",
+]
 
 Run = tuple[Path, str, int]
 """Folder of a sweep, method and seed."""
@@ -68,7 +77,10 @@ def play_sweeps(
             continue
         try:
             bank_seeds = one.seeds if any(getattr(settings, "bank", "") for settings in one.setup.methods.values()) else []
-            _check_sweep(one.setup.options, bank_seeds, any(loads_model(of[0].method, one.setup.options) for of in batches))
+            needs_model = any(loads_model(of[0].method, one.setup.options) for of in batches)
+            tasks = _check_sweep(one.setup.options, bank_seeds, needs_model)
+            for line in bank_overlap_warnings(one.setup, tasks):
+                say(line)
             left.append((one, batches))
         except UserError as error:
             if not is_file:
@@ -112,20 +124,36 @@ def _play_missing(
     return [failure for some in failed for failure in some]
 
 
-def _check_sweep(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> None:
-    """Find mistakes before workers start. Seeds are those whose tasks have to exist."""
+def _check_sweep(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[tuple[str, int | None]]:
+    """Find mistakes before workers start. Returns the id and `Task.seed` of each of these seeds' tasks."""
     from ...tools.environments.catalogue import open_environment
     from ...tools.models.models import MODELS, open_model
 
     environment = open_environment(options.env, horizon=options.horizon)
     judge_node(options, environment, model=object(), journal=None)
-    for seed in seeds:
-        environment.task(seed, options.split)
+    tasks = [environment.task(seed, options.split) for seed in seeds]
     environment.close()
     kind = options.model.partition(":")[0]
     known = {name.partition(":")[0] for name in MODELS}
     if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
         open_model(options.model, **options.model_arguments())
+    return [(task.id, task.seed) for task in tasks]
+
+
+def bank_overlap_warnings(setup: RunSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
+    """A line for each bank with trajectories of tasks that are played: methods may know these by heart.
+
+    Tasks are given by id and `Task.seed`, which names the instance: one game has several ids where specs name it differently.
+    """
+    from ...memory.attempts.trajectories import read_bank
+
+    tasks, lines = set(played), list[str]()
+    for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):
+        held = [trajectory.task for trajectory in read_bank(bank)]
+        ids, seeds = {task.id for task in held}, {task.seed for task in held}
+        if known := [id for id, seed in tasks if id in ids or seed in seeds]:
+            lines.append(f"{len(known)} of {len(tasks)} played tasks are in the bank {bank}: these scores are no test")
+    return lines
 
 
 def _attempts_at_once(setup: RunSetup, job: Job, most: int) -> int:

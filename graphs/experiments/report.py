@@ -13,10 +13,9 @@ from ..arms import blueprint
 from . import sweep as sweeps
 from .cost_curves import equal_cost, equal_cost_table, rounds_table
 from .folder_settings import run_stem
-from .harness import Failures, Run, read_results
+from .harness import Failures, Run, bank_overlap_warnings, read_results
 from .measures import USUAL_METRICS
 from .notes import table_notes, unusable_warnings
-from .options import RunSetup
 from .page import write_report
 from .pictures import draw_figures
 from .plan import Sweep, sweep_prices, unplayed_notes
@@ -33,7 +32,7 @@ from .tables import (
     score_table,
 )
 
-__all__ = ["Report", "bank_overlap_warnings", "draw_graph", "find_block", "report_sweeps", "write_block"]
+__all__ = ["Report", "draw_graph", "find_block", "report_sweeps", "write_block"]
 
 
 @dataclass(frozen=True)
@@ -221,22 +220,6 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
     sweep.write_json(folder / "tasks.json", [one.as_dict() for one in found])
     note = "over tasks, scores below 0 as 0; [95 % interval over tasks, by Student's t]"
     return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
-
-
-def bank_overlap_warnings(setup: RunSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
-    """A line for each bank with trajectories of tasks that are played: methods may know these by heart.
-
-    Tasks are given by id and `Task.seed`, which names the instance: one game has several ids where specs name it differently.
-    """
-    from ...memory.attempts.trajectories import read_bank
-
-    tasks, lines = set(played), list[str]()
-    for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):
-        held = [trajectory.task for trajectory in read_bank(bank)]
-        ids, seeds = {task.id for task in held}, {task.seed for task in held}
-        if known := [id for id, seed in tasks if id in ids or seed in seeds]:
-            lines.append(f"{len(known)} of {len(tasks)} played tasks are in the bank {bank}: these scores are no test")
-    return lines
 
 
 def draw_graph(folder: Path, method: str, settings: Any) -> Path:

@@ -85,9 +85,9 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
 
 
 def keep_last_checkpoints(saver: Any, graphs: int) -> None:
-    """Delete from a SQLite file all checkpoints but the newest of each thread, and those of the last subgraphs that ran.
+    """Delete from a SQLite file the checkpoints of all subgraphs but the last that ran.
 
-    A thread goes on from its newest checkpoint; what lies before can no longer be looked at or forked.
+    A thread can still go back to the start of any subgraph; what lies within the older subgraphs can no longer be looked at or forked.
 
     Args:
         saver: what `open_checkpoints` gives for a path.
@@ -104,10 +104,6 @@ def keep_last_checkpoints(saver: Any, graphs: int) -> None:
         ]
         marks = ", ".join("?" * len(kept))
         saver.conn.execute(f"delete from checkpoints where checkpoint_ns != '' and {top} not in ({marks})", kept)
-        saver.conn.execute(
-            "delete from checkpoints where checkpoint_ns = '' and checkpoint_id not in "
-            "(select max(checkpoint_id) from checkpoints where checkpoint_ns = '' group by thread_id)"
-        )
         saver.conn.execute(
             "delete from writes where not exists (select 1 from checkpoints where checkpoints.checkpoint_id = writes.checkpoint_id "
             "and checkpoint_ns = '' and writes.checkpoint_ns = '')"

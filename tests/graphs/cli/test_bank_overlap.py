@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.experiments.harness import bank_overlap_warnings
 from learngraph.graphs.experiments.options import RunOptions, RunSetup
-from learngraph.graphs.experiments.report import bank_overlap_warnings
 from learngraph.memory.records import Task, Trajectory
 from learngraph.memory.storage.record_store import write_jsonl
 

@@ -472,7 +472,7 @@ def test_a_sweep_of_a_benchmark_is_a_run_folder_and_the_whole_is_none(here: Path
     assert main(["explain", "runs/bench-tiny", "--step", "0"]) == 2
     assert "runs/bench-tiny holds a benchmark; give one of its sweeps: toy/no-model, toy/uniform" in capsys.readouterr().err
     assert main(["explain", "runs/bench-tiny/toy/uniform", "--method", "jitrl:k=1", "--step", "3"]) == 0
-    assert main(["replay", "runs/bench-tiny/toy/uniform"]) == 0
+    assert main(["explain", "runs/bench-tiny/toy/uniform", "--replay"]) == 0
 
 
 @pytest.mark.slow
