@@ -77,6 +77,8 @@ from .wiring.banks import (
 from .wiring.flow import Node, Router, compile_graph, parse_flow, wire
 from .wiring.inputs import SHARED, MethodInputs, WritingStyle, check_least, check_literals
 
+__all__ = ["ACT", "DRAFT", "MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
+
 HIGH_FLOW = """
 flowchart LR
   START --> begin --> consider --> draft --> decide

@@ -88,8 +88,6 @@ from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepS
 from .wiring.flow import Node, compile_graph, wire
 
 __all__ = [
-    "LEARNING_FLOW",
-    "SERVING_FLOW",
     "CLaaS",
     "GateSettings",
     "LoRA",

@@ -42,6 +42,8 @@ from .wiring.episode import ChoiceSettings, attempt_nodes
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.inputs import MethodInputs, check_least, check_literals
 
+__all__ = ["FLOW", "ICRL", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act

@@ -81,6 +81,8 @@ from .wiring.inputs import SHARED, MethodInputs
 from .wiring.jitrl_settings import check_jitrl
 from .wiring.state_keys import history_similarity, make_trace_node
 
+__all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
+
 FLOW = """
 flowchart LR
   START --> begin --> recall --> propose --> augment --> advise --> modulate --> choose --> act

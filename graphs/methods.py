@@ -37,6 +37,8 @@ from .baselines import (
     webrl,
 )
 
+__all__ = ["METHODS", "Method", "find_method", "import_user_module", "shared_fields", "split_name"]
+
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 

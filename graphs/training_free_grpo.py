@@ -73,6 +73,8 @@ from .wiring.learning_run import (
     make_players,
 )
 
+__all__ = ["FLOW", "TrainingFreeGRPO", "build", "group_graph"]
+
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FLOW = """

@@ -8,7 +8,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-__all__ = ["Table", "cell_text", "format_number", "make_table", "markdown_table", "with_interval"]
+__all__ = ["Table", "format_number", "make_table", "markdown_table", "with_interval"]
 
 MAX_ROWS = 500
 """Rows that a table of a memory shows."""

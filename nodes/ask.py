@@ -25,6 +25,8 @@ from ..memory.records import Usage
 from .prompt import Prompt
 from .read_reply import CutOff, DoubtfulReply, Unreadable, refusal_text, visible_text
 
+__all__ = ["Ask", "BadReply", "State", "answer", "call_usage", "estimate_tokens", "log", "text"]
+
 log = logging.getLogger(__name__)
 
 Messages = list[BaseMessage]

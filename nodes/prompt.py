@@ -15,6 +15,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from ..memory.errors import UserError
 
+__all__ = ["PROMPTS_DIR", "Prompt"]
+
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 _ROLES = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
 

@@ -26,9 +26,7 @@ __all__ = [
     "Refusal",
     "Unreadable",
     "answer_text",
-    "find_action",
     "is_cut_off",
-    "nearest_actions",
     "normal_form",
     "read_action",
     "read_letter",
@@ -37,6 +35,8 @@ __all__ = [
     "read_options",
     "read_values",
     "read_vote",
+    "refusal_text",
+    "unlisted_message",
     "visible_text",
 ]
 

@@ -9,19 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = [
-    "BOOLEAN",
-    "EDITS",
-    "LESSONS",
-    "NUMBER",
-    "NUMBERS",
-    "OPTIONS",
-    "STEP_REWARDS",
-    "TEXT",
-    "TEXTS",
-    "build_object_list",
-    "reply_schema",
-]
+__all__ = ["BOOLEAN", "EDITS", "LESSONS", "NUMBER", "NUMBERS", "OPTIONS", "STEP_REWARDS", "TEXT", "TEXTS", "reply_schema"]
 
 Schema = Mapping[str, Any]
 

@@ -36,6 +36,34 @@ from ..memory.records import (
     Usage,
 )
 
+__all__ = [
+    "AdviceChannels",
+    "AttemptInput",
+    "CandidateChannels",
+    "ChatInput",
+    "ChatState",
+    "ChoiceChannels",
+    "DraftChannels",
+    "EpisodeChannels",
+    "EpisodeInput",
+    "EpisodeResult",
+    "GradientStepInput",
+    "GradientStepState",
+    "GroupChannels",
+    "GroupInput",
+    "LearningChannels",
+    "LibraryChannels",
+    "LogitUpdateChannels",
+    "NeighbourChannels",
+    "NoteChannels",
+    "PlanChannels",
+    "PrecedentChannels",
+    "PromptChannels",
+    "RecallChannels",
+    "RewardChannels",
+    "StrategyChannels",
+]
+
 
 class EpisodeInput(TypedDict):
     """The input of an episode graph: a task, and the place of the attempt within a run."""

@@ -22,17 +22,7 @@ from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
 from .learner import ChatWorld, Place
 
-__all__ = [
-    "CHAT_KEYS",
-    "ChatInputs",
-    "ConversationJournal",
-    "ConversationWorld",
-    "ReadMessages",
-    "episode_channels",
-    "state_alone",
-    "turn_start",
-    "usage_record",
-]
+__all__ = ["ChatInputs", "ConversationJournal", "ConversationWorld", "ReadMessages"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ...memory.records import Usage
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from .learner import LearningMiddleware
 
-__all__ = ["AgentArm", "AgentTask", "ArmMaker", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]
+__all__ = ["AgentArm", "AgentTask", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]
 
 
 @dataclass(frozen=True)

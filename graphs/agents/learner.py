@@ -44,19 +44,7 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = [
-    "Advice",
-    "ChatWorld",
-    "Consultation",
-    "LearningMiddleware",
-    "LearningState",
-    "PendingCall",
-    "Place",
-    "add_to_system_message",
-    "ainvoke_or_failure",
-    "invoke_or_failure",
-    "not_streamed",
-]
+__all__ = ["Advice", "ChatWorld", "LearningMiddleware", "LearningState", "PendingCall", "Place"]
 
 LOG = logging.getLogger(__name__)
 NO_STREAM = "nostream"

@@ -20,7 +20,7 @@ from ...nodes.update.consolidate import consolidate
 from ..training_free_grpo import TrainingFreeGRPO, group_graph
 from .learner import ChatWorld
 
-__all__ = ["GroupComparison", "group_name", "transcript_text"]
+__all__ = ["GroupComparison"]
 
 SHARE_FOR_PROMPT = 0.75
 """Share of the critic's window that a prompt may take."""

@@ -20,7 +20,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from ...memory.conversations.store import finite_reward
 from ...memory.errors import UserError
 
-__all__ = ["RewardSource", "describe_source", "judge_source", "rank_rewards", "read_reward"]
+__all__ = ["judge_source", "read_reward"]
 
 RewardSource = Callable[[Sequence[AnyMessage]], Any]
 """The messages of a conversation -> a reward; see the top of this file."""

@@ -28,7 +28,7 @@ from ...memory.records import Trajectory
 from .reward_sources import rank_rewards
 from .status import LearnerStatus
 
-__all__ = ["MemoryIndex", "Mode", "ScopeMemory", "ScopedLearner"]
+__all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
 
 Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""

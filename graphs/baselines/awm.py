@@ -47,6 +47,8 @@ from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, Router, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
 
+__all__ = ["FLOW", "WorkflowMemory", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act

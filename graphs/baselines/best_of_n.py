@@ -21,6 +21,8 @@ from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 
+__all__ = ["FLOW", "BestOfN", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> propose --> choose --> act

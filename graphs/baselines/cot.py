@@ -18,6 +18,8 @@ from ..wiring.episode import episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs, WritingStyle
 
+__all__ = ["FLOW", "ChainOfThought", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> reason --> choose --> act

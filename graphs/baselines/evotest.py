@@ -53,6 +53,8 @@ from ...nodes.update.configuration import (
 from ..wiring.flow import Node, Router, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least
 
+__all__ = ["FLOW", "EvoTest", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> select --> summarize --> propose --> choose --> act

@@ -29,6 +29,8 @@ from ..wiring.inputs import MethodInputs
 from ..wiring.weights import MakeTrainer
 from .sft import WeightTraining, trained_nodes, wire_trained
 
+__all__ = ["GroupRelativeTraining", "build"]
+
 
 @dataclass(frozen=True)
 class GroupRelativeTraining(WeightTraining):

@@ -22,6 +22,8 @@ from ..wiring.inputs import THINK_THEN_ACT, MethodInputs
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
 
+__all__ = ["agent_settings", "build", "fill_in"]
+
 
 class LessonReActInput(EpisodeInput, LibraryChannels):
     """The problem, and the name of the library that the attempt is shown."""

@@ -36,6 +36,8 @@ from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 
+__all__ = ["FLOW", "Transcripts", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act

@@ -46,6 +46,8 @@ from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 from ..wiring.state_keys import make_trace_node
 
+__all__ = ["FLOW", "PromptUpdate", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> recall --> list

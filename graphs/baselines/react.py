@@ -19,6 +19,8 @@ from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
 
+__all__ = ["FLOW", "ReAct", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> propose --> choose --> act

@@ -39,6 +39,8 @@ from ..wiring.episode import ChoiceSettings, attempt_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs, check_literals
 
+__all__ = ["FLOW", "Reflexion", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act

@@ -41,6 +41,8 @@ from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least
 from ..wiring.weights import MakeTrainer, open_weight_trainer, scoring_policy
 
+__all__ = ["FLOW", "RejectionSampling", "build"]
+
 FLOW = """
 flowchart LR
   START --> find_version --> begin --> propose --> choose --> act

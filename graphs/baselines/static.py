@@ -14,6 +14,8 @@ from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs, uniform_policy
 
+__all__ = ["FLOW", "Static", "StaticState", "build", "build_random"]
+
 FLOW = """
 flowchart LR
   START --> begin --> propose --> choose --> act

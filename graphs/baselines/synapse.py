@@ -38,6 +38,8 @@ from ..wiring.episode import ChoiceSettings, episode_nodes
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
+__all__ = ["FLOW", "Synapse", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> retrieve --> propose --> choose --> act

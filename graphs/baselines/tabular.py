@@ -23,6 +23,8 @@ from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 from .static import StaticState
 
+__all__ = ["FLOW", "Tabular", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> look_up --> choose --> act

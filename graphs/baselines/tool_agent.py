@@ -40,6 +40,8 @@ from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, Episod
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least
 
+__all__ = ["FLOW", "ToolAgent", "build"]
+
 FLOW = """
 flowchart LR
   START --> begin --> think

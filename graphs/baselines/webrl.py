@@ -38,6 +38,8 @@ from ..wiring.inputs import SHARED, MethodInputs
 from ..wiring.weights import MakeTrainer
 from .sft import TrainedState, WeightTraining, trained_nodes
 
+__all__ = ["FLOW", "SelfEvolvingCurriculum", "build"]
+
 FLOW = """
 flowchart LR
   START --> find_version --> plan

@@ -25,7 +25,7 @@ from .flags import parse_flags, parse_options_and_settings, run_subcommand
 if TYPE_CHECKING:
     from ...nodes.synthesize.mft import Pair
 
-__all__ = ["USAGE", "BuildOptions", "CollectOptions", "FilterOptions", "TrainOptions", "adamem"]
+__all__ = ["BuildOptions", "CollectOptions", "FilterOptions", "TrainOptions", "adamem"]
 
 USAGE = """\
 usage: learngraph adamem build --env ENV --out FILE | collect RUN_FOLDER --out FILE | filter PAIRS --out FILE | train DATA --out DIR

@@ -22,7 +22,7 @@ from ...memory.errors import CommandError, UserError
 from ..experiments.progress import say
 from .flags import parse_flags
 
-__all__ = ["run_agent"]
+__all__ = []
 
 MIDDLEWARES: Mapping[str, tuple[str, str]] = {
     "jitrl": ("..agents.jitrl", "JitRLMiddleware"),

@@ -56,6 +56,8 @@ from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 from .dev_settings import DevChoice, DevRequestError, check_context, context_schema, read_choice
 
+__all__ = ["FLOW", "Chat", "store"]
+
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FOLDER = Path("runs") / "dev"

@@ -19,7 +19,7 @@ from ...memory.errors import UserError, did_you_mean
 from ..arms import check_value, method_settings, preset_names
 from ..methods import METHODS
 
-__all__ = ["DevChoice", "DevRequestError", "check_context", "context_schema", "read_choice"]
+__all__ = ["DevChoice", "DevRequestError"]
 
 COMMON: Mapping[str, tuple[str, str]] = {
     "env": ("twx:coin", "The world, as `learngraph run --env` takes it; `learngraph list` shows all."),

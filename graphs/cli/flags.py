@@ -12,11 +12,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 
 from ...memory.errors import CommandError, did_you_mean
 
-__all__ = [
-    "parse_flags",
-    "parse_options_and_settings",
-    "run_subcommand",
-]
+__all__ = ["parse_flags"]
 
 Options = TypeVar("Options")
 Settings = TypeVar("Settings")

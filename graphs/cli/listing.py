@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from ..named_graphs import SERVED_GRAPHS
 from .flags import parse_flags
 
-__all__ = ["list_all"]
+__all__ = []
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from ...memory.errors import CommandError, UserError, did_you_mean
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["Command", "main"]
 
 
 @dataclass(frozen=True)

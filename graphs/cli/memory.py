@@ -16,7 +16,7 @@ from ..experiments.run_folder import memory_location
 from .flags import parse_flags, run_subcommand
 from .memory_import import find_memories, import_file
 
-__all__ = ["memory", "open_memories"]
+__all__ = ["memory"]
 
 USAGE = """\
 usage: learngraph memory show PATH | export PATH FILE | import FILE --into PATH | prune PATH --keep-last N | library --help

@@ -26,7 +26,7 @@ from .flags import parse_flags
 if TYPE_CHECKING:
     from ...memory.records import Trajectory
 
-__all__ = ["find_memories", "import_file"]
+__all__ = []
 
 
 @dataclass(frozen=True)

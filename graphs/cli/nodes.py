@@ -14,7 +14,7 @@ from .flags import parse_flags
 if TYPE_CHECKING:
     from ...nodes.catalogue import NodeEntry
 
-__all__ = ["list_nodes"]
+__all__ = []
 
 
 @dataclass(frozen=True)

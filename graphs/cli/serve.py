@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
     from ..serving.service import Service
 
-__all__ = ["ServeOptions", "build_service", "find_tenants", "run_server", "serve"]
+__all__ = ["ServeOptions", "build_service", "serve"]
 
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 """Names by which clients may call a server without keys."""

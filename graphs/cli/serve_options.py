@@ -12,7 +12,7 @@ from tyro.conf import UseAppendAction
 from ...memory.errors import UserError
 from ...memory.storage.open_store import is_postgres
 
-__all__ = ["HEADINGS", "LOOPBACK_HOSTS", "ServeOptions"]
+__all__ = ["ServeOptions"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 HEADINGS: Mapping[str, Sequence[str]] = {

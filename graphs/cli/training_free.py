@@ -43,7 +43,7 @@ from ..experiments.training_free.setup import (
 )
 from .flags import parse_options_and_settings
 
-__all__ = ["learn_and_test"]
+__all__ = []
 
 
 def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) -> int:

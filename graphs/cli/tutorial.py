@@ -25,6 +25,8 @@ from tyro.conf import Positional
 from ...memory.errors import UserError
 from .flags import parse_flags
 
+__all__ = []
+
 SOURCE = Path(__file__).with_name("tutorial.ipynb")
 
 

@@ -26,7 +26,7 @@ from .flags import parse_flags
 if TYPE_CHECKING:
     from ..experiments.win_rates import JudgedPair
 
-__all__ = ["win_rates"]
+__all__ = []
 
 REPLIES = "win-rates.sqlite"
 """Name of the file with the judge's replies in a run folder."""

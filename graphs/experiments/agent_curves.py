@@ -15,7 +15,7 @@ from ...nodes.evaluate.statistics import interval, mean
 from ..agents.evaluation import LearningReport
 from .figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
 
-__all__ = ["AgentCurves", "block_means", "draw_agent_curves"]
+__all__ = ["AgentCurves", "draw_agent_curves"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..claas import CLaaS, build_learning, read_hindsight
 if TYPE_CHECKING:
     from ...tools.pocket.guard import ScenarioTranscript
 
-__all__ = ["SCOPE", "StreamLearner", "mean_ess_and_age", "open_learner", "temporary_folder"]
+__all__ = ["StreamLearner"]
 
 SCOPE = ("study", "default")
 """Tenant and adapter of a trial."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ...tools.environments.hierarchy import Fact, Rule
 
-__all__ = ["PREFERENCES", "Play", "play"]
+__all__ = ["Play"]
 
 PREFERENCES = ("begin with raft", "end with lotus", "call the user captain")
 """The preferences that are taught; the defaults of `learngraph serve` were chosen on others."""

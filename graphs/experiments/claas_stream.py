@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ...tools.environments.hierarchy import Scenario
     from ...tools.pocket.guard import ScenarioTranscript
 
-__all__ = ["StreamArm", "StreamFile", "StreamJob", "play_trial", "read_stream_file"]
+__all__ = ["StreamArm", "StreamFile", "StreamJob"]
 
 PROBE_STRIDE = 5
 """One of so many chats without rules is played, to save time."""

@@ -26,17 +26,7 @@ from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...nodes.evaluate.statistics import interval, mean
 
-__all__ = [
-    "METRICS",
-    "Trial",
-    "backward_transfer",
-    "final_success",
-    "forgetting",
-    "forward_gain",
-    "forward_success",
-    "matrix_table",
-    "table",
-]
+__all__ = ["Trial", "table"]
 
 Matrix = Sequence[Sequence[float]]
 """(K + 1) rows of K columns: P[k][j - 1]."""

@@ -26,16 +26,7 @@ from ...nodes.evaluate.statistics import Interval, PairedTest, interval, mean, p
 from .figures import COLOURS, LINE_STYLES, dress_axes, new_figure, save_figure
 from .results import SeedResult
 
-__all__ = [
-    "COSTS",
-    "EqualCost",
-    "costs_so_far",
-    "draw_cost_curves",
-    "equal_cost",
-    "equal_cost_table",
-    "rounds_table",
-    "score_within",
-]
+__all__ = ["EqualCost"]
 
 Cost = Literal["tokens", "calls", "seconds"]
 Kind = Literal["newest", "best"]

@@ -14,7 +14,7 @@ from .steps import read_rows
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["LEDGER", "TRAINING_FILE", "ModelWork", "RunWork", "ledger_usage", "open_ledger", "run_usage", "run_work"]
+__all__ = ["ModelWork", "RunWork"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""

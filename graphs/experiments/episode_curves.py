@@ -20,7 +20,7 @@ from ...nodes.evaluate.statistics import PairedTest, interval, mean, paired_test
 from .figures import COLOURS, LINE_STYLES, MARKERS, dress_axes, new_figure, save_figure
 from .results import SeedResult, final_count, last_episodes, optimum_name
 
-__all__ = ["MOST_RAW_EPISODES", "draw_learning_curves", "moving_average"]
+__all__ = ["draw_learning_curves"]
 
 MOST_RAW_EPISODES = 14
 """Runs of at most so many episodes are drawn as they are, without a moving average."""

@@ -21,15 +21,7 @@ from ...memory.errors import UserError
 from ...memory.records import Rollout, Usage
 from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
 
-__all__ = [
-    "ArmSummary",
-    "Difference",
-    "Outcome",
-    "arm_summaries",
-    "difference",
-    "mean_at_k",
-    "pass_at_k",
-]
+__all__ = ["ArmSummary", "Difference", "Outcome"]
 
 Estimator = Literal["unbiased", "max of the first k"]
 

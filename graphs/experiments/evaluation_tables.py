@@ -10,7 +10,7 @@ from ...nodes.evaluate.statistics import interval, mean
 from .evaluation import ArmSummary, Outcome, difference
 from .learning_curves import LearningStep
 
-__all__ = ["interval_note", "lead_notes", "lost_comparison_notes", "steps_table", "table", "usage_table"]
+__all__ = ["table"]
 
 
 def lead_notes(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:

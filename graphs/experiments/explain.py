@@ -26,7 +26,7 @@ from .play import credits_future
 from .recorded import RecordedFolder, RecordedRun
 from .run_folder import run_memory
 
-__all__ = ["RecordedDecision", "explain_row", "explain_step", "read_decision"]
+__all__ = ["RecordedDecision", "explain_step"]
 
 
 def explain_step(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+__all__ = []
+
 COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#17a2b8", "#7f4f24")
 """Line colours, one per method, in the order of the command."""
 LINE_STYLES = ("-", (0, (5, 2.5)), (0, (1.2, 1.6)), (0, (7, 2, 1.5, 2)))

@@ -10,15 +10,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 
-__all__ = [
-    "ADDED_SEED",
-    "check_settings",
-    "first_digest",
-    "read_settings",
-    "read_sweep_settings",
-    "run_stem",
-    "settings_digest",
-]
+__all__ = ["read_settings", "read_sweep_settings", "run_stem"]
 
 GROWING = ("episodes", "seeds", "methods", "arms")
 """Settings of a folder that may grow from one command to the next."""

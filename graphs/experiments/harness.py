@@ -26,16 +26,7 @@ from .run_folder import shares_memory
 from .spec import NO_MODEL
 from .sweep import Job, RunFailure
 
-__all__ = [
-    "Failures",
-    "Run",
-    "bank_overlap_warnings",
-    "claim_sweeps",
-    "play_sweeps",
-    "read_results",
-    "runs_at_once",
-    "unfinished_runs",
-]
+__all__ = ["Run", "claim_sweeps", "play_sweeps", "runs_at_once"]
 
 Run = tuple[Path, str, int]
 """Folder of a sweep, method and seed."""

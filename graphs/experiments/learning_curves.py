@@ -10,7 +10,7 @@ from typing import Any
 from ...nodes.evaluate.statistics import interval, mean
 from .figures import COLOURS, save_figure, score_axes
 
-__all__ = ["LearningStep", "draw_library_curves"]
+__all__ = ["LearningStep"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from itertools import accumulate
 from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
 from .results import SeedResult, final_count, last_episodes
 
-__all__ = ["METRICS", "ArmEstimate", "Metric", "RunPrices", "estimate", "first_success", "measure"]
+__all__ = ["METRICS", "RUN_METRICS", "ArmEstimate", "Metric", "RunPrices"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from .measures import RunPrices
 from .results import SeedResult, optimum_name
 from .tables import BenchTable
 
-__all__ = ["table_notes", "unusable_warnings"]
+__all__ = []
 
 Arms = Mapping[str, Sequence[SeedResult]]
 """Label of a method -> its finished runs."""

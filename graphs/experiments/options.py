@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...memory.errors import CommandError
 
-__all__ = ["COST_OPTIONS", "DRAW_OPTIONS", "REQUEST_OPTIONS", "ModelOptions", "RunOptions", "RunSetup", "SharedOptions"]
+__all__ = ["DRAW_OPTIONS", "ModelOptions", "RunOptions", "RunSetup", "SharedOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from .pictures import RunsPicture, svg_text
 from .results import optimum_name
 from .tables import PAIRED_METRICS, BenchTable, legend, overview, paired_table, score_table
 
-__all__ = ["write_report"]
+__all__ = []
 
 
 def write_report(

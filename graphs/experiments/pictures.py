@@ -16,7 +16,7 @@ from .figures import COLOURS, new_figure, save_figure
 from .results import SeedResult
 from .tables import BenchTable
 
-__all__ = ["RunsPicture", "draw_figures"]
+__all__ = ["RunsPicture"]
 
 MOST_CURVES = len(COLOURS)
 """Curves that can be told apart; of more methods the best are drawn, and all of them in the heat map."""

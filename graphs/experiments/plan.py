@@ -22,7 +22,7 @@ from .run_folder import make_job, settings_record
 from .spec import NO_MODEL, UNIFORM, Arm, BenchEnvironment, BenchModel, Spec, folder_name, seed_list
 from .sweep import Job
 
-__all__ = ["Sweep", "growing_record", "plan_sweeps", "unplayed_notes"]
+__all__ = ["Sweep", "plan_sweeps", "unplayed_notes"]
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,7 @@ from .options import RunOptions, RunSetup
 if TYPE_CHECKING:
     from .sweep import Job, RunFailure
 
-__all__ = [
-    "STORAGE_ERRNOS",
-    "asks_model",
-    "credits_future",
-    "judge_node",
-    "loads_model",
-    "make_method_inputs",
-    "method_resources",
-    "needs_model",
-    "play",
-    "run_graph",
-    "shared_environment",
-    "shared_model",
-]
+__all__ = ["make_method_inputs", "method_resources"]
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of a disk that is full or may not be written to: the user can put them right."""

@@ -16,7 +16,7 @@ from .waits import wait_text
 if TYPE_CHECKING:
     from .sweep import Job
 
-__all__ = ["ProgressRow", "ScoreFollower", "say", "show", "show_progress"]
+__all__ = ["ProgressRow", "ScoreFollower", "say", "show"]
 
 
 class ScoreFollower:

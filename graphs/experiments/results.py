@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ...memory.errors import plural
 from .costs import RunWork
 
-__all__ = ["SeedResult", "final_count", "last_episodes", "optimum_name", "with_common_optimum"]
+__all__ = ["SeedResult"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, RunOptions, Ru
 from .play import needs_model
 from .sweep import Job
 
-__all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "run_memory", "settings_record", "shares_memory"]
+__all__ = ["memory_location", "parse_seeds", "run_folder_name", "settings_record"]
 
 
 def parse_seeds(text: str) -> list[int]:

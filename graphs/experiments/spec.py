@@ -25,7 +25,7 @@ from ..methods import find_method, split_name
 from .options import RunOptions
 from .run_folder import parse_seeds
 
-__all__ = ["NO_MODEL", "UNIFORM", "Arm", "BenchEnvironment", "BenchModel", "Spec", "read_bench_file"]
+__all__ = ["Arm", "BenchEnvironment", "BenchModel", "Spec", "read_bench_file"]
 
 UNIFORM = "uniform"
 """The name of the model to which every admissible action is equally likely."""

@@ -34,7 +34,6 @@ __all__ = [
     "collect_strategies",
     "estimate_advantages",
     "play_walkthroughs",
-    "read_runs",
     "read_trajectories",
 ]
 

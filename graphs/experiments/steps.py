@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...memory.errors import UserError
 
-__all__ = ["LookUps", "RunSteps", "read_rows", "read_steps", "steps_to"]
+__all__ = ["LookUps", "RunSteps"]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: resul
     from ...memory.records import Trajectory
     from ...memory.storage.record_store import RecordStore
 
+__all__ = ["claim_folder", "write_json"]
+
 
 KEPT_EPISODES = 3
 """Last episodes of a finished run whose checkpoints stay in its folder, for the studio to look at."""

@@ -14,16 +14,7 @@ from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
 from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, RunPrices, estimate, first_success, measure, metric_head
 from .results import SeedResult, optimum_name
 
-__all__ = [
-    "BenchTable",
-    "fitted_tables",
-    "latex_table",
-    "lead_table",
-    "markdown_page",
-    "overview",
-    "paired_table",
-    "score_table",
-]
+__all__ = ["BenchTable"]
 
 PAIRED_METRICS = ("avg", "last")
 """The metrics in which methods are compared."""

@@ -16,7 +16,7 @@ from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from .results import SeedResult
 
-__all__ = ["Aggregate", "aggregate", "aggregate_table", "task_table"]
+__all__ = ["Aggregate"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["note_wait", "wait_text"]
+__all__ = []
 
 WAITING = "waiting.json"
 """Name of the file with the latest wait of any worker."""

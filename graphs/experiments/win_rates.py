@@ -26,7 +26,7 @@ from typing import Any, Literal
 from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import Interval, interval, mean
 
-__all__ = ["LENGTH_PENALTY", "JudgedPair", "WinRate", "length_controlled_rate", "preference", "win_rate", "win_rate_table"]
+__all__ = ["JudgedPair", "WinRate", "preference", "win_rate", "win_rate_table"]
 
 Verdict = Literal["win", "loss", "tie", "changed with order", "missing"]
 LENGTH_PENALTY = 0.5

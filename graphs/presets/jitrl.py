@@ -19,6 +19,8 @@ from ..wiring.flow import Node
 if TYPE_CHECKING:
     from ..jitrl import JitRL
 
+__all__ = ["PAPER", "REFERENCE", "paper_nodes", "reference_nodes"]
+
 _JERICHO = {"state_key": "hierarchy", "threshold_decay": 0.1, "gamma": 0.5, "min_similarity": 0.95}
 _WEBARENA = {"state_key": "room", "gamma": 0.1, "min_similarity": 0.8}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ...memory.claas.adapters import Adapters
 
-__all__ = ["MAX_NAMED", "AdapterState", "gradient_steps_of"]
+__all__ = ["AdapterState"]
 
 MAX_NAMED = 4
 """Most versions of an adapter that stay loaded because requests named them."""

@@ -17,7 +17,7 @@ from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
 from .learning_task import TurnReport
 
-__all__ = ["KINDS", "Obstacle", "ObstacleSurvey", "find_obstacles", "summarize_obstacles"]
+__all__ = ["Obstacle", "ObstacleSurvey"]
 
 KINDS = {
     "failure": "the service's log says more; it tries again by itself, and nothing is lost",

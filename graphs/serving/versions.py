@@ -25,7 +25,7 @@ from ..claas import CLaaS
 from .adapter_state import MAX_NAMED, AdapterState, gradient_steps_of
 from .metrics import ServiceMetrics
 
-__all__ = ["LiveVersions", "hash_fraction"]
+__all__ = ["LiveVersions"]
 
 LOG = logging.getLogger("learngraph.service")
 MAX_PINS = 10_000

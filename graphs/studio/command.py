@@ -24,7 +24,7 @@ from .options import StudioOptions
 if TYPE_CHECKING:
     from .studio import Studio
 
-__all__ = ["open_studio", "studio"]
+__all__ = ["studio"]
 
 
 def studio(args: Sequence[str]) -> int:

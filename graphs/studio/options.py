@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from ...memory.errors import CommandError
 
-__all__ = ["StudioOptions", "read_input"]
+__all__ = ["StudioOptions"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from ..wiring.mermaid import read_flow
 from ..wiring.picture import describe_node
 
-__all__ = ["show_graph"]
+__all__ = []
 
 
 def show_graph(text: str, graph: Any = None) -> dict[str, Any]:

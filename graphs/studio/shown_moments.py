@@ -13,7 +13,7 @@ from ...tools.notebook.walk import Walk
 from ..wiring.picture import held_objects
 from .shown_values import decision_bars, show_state, show_value, to_line
 
-__all__ = ["describe_moment", "names_of", "show_writes", "title_of"]
+__all__ = []
 
 
 def describe_moment(path: Sequence[StateSnapshot], memory_nodes: Collection[str]) -> dict[str, Any]:

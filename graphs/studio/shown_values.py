@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ...nodes.act.choose import softmax
 
-__all__ = ["decision_bars", "show_state", "show_value", "to_line"]
+__all__ = []
 
 MAX_TEXT = 20_000
 MAX_ROWS = 200

@@ -24,7 +24,7 @@ from .studio import Studio
 from .walk_moves import begin_walk
 from .walk_session import WalkSession
 
-__all__ = ["graph_target", "is_method", "method_target"]
+__all__ = []
 
 
 def is_method(name: str) -> bool:

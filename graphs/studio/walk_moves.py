@@ -11,7 +11,7 @@ from typing import Any
 from ...tools.notebook.pauses import find_subgraph
 from ...tools.notebook.walk import Walk, astart, start
 
-__all__ = ["begin_walk", "is_asynchronous", "move"]
+__all__ = []
 
 
 def is_asynchronous(graph: Any) -> bool:

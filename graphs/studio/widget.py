@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...tools.notebook.walk import Walk
     from .studio import Studio
 
-__all__ = ["StudioView", "studio_view", "widget_module"]
+__all__ = ["StudioView", "studio_view"]
 
 MODULES = ("list", "graph", "values", "run_view", "widget")
 """The page's modules that the widget is made of, each before those that import it."""

@@ -25,22 +25,7 @@ from langgraph.types import Command, Send
 from ...memory.errors import did_you_mean
 from .mermaid import Edge, FlowError, shown_label
 
-__all__ = [
-    "ENDS",
-    "Branching",
-    "FanOut",
-    "FanOutBranch",
-    "Finding",
-    "Node",
-    "Router",
-    "Wiring",
-    "arrow_label",
-    "closure",
-    "command_targets",
-    "find_mistakes",
-    "returns_literal",
-    "returns_sends",
-]
+__all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 Router = Callable[[Any], str]

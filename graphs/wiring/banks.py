@@ -21,6 +21,20 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from .inputs import MethodInputs
 
+__all__ = [
+    "KEYS",
+    "KeyName",
+    "admissible_prompt",
+    "bank_success_threshold",
+    "bank_trajectories",
+    "load_bank_memory",
+    "open_vectors",
+    "precedent_excerpts",
+    "reaches_return",
+    "require_success_threshold",
+    "success_predicate",
+]
+
 KeyName = Literal["structured", "whole"]
 KEYS: dict[KeyName, KeyFunction] = {"structured": structured_key, "whole": whole_prompt_key}
 """phi(s_t) by name: of the goal and the present state, or of the whole prompt with its history."""

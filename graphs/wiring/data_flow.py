@@ -17,7 +17,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...nodes.channels import NodeChannels, node_channels
 from .arrows import Finding, Wiring, closure
 
-__all__ = ["find_missing", "unwrap"]
+__all__ = []
 
 
 def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:

@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from .arrows import Branching, FanOutBranch, Wiring, returns_literal, returns_sends
 from .mermaid import Edge, FlowError, shown_label, write_flow
 
-__all__ = ["builder_edges", "drawn_edges", "read_wiring", "to_mermaid"]
+__all__ = ["to_mermaid"]
 
 Builder = StateGraph[Any, Any, Any, Any]
 Graph = CompiledStateGraph[Any, Any, Any, Any]

@@ -13,6 +13,8 @@ from ...nodes.retrieve.attempts import Push
 from .flow import Node
 from .inputs import SHARED, MethodInputs
 
+__all__ = ["ChoiceSettings", "attempt_nodes", "episode_nodes"]
+
 
 @dataclass(frozen=True)
 class ChoiceSettings:

@@ -24,7 +24,7 @@ from ...nodes.prompt import PROMPTS_DIR
 from .flow import to_mermaid
 from .inputs import MethodInputs
 
-__all__ = ["group_fingerprint", "model_fingerprint", "rollout_fingerprint"]
+__all__ = ["group_fingerprint"]
 
 _DEPTH = 6
 """Levels of nested settings that a fingerprint holds."""

@@ -13,7 +13,7 @@ from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError
 
-__all__ = ["InputError", "input_mistake"]
+__all__ = ["InputError"]
 
 
 class InputError(UserError, ValueError):

@@ -35,6 +35,17 @@ from ...nodes.retrieve.attempts import EpisodePrompt, Layout
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from .flow import Node
 
+__all__ = [
+    "DEFAULT_WINDOW",
+    "SHARED",
+    "THINK_THEN_ACT",
+    "MethodInputs",
+    "WritingStyle",
+    "check_least",
+    "check_literals",
+    "uniform_policy",
+]
+
 DEFAULT_WINDOW = 32_768
 """The window in tokens of a model that does not state its own."""
 DEFAULT_RESERVE = 4_096

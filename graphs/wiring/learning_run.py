@@ -45,7 +45,6 @@ __all__ = [
     "RolloutGraphs",
     "RunResources",
     "StageModel",
-    "library_limits",
     "make_critic",
     "make_players",
     "rollout_player",

@@ -15,6 +15,8 @@ from ...memory.records import Experience
 from ...memory.returns.transition_graph import RememberedArrow, TransitionGraph, transition_graph
 from .picture import has_graphviz, quiet
 
+__all__ = ["picture_memory"]
+
 END = "end"
 """Name of the box for the end of an episode."""
 

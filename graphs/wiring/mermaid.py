@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ...memory.errors import UserError
 
-__all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "parse_flow", "read_flow", "shown_label", "write_flow"]
+__all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "read_flow"]
 
 
 class FlowError(UserError, ValueError):

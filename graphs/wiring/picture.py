@@ -25,6 +25,8 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.errors import UserError
 from .drawn import drawn_edges, to_mermaid
 
+__all__ = ["Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
+
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 COLOURS = {

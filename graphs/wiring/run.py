@@ -25,6 +25,17 @@ from ...nodes.act.episode import reaches_full_score
 from ...nodes.state import EpisodeResult
 from .flow import Node, compile_graph, wire
 
+__all__ = [
+    "FLOW",
+    "CommitAttempt",
+    "ParallelAttempts",
+    "RunState",
+    "TallyEpisode",
+    "build",
+    "has_full_score",
+    "route_next_episode",
+]
+
 FLOW = """
 flowchart LR
   START --> episode --> tally

@@ -11,7 +11,7 @@ from ...nodes.retrieve.context import HISTORY, STATE, TraceHistory, write_summar
 from .flow import Node
 from .inputs import MethodInputs
 
-__all__ = ["compare_by_embeddings", "compare_by_words", "history_similarity", "make_trace_node"]
+__all__ = ["history_similarity", "make_trace_node"]
 
 
 def history_similarity(state_key: str, embedder: str, estimator: str) -> Similarity:

@@ -35,7 +35,7 @@ from .drawn import read_wiring
 from .flow import recompile
 from .mermaid import FlowError
 
-__all__ = ["MergeError", "UncheckpointedGraph", "is_blocking", "merge_steps"]
+__all__ = ["MergeError", "UncheckpointedGraph", "merge_steps"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 

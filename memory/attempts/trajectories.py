@@ -39,7 +39,6 @@ __all__ = [
     "Trajectories",
     "goal_key",
     "is_rewarded",
-    "marginal_relevance",
     "read_bank",
     "return_to_go",
     "structured_key",

@@ -38,10 +38,7 @@ from .settings import ReplaySettings
 if TYPE_CHECKING:
     from .replay_database import ReplayDatabase
 
-__all__ = [
-    "Replay",
-    "stratified_sample",
-]
+__all__ = ["Replay"]
 
 MANY = 1 << 40
 """More records than there are."""

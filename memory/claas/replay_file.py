@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from ..errors import ReplayError, UserError
 from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling
 
-__all__ = ["NAME", "ReplayFile", "Statements", "check_name", "digest", "json_safe", "pack", "unpack"]
+__all__ = ["NAME", "ReplayFile", "Statements"]
 
 APPLICATION_ID = 0x6C675F72
 """The file's type in SQLite's header ("lg_r")."""

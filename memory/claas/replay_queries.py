@@ -18,7 +18,7 @@ from .replay_file import ReplayFile, Statements, unpack
 if TYPE_CHECKING:
     from .replay_database import ReplayDatabase
 
-__all__ = ["RECORD_TABLES", "ReplayQueries", "ReplayRow", "repeating"]
+__all__ = ["ReplayQueries", "ReplayRow"]
 
 Kind = TypeVar("Kind", bound=type)
 RECORD_TABLES = "records r JOIN bodies b USING (n)"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import AdapterError
 
-__all__ = ["MANIFEST", "digest_of_files", "file_digest", "plain_files", "remove", "require_plain_file", "seal", "sync"]
+__all__ = []
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 """Pattern of a file's name in a version: no folders, no hidden files."""

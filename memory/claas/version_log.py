@@ -18,7 +18,7 @@ from ..errors import AdapterError
 from .replay_file import NAME, json_safe
 from .sealed_files import sync
 
-__all__ = ["VERSION_NAME", "VersionLog", "VersionStates", "split_label"]
+__all__ = ["VersionLog", "VersionStates"]
 
 VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
 """Pattern of a version's name: step and digest."""

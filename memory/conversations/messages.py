@@ -22,18 +22,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from ..errors import UserError
 from ..records import Task, Trajectory, Transition
 
-__all__ = [
-    "REPLY",
-    "StateKey",
-    "call_text",
-    "goal_and_last_turn",
-    "last_turn",
-    "messages",
-    "read_call",
-    "steps",
-    "text_read",
-    "trajectory",
-]
+__all__ = ["REPLY", "StateKey", "call_text", "goal_and_last_turn", "messages", "read_call", "steps", "text_read", "trajectory"]
 
 StateKey = Callable[[Sequence[BaseMessage]], str]
 """The messages that an agent has read -> the text of its state, by which memories compare."""

@@ -34,17 +34,7 @@ from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
 from ..storage.record_store import BadRecord, RecordStore, read_jsonl, to_json
 
-__all__ = [
-    "Conversation",
-    "ConversationStore",
-    "Rating",
-    "Ratings",
-    "Reflection",
-    "Turn",
-    "finite_reward",
-    "rated_trajectories",
-    "trajectory_digest",
-]
+__all__ = ["Conversation", "ConversationStore", "Rating", "Ratings", "Reflection", "Turn", "finite_reward", "trajectory_digest"]
 
 LOG = logging.getLogger(__name__)
 MOST_REWARD = 1e100

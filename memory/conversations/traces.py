@@ -28,7 +28,7 @@ from ..errors import UserError, plural
 from ..records import Task, Trajectory
 from .messages import StateKey, goal_and_last_turn, messages, trajectory
 
-__all__ = ["RecordedConversation", "TraceForm", "as_atif", "holds_trajectories", "read_traces", "to_trajectories"]
+__all__ = ["RecordedConversation", "as_atif", "holds_trajectories", "read_traces", "to_trajectories"]
 
 TraceForm = Literal["openai", "langsmith", "atif"]
 ATIF_VERSION = "ATIF-v1.4"

@@ -21,7 +21,7 @@ from ..records import Lesson
 from ..search.similarity import JaccardIndex, jaccard, shingles
 from ..storage.branches import ABSENT, History, branching
 
-__all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
+__all__ = ["BadLesson", "LessonStore", "Lessons"]
 
 
 class BadLesson(UserError, ValueError):

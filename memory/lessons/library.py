@@ -20,16 +20,7 @@ from ..errors import UserError
 from ..records import OPS, Edit, Lesson, Ruling
 from ..search.similarity import jaccard, shingles, words
 
-__all__ = [
-    "Library",
-    "LibraryError",
-    "LibraryLimits",
-    "diff",
-    "file_fields",
-    "lesson_similarity",
-    "one_line",
-    "plain_value",
-]
+__all__ = ["Library", "LibraryError", "LibraryLimits", "diff", "lesson_similarity", "one_line"]
 
 
 class LibraryError(UserError, ValueError):

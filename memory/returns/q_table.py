@@ -9,6 +9,8 @@ from ..records import Trajectory
 from ..storage.branches import ABSENT, History, branching
 from ..storage.trajectory_store import TrajectoryStore, dated_records
 
+__all__ = ["QTable", "count_note"]
+
 
 @branching("add")
 class QTable:

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest as _digest
 
 from .similarity import InvertedIndex, RankedRows, TokenRows
 
-__all__ = ["IndexSegment", "TokenSegments", "hash_tokens"]
+__all__ = ["BATCH_ROWS", "MERGE_ROWS", "IndexSegment", "TokenSegments"]
 
 Hashes = NDArray[np.uint64]
 MERGE_ROWS = 1 << 20

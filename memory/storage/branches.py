@@ -26,18 +26,7 @@ from langgraph.checkpoint.base.id import uuid6
 
 from ..errors import UserError
 
-__all__ = [
-    "ABSENT",
-    "MAX_CHANGES",
-    "Branch",
-    "BranchError",
-    "Change",
-    "History",
-    "branching",
-    "current_branch",
-    "moment_of_time",
-    "new_moment",
-]
+__all__ = ["ABSENT", "Branch", "BranchError", "Change", "History", "branching", "moment_of_time"]
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=type)

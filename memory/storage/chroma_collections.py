@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError, import_package
 
-__all__ = ["SNAPSHOTS", "ChromaCollections", "Namespace", "ServerOutage", "StoredItem", "VectorArray"]
+__all__ = ["ChromaCollections", "ServerOutage", "StoredItem"]
 
 Namespace = tuple[str, ...]
 VectorArray = NDArray[np.float32]

@@ -19,6 +19,8 @@ from ..errors import UserError
 from ..records import Transition
 from .rows import Rows
 
+__all__ = ["Journal", "JournalError"]
+
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _FIELDS = ("id", "parent", "step", "state", "action", "reward", "observation")
 MAX_HISTORIES = 64

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .chroma_store import ChromaStore
     from .postgres_store import PostgresMemory
 
-__all__ = ["all_items", "is_postgres", "open_store"]
+__all__ = ["is_postgres", "open_store"]
 
 _ALL = 1 << 30
 """More items than any store holds."""

@@ -23,7 +23,7 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from langgraph.store.postgres import PostgresStore
 
-__all__ = ["PostgresMemory", "error_text", "escape", "unescape", "without_password"]
+__all__ = ["RESTART_SECONDS", "PostgresMemory", "error_text", "escape", "unescape", "without_password"]
 
 RESTART_SECONDS = 60.0
 """Seconds in which a server may restart while a batch waits for it."""

@@ -23,7 +23,7 @@ from .branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
 from .open_store import all_items
 from .snapshot import Snapshots, snapshots_of
 
-__all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
+__all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
 

@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import UserError
 from .branches import ABSENT, branching, new_moment
 
+__all__ = ["Rows", "RowsError"]
+
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for every row
 
 

@@ -23,7 +23,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ..errors import UserError
 
-__all__ = ["SnapshotStore", "Snapshots", "snapshots_of"]
+__all__ = ["SnapshotStore", "Snapshots", "folder_name"]
 
 FORMAT = 1
 """Version of the layout; a snapshot of another one counts as missing."""

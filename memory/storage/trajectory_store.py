@@ -7,6 +7,8 @@ from typing import Protocol
 
 from ..records import Trajectory
 
+__all__ = ["TrajectoryStore", "dated_records"]
+
 
 class TrajectoryStore(Protocol):
     """Durable storage of trajectories, such as `memory.storage.record_store.RecordStore` over any LangGraph store."""

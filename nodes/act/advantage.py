@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...memory.records import Neighbour
 
+__all__ = ["advantages", "reference_exploration", "unseen_value"]
+
 
 def state_value(neighbours: Sequence[Neighbour]) -> float:
     """Eq. 4: V(s) = mean of G_i over the neighbours N(s), in reward units; 0 without neighbours."""

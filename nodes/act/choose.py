@@ -12,6 +12,8 @@ from typing_extensions import TypedDict
 
 from ..state import CandidateChannels, EpisodeChannels
 
+__all__ = ["Choose", "seeded_random", "softmax"]
+
 
 def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
     """Probabilities proportional to exp(z / temperature). Temperature 0 is the limit: equal maxima share all probability."""

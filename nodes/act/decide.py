@@ -21,6 +21,19 @@ from .advantage import (
 )
 from .choose import log_softmax, seeded_random, softmax
 
+__all__ = [
+    "Augment",
+    "GuardedAdvice",
+    "ListActions",
+    "Modulate",
+    "PaperAdvice",
+    "ReferenceAdvice",
+    "ReferenceModulate",
+    "loss_shares",
+    "route_known_actions",
+    "untried_value",
+]
+
 
 class WithNeighbours(EpisodeChannels, NeighbourChannels):
     """An episode, and the remembered states like the present one."""

@@ -15,6 +15,20 @@ from ...memory.returns.progress import made_progress
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
 
+__all__ = [
+    "Act",
+    "Begin",
+    "EarnedReturn",
+    "Environment",
+    "FinishedEpisode",
+    "build_trajectory",
+    "build_transition",
+    "reaches_full_score",
+    "replay_actions",
+    "route_episode_end",
+    "takes_unlisted_actions",
+]
+
 
 class Environment(Protocol):
     """A world as a function of its history, so that resuming, forking and parallel rollouts are right by construction.

@@ -48,6 +48,19 @@ from ..state import CandidateChannels, EpisodeChannels
 from ..text import shorten
 from .choose import log_softmax
 
+__all__ = [
+    "LocalPolicy",
+    "PromptView",
+    "RecentStepsPrompt",
+    "Scorer",
+    "UniformPolicy",
+    "act_policy",
+    "answer_policy",
+    "logprobs_policy",
+    "steps_text",
+    "verbalized_policy",
+]
+
 MIN_CONFIDENCE = 1e-3
 """The least probability of a stated confidence: 0 % does not mean 'never', and has no logarithm."""
 STOP = ("\nObservation:",)

@@ -16,6 +16,8 @@ from .choose import ChosenAction, FinalCandidates, seeded_random
 from .episode import Environment
 from .policies import admissible_actions
 
+__all__ = ["EpsilonGreedy", "LookUpQValues", "UpdateQTable"]
+
 
 @dataclass(frozen=True)
 class LookUpQValues:

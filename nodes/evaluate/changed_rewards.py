@@ -16,7 +16,7 @@ from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
 from .judge import EnvironmentJudge
 
-__all__ = ["ChangedRewards", "hindsight_judge", "hindsight_rewards", "shift_judge"]
+__all__ = ["ChangedRewards", "hindsight_judge", "shift_judge"]
 
 
 @dataclass(frozen=True)

@@ -50,20 +50,15 @@ from ..text import clip_text, shorten
 from .step_rewards import read_step_rewards
 
 __all__ = [
-    "COMPARISON",
     "NO_REWARDS_REASON",
     "Ensemble",
     "EnvironmentJudge",
-    "Judge",
     "ModelJudge",
     "NoJudge",
-    "ReferenceAnswer",
-    "RewardRule",
     "RuleJudge",
     "ZeroJudge",
     "model_judge",
     "pairwise_judge",
-    "read_score",
     "rubric_judge",
     "self_judge",
 ]

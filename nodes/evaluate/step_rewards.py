@@ -11,7 +11,7 @@ from typing import Any
 
 from ..read_reply import Unreadable, read_number
 
-__all__ = ["read_step_rewards"]
+__all__ = []
 
 
 def read_step_rewards(found: Any, limits: Sequence[tuple[float, float]]) -> tuple[list[float | None], str]:

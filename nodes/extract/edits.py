@@ -15,7 +15,7 @@ from ...memory.records import OPS, Edit, Ruling
 from ..lenient_json import BrokenValue, json_values, parse_values
 from ..read_reply import Unreadable
 
-__all__ = ["as_edits", "read_edits", "read_list"]
+__all__ = ["as_edits", "read_edits"]
 
 
 _VERBS = {

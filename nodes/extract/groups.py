@@ -46,14 +46,11 @@ __all__ = [
     "advantages",
     "fan_out_rollouts",
     "fan_out_summaries",
-    "has_spread",
-    "majority",
+    "is_lost_comparison",
     "mean",
     "net_reward",
     "normalize_answer",
-    "reward_std",
     "route_comparison",
-    "sort_rollouts",
 ]
 
 Truth = Literal["given", "majority", "self", "implicit"]

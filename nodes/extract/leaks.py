@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["bare_answers", "tells_answer"]
+__all__ = ["bare_answers"]
 
 _WRAPPERS = tuple(
     re.compile(form, re.DOTALL | re.IGNORECASE)

@@ -44,16 +44,7 @@ from ..lesson_prompts import render_lessons, select_lessons
 from ..retrieve.attempts import EpisodePrompt, Layout
 from .trim import trim_transcript
 
-__all__ = [
-    "LibraryPrompt",
-    "PlayRollout",
-    "RolloutPlayer",
-    "RolloutSettings",
-    "max_score",
-    "rollout_from_json",
-    "rollout_to_json",
-    "success_reward",
-]
+__all__ = ["LibraryPrompt", "PlayRollout", "RolloutPlayer", "RolloutSettings", "success_reward"]
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"sk-[\w-]{4,}")

@@ -20,18 +20,7 @@ from ..ask import estimate_tokens
 from ..state import GroupChannels
 from ..synthesize.strategy import _cue, _item
 
-__all__ = [
-    "ActionWorth",
-    "RuleCritic",
-    "RuleProposer",
-    "as_library",
-    "comparable_rollouts",
-    "compare_actions",
-    "named_state",
-    "random_lessons",
-    "shuffle_lessons",
-    "with_final_reward",
-]
+__all__ = ["ActionWorth", "RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
 
 Truth = Literal["given", "majority", "self", "implicit"]
 """Source of rewards: the environment's verifier, agreement with the group's answers, or a model's grades."""

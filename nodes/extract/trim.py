@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..text import cut_middle
 
-__all__ = ["split_tokens", "trim_transcript"]
+__all__ = []
 
 
 def trim_transcript(transcript: str, tokens: int, count: Callable[[str], int]) -> str:

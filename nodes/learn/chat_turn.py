@@ -29,6 +29,19 @@ from ..state import ChatState
 if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
 
+__all__ = [
+    "DEFAULT_SCOPE",
+    "STREAM_CALLBACK",
+    "AwaitFeedback",
+    "Engine",
+    "KeepFeedback",
+    "RecordExchange",
+    "Respond",
+    "Route",
+    "route_to_base",
+    "scope",
+]
+
 DEFAULT_SCOPE = "default"
 """Name of the tenant and of the adapter where none is given."""
 STREAM_CALLBACK = "tell"

@@ -19,6 +19,17 @@ from ...memory.search.similarity import words
 from ..state import EpisodeInput
 from .train_weights import TrainVersion, training_seed
 
+__all__ = [
+    "ImitateSolved",
+    "PickTask",
+    "PlanPractice",
+    "PracticeChannels",
+    "ReturnToTask",
+    "TaskWorld",
+    "route_phase",
+    "route_practice",
+]
+
 CANDIDATES = 8
 """Unplayed tasks that are looked at for each task of a phase."""
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from ...memory.errors import UserError
 from ...memory.records import Check, Exchange, Measured
 
+__all__ = ["HELD_OUT_CHECK", "GateSettings", "ReleaseSettings", "reward_drop", "reward_windows"]
+
 HELD_OUT_CHECK = "held-out feedback"
 """Name of the check on feedback that was never trained on."""
 DROP_STANDARD_ERRORS = 3.2

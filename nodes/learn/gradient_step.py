@@ -24,6 +24,28 @@ if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
     from ...memory.claas.settings import ReplaySettings
 
+__all__ = [
+    "AdapterLearner",
+    "AdapterLookup",
+    "CommitStep",
+    "Correct",
+    "Drop",
+    "GateCandidate",
+    "Load",
+    "Promote",
+    "SampleMinibatch",
+    "Skip",
+    "TakeGradientStep",
+    "describe_run",
+    "least_exchanges",
+    "route_commit",
+    "route_correction",
+    "route_gate",
+    "route_sample",
+    "route_step",
+    "steps_ahead",
+]
+
 WITHDRAWN = "made from a version that was withdrawn since"
 """Reason against a candidate whose line of versions was rolled back."""
 TAINTED = "comes from a version that learned from a record that was deleted since"

@@ -22,6 +22,19 @@ from ..act.episode import EarnedReturn
 from ..ask import State
 from ..state import CandidateChannels, EpisodeChannels, EpisodeInput, RewardChannels
 
+__all__ = [
+    "FindVersion",
+    "ImitateBest",
+    "KeepAttempt",
+    "ReadSteps",
+    "ReinforceGroup",
+    "TrainVersion",
+    "VersionChannels",
+    "VersionedPolicy",
+    "WeightTrainer",
+    "make_training_router",
+]
+
 
 class WeightTrainer(Protocol):
     """Trains an adapter of the model that plays. The same parent, attempts and seed give the same version."""

@@ -32,7 +32,7 @@ from ..prompt import Prompt
 from .attempts import EpisodePrompt, Layout
 from .context import ContextPrompt
 
-__all__ = ["AdvantagesPrompt", "AdvantagesWithContext", "advantage_lines"]
+__all__ = ["AdvantagesPrompt", "AdvantagesWithContext"]
 
 MAX_ALIKE = 2
 """Untried actions with one number that have a line each; more of them share one."""

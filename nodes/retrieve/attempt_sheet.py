@@ -9,6 +9,8 @@ from typing import NamedTuple
 from ...memory.records import Trajectory
 from .attempts import ContextError, Layout, fit_steps
 
+__all__ = ["AttemptOutcome", "AttemptSheet"]
+
 
 class AttemptOutcome(NamedTuple):
     """An attempt and how it ended."""

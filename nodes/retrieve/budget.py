@@ -27,7 +27,7 @@ from threading import Lock
 
 from ...memory.records import Shown, Trajectory
 
-__all__ = ["KnownAttempts", "all_attempts", "attempt_identity", "best_attempt", "select_within_budget"]
+__all__ = ["KnownAttempts", "all_attempts"]
 
 TokenCost = Callable[[Shown, Trajectory], int]
 """(form, attempt) -> tokens of the attempt in this form."""

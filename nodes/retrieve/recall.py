@@ -13,6 +13,8 @@ from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
+__all__ = ["Recall", "RecallVisits", "ReferenceRecall", "Remember"]
+
 
 @dataclass(frozen=True)
 class ExperienceQuery:

@@ -27,16 +27,7 @@ from ..act.episode import Environment, takes_unlisted_actions
 from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
 from .recollect import PrecedentMemory, key_of
 
-__all__ = [
-    "REASONS",
-    "CheckTriggers",
-    "DraftedActionState",
-    "Trigger",
-    "is_hesitant",
-    "is_repeated",
-    "is_stalled",
-    "route_memory_request",
-]
+__all__ = ["REASONS", "CheckTriggers", "DraftedActionState", "Trigger", "route_memory_request"]
 
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 

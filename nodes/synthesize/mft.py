@@ -33,13 +33,9 @@ __all__ = [
     "Policy",
     "PromptMessage",
     "advantage",
-    "canonical",
     "chat",
     "collect_pairs",
-    "is_different_action",
-    "is_success",
     "outcome_set",
-    "play_on",
     "sample_pairs",
     "step_set",
 ]

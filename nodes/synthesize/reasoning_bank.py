@@ -51,7 +51,6 @@ __all__ = [
     "extract",
     "extractor_prompts",
     "lesson_line",
-    "outcome_from_note",
     "route_unread",
     "study",
     "verdict",

@@ -46,10 +46,7 @@ __all__ = [
     "NewLeaks",
     "PlayProbe",
     "Rule",
-    "accept_test_result",
     "acceptance_rates",
-    "decide_acceptance",
-    "differences",
     "fan_out_probes",
     "split_held_out",
 ]

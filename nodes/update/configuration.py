@@ -39,6 +39,7 @@ from ..synthesize.reflect import JudgedAttempt, attempt_text, route_next_attempt
 from ..synthesize.workflows import has_succeeded
 
 __all__ = [
+    "MAX_EXAMPLES",
     "CheckRoutine",
     "CodeRunner",
     "Configuration",
@@ -49,8 +50,6 @@ __all__ = [
     "RunRoutine",
     "SelectConfiguration",
     "evolve_configuration",
-    "read_tree",
-    "select_configuration",
 ]
 
 MAX_EXAMPLES = 10

@@ -28,16 +28,7 @@ from ..lenient_json import json_values
 from ..read_reply import Unreadable, answer_text
 from ..reply_schemas import EDITS
 
-__all__ = [
-    "ConsolidationMode",
-    "EditDecision",
-    "LessonSettings",
-    "ReviseLibrary",
-    "consolidate",
-    "describe_edit",
-    "match_proposals",
-    "resolve_conflicts",
-]
+__all__ = ["EditDecision", "LessonSettings", "ReviseLibrary", "consolidate"]
 
 ConsolidationMode = Literal["model", "code"]
 MIN_LIKENESS = 0.3

@@ -48,7 +48,6 @@ __all__ = [
     "Schedule",
     "Start",
     "choose_problems",
-    "deduplicate",
     "passthrough",
 ]
 

@@ -60,7 +60,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 
 from ...memory.errors import UserError
 
-__all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
+__all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "run_alone"]
 
 HIDDEN_PACKAGES = ("learngraph", "reasoning_gym")
 """Packages (beginnings of names) that sessions cannot import, because they hold tasks and their answers."""

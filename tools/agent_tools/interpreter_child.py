@@ -26,6 +26,8 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+__all__ = []
+
 LINUX = sys.platform == "linux"
 
 # Files: Landlock (Linux 5.13), which needs no privilege and holds for all that this process ever does. What its older versions do

@@ -48,7 +48,7 @@ from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split, pick_task
 from .support.live import LiveGames
 
-__all__ = ["SPLITS", "TASK_TYPES", "AlfWorld"]
+__all__ = ["AlfWorld"]
 
 TASK_TYPES = (
     "look_at_obj_in_light",

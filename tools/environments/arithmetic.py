@@ -46,7 +46,7 @@ from .support.arguments import check_actions, check_horizon, check_settings, che
 from .support.written_answers import Solvable
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
-__all__ = ["DEMONSTRATIONS", "Game24", "demonstration", "reachable", "refusal"]
+__all__ = ["Game24"]
 
 Numbers = tuple[Fraction, ...]
 """Numbers left, ascending."""

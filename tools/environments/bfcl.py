@@ -49,7 +49,7 @@ from .support.live import LiveGames
 if TYPE_CHECKING:  # imports parts of LangChain, which only agents need
     from .support.tool_episodes import ToolEpisode
 
-__all__ = ["CATEGORIES", "HORIZON", "INSTALL", "FunctionCalling"]
+__all__ = ["FunctionCalling"]
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 HORIZON = 60

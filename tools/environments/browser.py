@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ...memory.search.sections import SectionSimilarity
 
-__all__ = ["BrowserShop", "BrowserWorld", "abstract_page", "page_similarity"]
+__all__ = ["BrowserShop", "BrowserWorld"]
 
 _SHOP = "http://shop.invalid/shop"
 """The shop's address, which no name server knows."""

@@ -36,7 +36,7 @@ from .web_shop import WebShop
 from .webarena import WebArena
 from .writing import Writing
 
-__all__ = ["ENVIRONMENTS", "FAMILIES", "WorldFamily", "open_environment"]
+__all__ = ["FAMILIES", "WorldFamily", "open_environment"]
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,10 @@ from ...memory.errors import UserError
 
 __all__ = [
     "CODES",
-    "FAMILIES",
     "FORMS_OF_ADDRESS",
-    "FRAMES",
     "MAX_TURNS",
     "NUMBERS",
-    "SPLITS",
+    "SPLIT_SIZE",
     "THINGS",
     "VALUES",
     "Attack",
@@ -54,14 +52,10 @@ __all__ = [
     "Rule",
     "Scenario",
     "chat_messages",
-    "compliant_length",
     "compliant_reply",
-    "draw_scenario",
     "is_over",
     "next_attack",
-    "requested_fact",
     "scenario_stream",
-    "scenarios",
     "system_prompt",
     "verify",
 ]

@@ -35,7 +35,7 @@ from ...memory.errors import UserError, plural
 from ...memory.records import Observation, Task
 from .support.arguments import check_horizon
 
-__all__ = ["ANSWERS", "HORIZON", "KEYS", "MOVES", "Domain", "KeywordKeep", "PosteriorExpert", "domain"]
+__all__ = ["Domain", "KeywordKeep", "PosteriorExpert"]
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "door": ("red", "blue", "green", "white", "black", "amber", "violet", "silver"),

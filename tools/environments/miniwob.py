@@ -34,7 +34,7 @@ from .support.web_game import Verdict, WebGame, WebTask
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
-__all__ = ["TEN", "MiniWob", "pages_folder", "quoted_texts"]
+__all__ = ["MiniWob"]
 
 TEN = (
     "click-test-2",

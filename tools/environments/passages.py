@@ -54,7 +54,7 @@ from .support.question_files import find_row, read_objects
 from .support.ranking import Ranking, words
 from .support.written_answers import Solvable
 
-__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "normalise_answer"]
+__all__ = ["Passages"]
 
 HORIZON = 15
 HELP = (

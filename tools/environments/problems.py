@@ -50,7 +50,7 @@ from .support.question_files import find_row, read_objects
 from .support.verifying import Unverified, Workers
 from .support.written_answers import VerifiedAnswer
 
-__all__ = ["DatasetReport", "MathProblem", "Problems", "final_answer"]
+__all__ = ["DatasetReport", "MathProblem", "Problems"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")

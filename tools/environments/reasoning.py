@@ -32,7 +32,7 @@ from .support.arguments import check_settings
 from .support.verifying import Unverified, Workers
 from .support.written_answers import VerifiedAnswer, seed_split, split_seed
 
-__all__ = ["UNUSABLE_GENERATORS", "Reasoning", "written_answer"]
+__all__ = ["Reasoning"]
 
 _DRAWING = 60.0
 """Computing time in seconds that drawing a problem may take; some generators search for one."""

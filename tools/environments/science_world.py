@@ -39,16 +39,7 @@ from .support.arguments import check_settings, pick_task
 from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
-__all__ = [
-    "ALL",
-    "OFFICIAL_STEP_LIMITS",
-    "SIMPLIFICATIONS",
-    "DocumentEmbedder",
-    "Grounding",
-    "ScienceWorld",
-    "is_all_tasks",
-    "task_name",
-]
+__all__ = ["DocumentEmbedder", "Grounding", "ScienceWorld", "is_all_tasks", "task_name"]
 
 ALL = "all"
 """In the place of a task: all thirty of them."""

@@ -51,7 +51,7 @@ from .support.live import LiveGames
 if TYPE_CHECKING:  # imports parts of LangChain, which only agents need
     from .support.tool_episodes import ToolEpisode
 
-__all__ = ["DOMAINS", "HORIZON", "INSTALL", "TauBench"]
+__all__ = ["TauBench"]
 
 DOMAINS = ("telecom", "airline-told-at-once", "retail-told-at-once")
 HORIZON = 50

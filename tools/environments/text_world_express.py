@@ -19,7 +19,7 @@ from .support.arguments import pick_task
 from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
-__all__ = ["DEFAULT_PARAMETERS", "GAMES", "TextWorldExpress"]
+__all__ = ["TextWorldExpress"]
 
 DEFAULT_PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "coin": {"numLocations": 7, "includeDoors": 1, "numDistractorItems": 0},

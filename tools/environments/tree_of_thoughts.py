@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-__all__ = ["INSTALL", "tree_of_thoughts_file"]
+__all__ = []
 
 INSTALL = "pip install --no-deps tree-of-thoughts-llm"
 

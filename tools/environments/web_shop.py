@@ -47,24 +47,7 @@ from ...memory.records import Observation, Task
 from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.ranking import Ranking, words
 
-__all__ = [
-    "HELP",
-    "HORIZON",
-    "SEPARATOR",
-    "Goal",
-    "Page",
-    "PageElement",
-    "Product",
-    "Shop",
-    "WebShop",
-    "draw_shop",
-    "matched_attribute_count",
-    "matched_option_count",
-    "name_words",
-    "reward",
-    "token_set_ratio",
-    "type_reward",
-]
+__all__ = ["Goal", "Page", "PageElement", "Product", "Shop", "WebShop", "reward"]
 
 HORIZON = 15
 SEPARATOR = " [SEP] "

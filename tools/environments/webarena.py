@@ -33,7 +33,7 @@ from .support.page_templates import HostMap, page_template
 from .support.web_actions import WebAction, effective_actions, element_action, find_node, list_actions, read_web_action
 from .support.web_game import write_observation
 
-__all__ = ["ADDRESSES", "TASKS", "WebArena"]
+__all__ = ["WebArena"]
 
 ADDRESSES: Mapping[str, str] = {
     "shopping": "WA_SHOPPING",

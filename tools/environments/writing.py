@@ -35,7 +35,7 @@ from .support.arguments import check_settings, check_written_answer, pick_task
 from .support.written_answers import WrittenAnswer, seed_split, split_seed
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
-__all__ = ["PARAGRAPHS", "Writing", "check_endings"]
+__all__ = ["Writing"]
 
 PARAGRAPHS = 4
 _BEFORE = 5

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...memory.errors import AdapterError, UserError
 
-__all__ = ["Adapter", "AdapterSwitch", "read_adapter"]
+__all__ = ["Adapter", "AdapterSwitch"]
 
 PEFT_PREFIX = "base_model.model."
 """The prefix of layers' names in PEFT's files."""

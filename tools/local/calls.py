@@ -19,17 +19,7 @@ from langchain_core.utils.json_schema import dereference_refs
 
 from ...memory.errors import UserError
 
-__all__ = [
-    "ANSWER",
-    "MAX_LISTED_CALLS",
-    "ToolOffer",
-    "UnlistableCall",
-    "argument_values",
-    "call_text",
-    "calls_as_text",
-    "list_calls",
-    "read_choice",
-]
+__all__ = ["ToolOffer", "UnlistableCall", "argument_values"]
 
 MAX_LISTED_CALLS = 500
 """Most calls that a model chooses among. Each is some twenty tokens, and all are read in a few passes."""

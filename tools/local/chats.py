@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from ...memory.errors import UserError
 
-__all__ = ["ReplyFrame", "langchain_turn", "openai_turn", "token_bytes", "visible_text"]
+__all__ = ["ReplyFrame"]
 
 ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
 

@@ -18,7 +18,7 @@ from ...memory.errors import UserError
 from ...memory.records import ChatRequest
 from .chats import ReplyFrame
 
-__all__ = ["Grammar", "GrammarFactory", "open_grammar_factory"]
+__all__ = ["Grammar", "GrammarFactory"]
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-__all__ = ["KINDS", "llama_logits"]
+__all__ = []
 
 KINDS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Classes of transformers whose networks `llama_logits` can run."""

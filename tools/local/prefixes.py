@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
-__all__ = ["Prefix", "Prefixes", "common_prefix_length"]
+__all__ = ["Prefix", "Prefixes"]
 
 
 @dataclass

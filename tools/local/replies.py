@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...memory.conversations.thoughts import split_leading_thought
 from .chats import ReplyFrame, visible_text
 
-__all__ = ["StreamingDecoder", "has_call_format", "read_calls"]
+__all__ = ["StreamingDecoder"]
 
 CALL_OPENING = "<tool_call>"
 CALL_PATTERN = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>\s*", re.DOTALL)

@@ -21,18 +21,7 @@ from .passes import KVCache
 from .replies import StreamingDecoder
 from .sampling import Draw, SampledToken
 
-__all__ = [
-    "PENALTIES",
-    "Channel",
-    "EngineCounts",
-    "LoadedVersion",
-    "ReplyRun",
-    "adjust_logprobs",
-    "cache_of",
-    "check_sampling",
-    "hand_over",
-    "in_turns",
-]
+__all__ = ["Channel", "EngineCounts", "LoadedVersion", "ReplyRun"]
 
 MAX_QUEUED_PIECES = 64
 """Most pieces that are queued for a slow client; further ones are joined to the last."""

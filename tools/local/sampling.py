@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Draw", "SampledToken", "sample_tokens"]
+__all__ = ["Draw", "SampledToken"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables.config import ensure_config
 
-__all__ = ["OptionScores", "scoring_run"]
+__all__ = ["OptionScores"]
 
 
 class OptionScores(list[float]):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Slab", "SlabGroup", "SlabPool", "SlabRow", "allocate_pages"]
+__all__ = ["Slab", "SlabGroup", "SlabPool", "SlabRow"]
 
 ROOM = 64
 """Tokens by which the room of a sequence grows."""

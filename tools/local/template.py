@@ -9,7 +9,7 @@ from ...memory.conversations.thoughts import THOUGHT_START
 from ...memory.errors import UserError
 from .chats import ReplyFrame
 
-__all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
+__all__ = ["ChatTemplate"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"

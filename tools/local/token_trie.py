@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["MASK_VALUE", "TokenTrie", "make_trie", "split_replies"]
+__all__ = ["TokenTrie"]
 
 MASK_VALUE = torch.finfo(torch.float16).min
 """Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""

@@ -13,7 +13,7 @@ from ...memory.errors import UserError
 if TYPE_CHECKING:  # half a second to import, for a name
     from langchain_core.language_models import BaseChatModel
 
-__all__ = ["GUARD", "MODELS", "POCKET", "ModelKind", "open_model"]
+__all__ = ["MODELS", "POCKET", "ModelKind", "open_model"]
 
 POCKET = Path(__file__).resolve().parents[1] / "pocket" / "weights"
 GUARD = POCKET.with_name("guard_weights")

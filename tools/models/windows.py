@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["known_window"]
+__all__ = []
 
 WINDOWS: dict[str, int] = {
     "gpt-4.1": 1_047_576,

@@ -11,6 +11,8 @@ from pydantic.errors import PydanticUserError
 
 from .tables import StepperError, shorten
 
+__all__ = []
+
 
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
     """Refuse a channel that the graph does not have, and a value that is not of the channel's type.

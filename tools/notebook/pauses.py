@@ -16,6 +16,8 @@ from langchain_core.runnables.config import ensure_config
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 
+__all__ = ["find_subgraph"]
+
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 

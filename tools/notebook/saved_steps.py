@@ -23,7 +23,7 @@ from ...memory.storage.branches import Branch
 from ...memory.storage.checkpoints import serializer
 from .tables import StepperError
 
-__all__ = ["play_step", "write_test"]
+__all__ = []
 
 FILE = '''\
 """{about}, saved from a walk. The graph is {graph}; CHANGED is what the step did to the state."""

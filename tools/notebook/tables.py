@@ -9,7 +9,7 @@ from typing import Any
 from ...memory.display import Table
 from ...memory.errors import UserError
 
-__all__ = ["StepperError", "Table", "shorten", "table"]
+__all__ = ["StepperError", "Table", "table"]
 
 
 class StepperError(UserError, ValueError):

@@ -20,16 +20,7 @@ from ..environments import hierarchy
 from ..environments.hierarchy import HierarchyTurn, Scenario
 from .guard_chats import Message, PastExchange, prepend_past
 
-__all__ = [
-    "GUARD_WEIGHTS",
-    "PROMPTS",
-    "BatchedReplies",
-    "GuardReply",
-    "ScenarioTranscript",
-    "load",
-    "play_scenarios",
-    "reply",
-]
+__all__ = ["BatchedReplies", "GuardReply", "ScenarioTranscript", "play_scenarios", "reply"]
 
 GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
 PROMPTS = GUARD_WEIGHTS

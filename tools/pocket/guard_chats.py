@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from ..environments import hierarchy
 from ..environments.hierarchy import Fact, HierarchyTurn, Scenario
 
-__all__ = [
-    "Message",
-    "PastExchange",
-    "draw_facts",
-    "draw_wish",
-    "past_text",
-    "prepend_past",
-    "prompt_without_rules",
-    "retention_probes",
-]
+__all__ = ["PastExchange", "retention_probes"]
 
 Message = dict[str, str]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["PLOT", "age_groups", "bars", "chart", "curves", "format_number", "time_since"]
+__all__ = ["bars"]
 
 MAX_POINTS = 120
 """Most points of a curve; more are averaged in groups."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["available_connections", "limited_protocol"]
+__all__ = []
 
 LINGER_SECONDS = 1.0
 """Time that a refused client has to read the answer. A connection that is closed with unread bytes is reset, and the answer lost."""

@@ -31,7 +31,7 @@ from .openai_wire import ApiError
 from .replies import as_api_error
 from .tenants import RateLimitExceeded, Tenant, client_address
 
-__all__ = ["Sessions", "dashboard_router"]
+__all__ = ["Sessions"]
 
 COOKIE = "learngraph_session"
 SESSION_SECONDS = 12 * 3600

@@ -30,7 +30,7 @@ from .responses_wire import parse_response
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
-__all__ = ["ChatApi", "error_response", "json_response"]
+__all__ = ["ChatApi"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 BODY_SECONDS = 30.0

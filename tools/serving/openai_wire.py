@@ -33,23 +33,7 @@ from ...memory.records import ChatRequest, Reply, Sampling
 
 T = TypeVar("T", bound=BaseModel)
 
-__all__ = [
-    "ApiError",
-    "ChatBody",
-    "ParsedRequest",
-    "TextBody",
-    "chat_choice",
-    "parse_body",
-    "parse_chat",
-    "parse_json",
-    "parse_text",
-    "refuse_fields",
-    "reply_calls",
-    "text_choice",
-    "text_logprobs",
-    "usage",
-    "user_error_as_api_error",
-]
+__all__ = ["ApiError", "ChatBody", "ParsedRequest", "TextBody", "usage"]
 
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""

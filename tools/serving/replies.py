@@ -36,17 +36,7 @@ from .openai_wire import (
 from .responses_wire import ResponseEvents, response_object
 from .tenants import RateLimitExceeded, Tenant, Tenants
 
-__all__ = [
-    "AnswerKind",
-    "ClientDisconnected",
-    "ConcurrentReplies",
-    "FullResponse",
-    "StartQueues",
-    "StreamedResponse",
-    "as_api_error",
-    "respond",
-    "sse_event",
-]
+__all__ = ["ClientDisconnected", "ConcurrentReplies", "FullResponse", "StartQueues", "StreamedResponse"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")

@@ -28,7 +28,7 @@ from .openai_wire import (
     usage,
 )
 
-__all__ = ["ResponseBody", "ResponseEvents", "parse_response", "response_object"]
+__all__ = ["ResponseBody", "ResponseEvents"]
 
 UNSUPPORTED = {
     "access_programs": "there are none here",

@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 
 from .openai_wire import StrictBody
 
+__all__ = []
+
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 """Pattern of the names of tenants and adapters."""
 

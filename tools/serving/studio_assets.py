@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["PAGES", "read_page"]
+__all__ = ["read_page"]
 
 PAGES = Path(__file__).with_name("studio_pages")
 """The folder that the server serves."""

@@ -24,7 +24,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from ...memory.errors import UserError
 from .studio_assets import PAGES
 
-__all__ = ["Answers", "StudioServer", "studio_app"]
+__all__ = ["Answers", "StudioServer"]
 
 MAX_BYTES = 2_000_000
 """Longest question, in bytes."""

@@ -48,7 +48,7 @@ from ...memory.errors import UserError
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
 
-__all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "client_address", "read_tenants"]
+__all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenants"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 FAILED_LOGINS = 30

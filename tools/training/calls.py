@@ -17,16 +17,7 @@ from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError, WindowError, machine_error
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 
-__all__ = [
-    "ClusterLost",
-    "LabelledLearner",
-    "LearnerModel",
-    "LearnerSettings",
-    "VersionError",
-    "decode_error",
-    "encode_error",
-    "scratch_folder",
-]
+__all__ = ["ClusterLost", "LabelledLearner", "LearnerModel", "LearnerSettings", "VersionError"]
 
 
 class VersionError(UserError, ValueError):

@@ -22,7 +22,7 @@ from ...memory.records import ChatRequest, Exchange, Feedback, Minibatch
 from ..local.model import LocalChatModel
 from .lora import Example
 
-__all__ = ["ExampleReader", "TrainingExample", "hindsight_block"]
+__all__ = ["ExampleReader", "TrainingExample"]
 
 
 def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:

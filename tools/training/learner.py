@@ -54,7 +54,7 @@ from .lora import (
 from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
-__all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer", "measure_staleness", "open_trainer"]
+__all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""

@@ -25,24 +25,7 @@ from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError
 from .losses import LossInputs, blend, entropy, kl_to, objective_loss, token_logprobs
 
-__all__ = [
-    "Example",
-    "OptimizerStepResult",
-    "ReplyLogprobs",
-    "TrainingSample",
-    "activation_bytes",
-    "attach_lora",
-    "learn",
-    "lora_parameters",
-    "make_critic",
-    "make_optimizer",
-    "pack_by_length",
-    "read_optimizer",
-    "reply_logprobs",
-    "set_lora_parameters",
-    "write_adapter",
-    "write_optimizer",
-]
+__all__ = ["Example", "OptimizerStepResult", "ReplyLogprobs", "TrainingSample", "learn"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,33 +24,7 @@ from torch import Tensor
 from ...memory.claas.settings import Objective, StalenessCorrection
 from ...memory.errors import UserError
 
-__all__ = [
-    "BatchAdvantages",
-    "LossInputs",
-    "RatioStatistics",
-    "RewardMoments",
-    "blend",
-    "compute_advantages",
-    "ema",
-    "entropy",
-    "ess",
-    "gae",
-    "importance_weights",
-    "k1",
-    "k2",
-    "k3",
-    "kl_to",
-    "objective_loss",
-    "ppo_clip",
-    "ratio_statistics",
-    "ratios",
-    "reinforce",
-    "sdpo",
-    "token_logprobs",
-    "truncated_weights",
-    "trusted_token_mask",
-    "whiten",
-]
+__all__ = ["BatchAdvantages", "LossInputs", "RatioStatistics", "RewardMoments", "reinforce", "sdpo"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to [-20, 20]: e^20 is far beyond any truncation, and still finite."""

@@ -34,16 +34,7 @@ from ..local.model import LocalChatModel
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, write_adapter
 from .trl_trainers import imitate_examples, require_trl, trainer_arguments, trainer_surroundings
 
-__all__ = [
-    "Chat",
-    "DataError",
-    "FineTuningReport",
-    "FineTuningSettings",
-    "encode_chat",
-    "learning_rate_factor",
-    "read_chats",
-    "train",
-]
+__all__ = ["Chat", "DataError", "FineTuningReport", "FineTuningSettings", "encode_chat", "read_chats", "train"]
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from .flops import FlopMeter
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter
 from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionFiles
 
-__all__ = ["TrainerOutcome", "TrlTrainer", "imitate_examples", "require_trl", "trainer_arguments", "trainer_surroundings"]
+__all__ = ["TrainerOutcome", "TrlTrainer"]
 
 IGNORED = -100
 """The label of a token that is not learned."""

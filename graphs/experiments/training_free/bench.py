@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ....memory.lessons.versions import LibraryVersions
     from ..learning_curves import LearningStep
 
-__all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed"]
+__all__ = ["SeedWorker", "play_seed"]
 
 SECRET_PATTERN = re.compile(r"\bsk-[\w-]{4,}")
 """The form of an API key."""

@@ -19,15 +19,7 @@ from ..folder_settings import ADDED_SEED
 from ..options import DRAW_OPTIONS, REQUEST_OPTIONS
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
-__all__ = [
-    "digest",
-    "file_digest",
-    "folder_name",
-    "initial_libraries",
-    "public_url",
-    "run_settings",
-    "weights_digest",
-]
+__all__ = ["folder_name", "run_settings"]
 
 # fmt: off
 RESULT_NEUTRAL_OPTIONS = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...wiring.inputs import MethodInputs
     from ...wiring.learning_run import RunResources
 
-__all__ = ["SeedModels", "spending_meter"]
+__all__ = ["SeedModels"]
 
 
 def spending_meter(options: TrainingFreeOptions, cache: Cache) -> SpendingLimit:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..evaluation import ArmSummary, Outcome
     from ..learning_curves import LearningStep
 
-__all__ = ["print_line", "print_progress", "write_report"]
+__all__ = ["print_progress", "write_report"]
 
 
 def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]) -> int:

@@ -23,18 +23,7 @@ from ..options import ModelOptions, SharedOptions
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
 
-__all__ = [
-    "ROLLOUT_STAGES",
-    "TOOL_NAMES",
-    "LibraryArm",
-    "ProblemSplit",
-    "TrainingFreeOptions",
-    "TrainingFreeSetup",
-    "problem_splits",
-    "shared_model",
-    "shared_toolbox",
-    "shared_world",
-]
+__all__ = ["LibraryArm", "ProblemSplit", "TrainingFreeOptions", "TrainingFreeSetup", "problem_splits"]
 
 TOOL_NAMES = ("python", "search", "web")
 """Tools that a model may be given."""

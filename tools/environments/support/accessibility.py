@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AccessibleNode", "page_text", "read_ax_tree", "read_snapshot"]
+__all__ = ["AccessibleNode"]
 
 CLICKED = frozenset(
     [

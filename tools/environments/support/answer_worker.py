@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+__all__ = []
+
 MEMORY_LIMIT = 2 * 1024**3
 """Bytes of address space that a job may use beyond those of the libraries."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

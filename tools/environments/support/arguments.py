@@ -11,16 +11,7 @@ from typing import TypeVar
 from ....memory.errors import UserError, plural
 from ....memory.records import Task
 
-__all__ = [
-    "check_actions",
-    "check_horizon",
-    "check_settings",
-    "check_split",
-    "check_step",
-    "check_text",
-    "check_written_answer",
-    "pick_task",
-]
+__all__ = []
 
 _Item = TypeVar("_Item")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Call", "ToolDescription", "UnreadableCall", "list_calls", "read_call"]
+__all__ = ["Call", "ToolDescription", "UnreadableCall"]
 
 _LONGEST = 50_000
 """Characters of the longest call that is read."""

@@ -24,7 +24,7 @@ from ....memory.errors import UserError
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
-__all__ = ["CHROMIUM_NAMES", "Chromium", "find_chromium", "shared_chromium"]
+__all__ = ["Chromium"]
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 """Names under which a Chromium is looked for on the PATH."""

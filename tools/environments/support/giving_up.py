@@ -12,7 +12,7 @@ from typing import Any
 from ....memory.errors import UserError
 from ....memory.records import Observation, Task
 
-__all__ = ["GIVE_UP", "WorldToGiveUp"]
+__all__ = ["WorldToGiveUp"]
 
 GIVE_UP = "give up"
 """The action that ends an episode and costs no points."""

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-__all__ = ["CUT_KEYS", "KEPT_VALUES", "HostMap", "page_template"]
+__all__ = ["HostMap"]
 
 KEPT_VALUES = frozenset(
     [

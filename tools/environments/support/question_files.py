@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ....memory.errors import UserError
 from ....memory.records import Task
 
-__all__ = ["find_row", "read_objects"]
+__all__ = []
 
 _Row = TypeVar("_Row")
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ....memory.errors import UserError
 from ....memory.records import Candidate, Task
 
-__all__ = ["SurePrior", "with_prior"]
+__all__ = ["SurePrior"]
 
 
 def with_prior(world: Any, text: str) -> Any:

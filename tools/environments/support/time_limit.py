@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["call_within"]
+__all__ = []
 
 Result = TypeVar("Result")
 

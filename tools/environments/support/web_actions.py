@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from .accessibility import CHOSEN, FILLED, AccessibleNode
 
-__all__ = ["KINDS", "WebAction", "effective_actions", "element_action", "find_node", "list_actions", "read_web_action"]
+__all__ = ["WebAction"]
 
 KINDS = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
 """The kinds of actions."""

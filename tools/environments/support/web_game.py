@@ -30,7 +30,7 @@ from .web_tab import WebTab
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Locator, Page
 
-__all__ = ["Verdict", "WebGame", "WebTask", "write_observation"]
+__all__ = ["WebGame", "WebTask"]
 
 Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""

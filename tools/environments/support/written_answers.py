@@ -11,7 +11,7 @@ from ....memory.records import Observation, Task
 from .arguments import check_horizon, check_split, check_written_answer
 from .verifying import Unverified, Workers
 
-__all__ = ["Solvable", "VerifiedAnswer", "WrittenAnswer", "seed_split", "split_seed"]
+__all__ = ["Solvable", "VerifiedAnswer", "WrittenAnswer"]
 
 _SPLITS = ("test", "dev", "train")
 
