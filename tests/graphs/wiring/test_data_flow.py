@@ -39,7 +39,7 @@ def test_no_method_is_found_fault_with(name: str) -> None:
             "judge --> ",
             "",
             4,
-            "'remember' reads `rewards`, which no node before it writes; these nodes write it: EnvironmentJudge",
+            "'remember' reads `rewards`, which no node before it writes; these nodes write it: ChangedRewards, EnvironmentJudge",
         ),
         ("choose --> ", "", 2, "'act' reads `action`, which no node before it writes; these nodes write it: Choose"),
         ("recall --> propose", "propose --> recall", 0, ""),

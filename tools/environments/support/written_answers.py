@@ -1,4 +1,4 @@
-"""What worlds of one written answer share: one action is the whole reply, it ends the episode, and its reward is its worth."""
+"""The common part of worlds with a written answer: one action is the whole reply, it ends the episode, and its reward is its worth."""
 
 from __future__ import annotations
 
