@@ -25,7 +25,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Threads of this process; starting workers takes seconds."""
 
     def work(
-        batches: Sequence[Any], play: Callable[[Any], Any], count: int, tick: Callable[[], None], concurrency: int, engine: str
+        batches: Sequence[Any], play: Callable[[Any], Any], count: int, tick: Callable[[], None], concurrency: int, **also: Any
     ) -> list[Any]:
         return pool.play_in_threads(batches, play, concurrency)
 
