@@ -7,7 +7,7 @@ JitRL, seven nodes, then takes 0.46 ms of LangGraph's own CPU time, and 0.95 ms 
 
 `UncheckpointedGraph(graph)` plays the graph as a plain loop over its nodes, for many rollouts at once: a super-step takes 0.01 ms.
 A rollout of one model call is three to five super-steps, and 100 of them at once against a server that answers within 50 ms leave one
-process 0.5 ms for each. The loop reaches .36 to .43 of the ideal there (tests/performance/bench_rollouts.py, bench_icrl.py); the
+process 0.5 ms for each. The loop reaches .36 to .43 of the ideal there (tests/performance/bench_rollouts.py); the
 engine alone would use up more than the time there is.
 """
 

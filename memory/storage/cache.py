@@ -3,9 +3,8 @@
 The first value stored under a key stays. A later `put` under that key returns the first value, so threads and processes that
 share a file go on with the same values, whatever their order. The costs of a later value count all the same.
 
-`get` takes about 20 us and `put` about 100 us for a reply of 3 kB (tests/performance/bench_training_free.py), so event loops
-may call both directly. A `put` also waits while another process writes, which is as short, and about once in a thousand pages
-for the disk.
+`get` takes about 20 us and `put` about 100 us for a reply of 3 kB, so event loops may call both directly. A `put` also
+waits while another process writes, which is as short, and about once in a thousand pages for the disk.
 """
 
 from __future__ import annotations

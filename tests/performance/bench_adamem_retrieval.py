@@ -2,7 +2,7 @@
 
     learngraph adamem build --env alfworld --split train --tasks 50 --out bank.jsonl
     learngraph adamem build --env alfworld --split test --tasks 140 --out asked.jsonl
-    python tests/performance/bench_adamem_retrieval.py bank.jsonl asked.jsonl [--k 4] [--embedder NAME]
+    python tests/performance/bench_adamem_retrieval.py bank.jsonl asked.jsonl [--k 4]
 
 The bank is searched at every step of the other file's trajectories, walkthroughs of tasks that it does not hold. A precedent is a hit
 if its action is the expert's next one up to numbers, once the words of each task's goal are named alike: its last word (the place of
@@ -17,10 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from learngraph.graphs.adamem import AdaMEM
-from learngraph.graphs.wiring.banks import KEYS, open_vectors
+from learngraph.graphs.wiring.banks import KEYS
 from learngraph.memory.attempts.trajectories import Trajectories, read_bank
 from learngraph.memory.records import Precedent, Trajectory
-from learngraph.memory.search.encoders import EncoderOptions
 from learngraph.memory.search.similarity import JaccardSimilarity, shingles, words
 
 _COMMON = frozenset(
@@ -70,9 +69,6 @@ def main() -> None:
     parser.add_argument("bank", type=Path)
     parser.add_argument("asked", type=Path)
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--embedder", default="", help="also measure dense keys, with this embedder")
-    parser.add_argument("--embedder-url", default=None, help="the address of an `openai:NAME` embedder")
-    parser.add_argument("--query-prompt", default=None, help="the text before queries")
     options = parser.parse_args()
     bank, asked = read_bank(options.bank), read_bank(options.asked)
     usual, plain = AdaMEM(k=options.k), JaccardSimilarity(lambda goal, text: shingles(text))
@@ -84,13 +80,6 @@ def main() -> None:
         ("words as they are, no least", replace(usual, min_similarity=0.0), plain),
         ("whole prompt (paper's key)", whole, plain),
     ]
-    if options.embedder:
-        dense = open_vectors(EncoderOptions(options.embedder, options.embedder_url, options.query_prompt), "")
-        rows += [
-            ("dense, default", usual, dense),
-            ("dense, no least similarity", replace(usual, min_similarity=-1.0), dense),
-            ("dense, whole prompt", replace(whole, min_similarity=-1.0), dense),
-        ]
     print(
         f"{len(bank)} trajectories in the bank, {sum(len(t.transitions) - 1 for t in asked)} later steps asked, k = {options.k}"
     )

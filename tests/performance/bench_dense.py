@@ -1,10 +1,10 @@
-"""AdaMEM's memory: targets 22 to 24 of the performance targets, as ratios within one run; and what growing costs.
+"""AdaMEM's memory: targets 22 to 24 of the performance targets, as ratios within one run.
 
     python tests/performance/bench_dense.py [--counts 100000 1000000] [--dims 384]
 
 A row is a step; 50 steps make a trajectory. Vectors are isotropic noise of unit length (an exact search does the same work
-whatever they are), from an encoder that makes them up; texts are those of bench_retrieval. Times are CPU times
-(process_time) of one thread where OMP_NUM_THREADS=1, medians over queries asked in turns; nothing is asserted.
+whatever they are), from an encoder that makes them up. Times are CPU times (process_time) of one thread where OMP_NUM_THREADS=1,
+medians over queries asked in turns; nothing is asserted.
 """
 
 import hashlib
@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_retrieval import LENGTH, text, zipf
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from rows import cpu, make_parser, medians, ratios, report
 
 from learngraph.memory.attempts.trajectories import Trajectories, structured_key
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, words
+from learngraph.memory.search.similarity import KeyRows
 from learngraph.memory.search.vectors import CosineSimilarity, EmbeddedKey
 
 STEPS, K, TASKS = 50, 10, 100
-Make = Callable[[int], Trajectory]
 
 
 def noise(of: str, dims: int) -> NDArray[np.float32]:
@@ -38,11 +36,10 @@ class Encoder(Embeddings):
     """Makes up a vector for each text, always the same; counts."""
 
     def __init__(self, dims: int) -> None:
-        self.dims, self.calls, self.texts = dims, 0, 0
+        self.dims, self.calls = dims, 0
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         self.calls += 1
-        self.texts += len(texts)
         return [noise(of, self.dims).tolist() for of in texts]
 
     def embed_query(self, text: str) -> list[float]:
@@ -68,24 +65,6 @@ class Ready:
         return self._rows()
 
 
-class ReadBefore:
-    """Has read the texts that it is given already, so that what is timed is the storing."""
-
-    def __init__(self, similarity: Similarity) -> None:
-        self.minimum, self.default_floor = similarity.minimum, similarity.default_floor
-        self.rows, self._read = similarity.rows, similarity.read
-        self._texts: Sequence[str] = ()
-        self._readings: Sequence[Any] = ()
-
-    def read(self, texts: Sequence[str], /) -> Sequence[Any]:
-        if texts != self._texts:
-            self._texts, self._readings = texts, self._read(texts)
-        return self._readings
-
-    def read_query(self, text: str, /) -> Any:
-        return self._read([text])[0]
-
-
 def attempt(number: int, states: Sequence[str]) -> Trajectory:
     steps = tuple(Transition(state, "go on", float(number % 2)) for state in states)
     return Trajectory(f"bench/{number}", Task(f"task-{number % TASKS}", "find it"), steps, "bench", number)
@@ -95,45 +74,15 @@ def episode(number: int) -> Trajectory:
     return attempt(number, [f"state {number} {step}" for step in range(STEPS)])
 
 
-def visits(count: int, draw: np.random.Generator) -> Make:
-    """Trajectories through count / 50 rooms of 60 words, a fifth of them changed at each visit."""
-    rooms = zipf(draw, (max(count // STEPS, 1), LENGTH))
-
-    def make(number: int) -> Trajectory:
-        rows = rooms[draw.integers(0, len(rooms), STEPS)]
-        changed = draw.random(rows.shape) < 0.2
-        rows[changed] = zipf(draw, int(changed.sum()))
-        return attempt(number, [text(row) for row in rows.tolist()])
-
-    return make
-
-
 def keys(count: int) -> list[str]:
     return [structured_key(Task("", "find it"), (), s.state) for n in range(count // STEPS) for s in episode(n).transitions]
 
 
-def middle(call: Callable[[], Any], times: int = 9) -> float:
-    """Median CPU milliseconds."""
-    return float(np.median([cpu(call) for _ in range(times)])) * 1e3
-
-
-def grown(memory: Trajectories, count: int, make: Make) -> tuple[float, float]:
-    """Fill the memory; CPU seconds a step at 10,000 steps and at the end, beside reading the keys."""
-    costs = []
+def search(count: int, dims: int, rounds: int) -> None:
+    """Targets 22, 23 and 4."""
+    memory = Trajectories(similarity=Ready(dims))
     for number in range(count // STEPS):
-        one = make(number)
-        memory.similarity.read([memory.key(one.task, (), step.state) for step in one.transitions])
-        costs.append(cpu(lambda one=one: memory.add(one)) / STEPS)
-    early = min(10_000 // STEPS, len(costs) // 2)
-    return float(np.median(costs[early - early // 2 : early + early // 2])), float(np.median(costs[-100:]))
-
-
-def dense(count: int, dims: int, rounds: int) -> None:
-    """Targets 22 and 23."""
-    memory = Trajectories(similarity=ReadBefore(Ready(dims)))
-    early, late = grown(memory, count, episode)
-    report(f"append a step to the dense index beside embedding, growth from 10,000 to {count:,} steps", late / early)
-    report(f"the same at {count:,} steps, CPU", late * 1e6, "us")
+        memory.add(episode(number))
     reading = memory.similarity.read(["asked"])[0]
     rows: Any = memory._rows
     blocks = [block.view(np.int32) for block in rows._states._blocks]
@@ -162,15 +111,6 @@ def dense(count: int, dims: int, rounds: int) -> None:
     for name in shares:
         report(f"the query filtered to {name}, over unfiltered", ratios(took[name], took["plain"]), number=23, at_most=1.2)
     report("the same text asked again, among others, over a query", ratios(took["again"], took["plain"]))
-    texts = iter([structured_key(Task("asked", "find it"), (), f"asked {i}") for i in range(100)])
-    for what, filters in {
-        "all": {},
-        f"{K} successes and {K} failures": {"kind": "mixed"},
-        "maximal marginal relevance at 0.5": {"diversity": 0.5},
-        "as a fork sees it": {"before": ("bench", count // STEPS // 2)},
-    }.items():
-        asking = middle(lambda filters=filters: memory.search(next(texts), K, **filters))  # type: ignore[misc]
-        report(f"AdaMEM's search among {count:,} steps, dense, {what}, CPU", asking, "ms")
     few = np.arange(count) < 20_000
     brute = [(float(np.vecdot(noise(of, dims), reading.state[1])), n) for n, of in enumerate(keys(min(count, 20_000)))]
     same = asked(few)[0].tolist() == [n for _, n in sorted(brute, reverse=True)[:K]]
@@ -178,7 +118,7 @@ def dense(count: int, dims: int, rounds: int) -> None:
 
 
 def calls(dims: int) -> None:
-    """Target 24, and what it costs to remember the vectors."""
+    """Target 24."""
     encoder = Encoder(dims)
     with tempfile.TemporaryDirectory() as folder:
         kept = CosineSimilarity(encoder, Path(folder, "vectors.sqlite"))
@@ -198,35 +138,7 @@ def calls(dims: int) -> None:
             memory.search(memory.key(replay.task, (), transition.state), K)
         memory.add(replay)
         report("encoder calls a step: states seen before", (encoder.calls - before) / STEPS, number=24, at_most=0)
-        texts = keys(500)
-        alone = np.median([cpu(lambda of=of: encoder.embed_documents([of])) for of in texts])
-        new = np.median([cpu(lambda of=of: kept.read([of + " new"])) for of in texts])
-        seen = np.median([cpu(lambda of=of: kept.read([of])) for of in texts])
-        report("write a vector down, CPU", (new - alone) * 1e6, "us")
-        report("find a vector again, CPU", seen * 1e6, "us")
         kept.close()
-        there = sum(file.stat().st_size for file in Path(folder).iterdir()) / (encoder.texts - len(texts))
-        report("bytes on disk of a vector", there, limit=4 * dims)
-
-
-def lexical(count: int) -> None:
-    memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(lambda goal, text: words(text))))
-    early, late = grown(memory, count, visits(count, np.random.default_rng(0)))
-    report(f"append a step to the lexical index beside tokenising, growth from 10,000 to {count:,} steps", late / early)
-    report(f"the same at {count:,} steps, CPU", late * 1e6, "us")
-    steps = memory.trajectory(f"bench/{count // STEPS - 1}").transitions
-    asked = [structured_key(Task("", "find it"), (), step.state[: 3 * len(step.state) // 4]) for step in steps[:20]]
-    for what, filters in {
-        "all": {},
-        f"{K} successes and {K} failures": {"kind": "mixed"},
-        "maximal marginal relevance at 0.5": {"diversity": 0.5},
-        "the same above a least similarity of 0.3": {"diversity": 0.5, "min_similarity": 0.3},
-        "as a fork sees it": {"before": ("bench", count // STEPS // 2)},
-    }.items():
-        memory.search(asked[0], K, **filters)  # type: ignore[arg-type]
-        texts = iter(asked)
-        asking = middle(lambda filters=filters, texts=texts: memory.search(next(texts), K, **filters))  # type: ignore[misc]
-        report(f"AdaMEM's search among {count:,} steps, lexical (words), {what}, CPU", asking, "ms")
 
 
 def main() -> None:
@@ -236,8 +148,7 @@ def main() -> None:
     asked = parser.parse_args()
     calls(asked.dims)
     for count in [10_000] if asked.quick else asked.counts:
-        dense(count, asked.dims, asked.rounds)
-        lexical(count)
+        search(count, asked.dims, asked.rounds)
 
 
 if __name__ == "__main__":

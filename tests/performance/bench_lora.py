@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 import transformers
 from random_llama import make_llama
-from rows import make_parser, ratios, report
+from rows import cpu, make_parser, ratios, report
 
 from learngraph.memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
 from learngraph.tools.training import lora, losses
@@ -38,7 +37,6 @@ from learngraph.tools.training.lora import Example, TrainingSample
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
 SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
-LEARNER = "CLaaS's learner"
 
 
 def opened(folder: Path) -> tuple[Any, Any]:
@@ -70,53 +68,45 @@ def needed(example: Example) -> float:
     return forward + backward
 
 
-def product(clock: Callable[[], float], device: str) -> float:
+def product() -> float:
     """The shortest of some products: operations a second."""
-    a, b, best = torch.randn(512, HIDDEN, device=device), torch.randn(FFN, HIDDEN, device=device), float("inf")
-    for _ in range(100):
-        start = clock()
-        a @ b.T
-        best = min(best, clock() - start)
-    return 2 * 512 * HIDDEN * FFN / best
+    a, b = torch.randn(512, HIDDEN), torch.randn(FFN, HIDDEN)
+    return 2 * 512 * HIDDEN * FFN / min(cpu(lambda: a @ b.T) for _ in range(100))
 
 
-def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) -> None:
+def limit(folder: Path, rounds: int) -> None:
+    """Target 17."""
     network, _ = opened(folder)
-    network.to(device)
     updates = lora.make_optimizer(network, 1e-9)
     batch = examples(random.Random(0), 16, 1915)
     least = sum(map(needed, batch))
-    ways: dict[str, Callable[[], Any]] = {}
     objective = Objective("reinforce", learning_rate=1e-9, correction=StalenessCorrection("none"))
     samples = [TrainingSample(e, advantage=torch.ones(len(e.reply))) for e in batch]
-    ways[LEARNER] = lambda: lora.learn(network, updates, samples, objective)
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    parts = [float("inf")] * len(batch)
-    step, rates = float("inf"), list[float]()
-    for _ in range(rounds):
-        rates.append(product(clock, device))
-        for name, way in ways.items():
-            start = clock()
-            way()
-            took[name].append(clock() - start)
-        for n, example in enumerate(batch):
-            start = clock()
-            (logits,), _ = lora._forward_pass(network, [example])
-            (-losses.token_logprobs(logits, torch.tensor(example.reply, device=device)).mean()).backward()  # type: ignore[no-untyped-call]
-            parts[n] = min(parts[n], clock() - start)
-        start = clock()
+
+    def update() -> None:
         updates.step()
         updates.zero_grad()
-        step = min(step, clock() - start)
-        rates[-1] = max(rates[-1], product(clock, device))
+
+    def pass_of(example: Example) -> None:
+        (logits,), _ = lora._forward_pass(network, [example])
+        (-losses.token_logprobs(logits, torch.tensor(example.reply)).mean()).backward()  # type: ignore[no-untyped-call]
+
+    took, parts = list[float](), [float("inf")] * len(batch)
+    step, rates = float("inf"), list[float]()
+    for _ in range(rounds):
+        rates.append(product())
+        took.append(cpu(lambda: lora.learn(network, updates, samples, objective)))
+        parts = [
+            min(before, cpu(lambda example=example: pass_of(example))) for before, example in zip(parts, batch, strict=True)
+        ]
+        step = min(step, cpu(update))
+        rates[-1] = max(rates[-1], product())
     name = f"LoRA step of 16 replies, {network.num_parameters() / 1e6:.0f} M parameters, over its arithmetic"
     note = f"{least / 1e9:.0f} GFLOP at {max(rates) / 1e9:.0f} GFLOP/s"
     passes = (sum(parts) + step) * max(rates) / least
     report(f"{name}: the passes of its examples alone, the shortest of each", passes, limit=1)
-    for way, seconds in took.items():
-        of = [once * rate / least for once, rate in zip(seconds, rates, strict=True)]
-        goal = {"number": 17, "at_most": max(1.5, 1.1 * passes), "limit": passes} if way == LEARNER else {"limit": 1}
-        report(f"{name}: {way}", of, note=note, **goal)
+    of = [once * rate / least for once, rate in zip(took, rates, strict=True)]
+    report(f"{name}: CLaaS's learner", of, number=17, at_most=max(1.5, 1.1 * passes), limit=passes, note=note)
 
 
 # Target 18
@@ -187,7 +177,7 @@ def ours(network: Any, wrapper: Any, state: Path, samples: list[TrainingSample])
     return done.loss, done.grad_norm
 
 
-def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) -> None:
+def faster(folder: Path, rounds: int, batch: int) -> None:
     rng = random.Random(1)
 
     def words(count: int) -> tuple[int, ...]:
@@ -211,9 +201,7 @@ def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) ->
     took, said = [list[float]() for _ in ways], [(0.0, 0.0)] * len(ways)
     for _ in range(rounds):
         for n, way in enumerate(ways):
-            start = clock()
-            said[n] = way()
-            took[n].append(clock() - start)
+            took[n].append(cpu(lambda n=n, way=way: said.__setitem__(n, way())))
     note = "loss and length of the gradient: " + "; ".join(f"{loss:.6g}, {norm:.6g}" for loss, norm in said)
     name = f"SDPO step of {batch} replies, speed-up over the published code's way"
     report(name, ratios(took[0], took[-1]), "x", number=18, at_least=1.7, note=note)
@@ -231,8 +219,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         # Weights so large that a prompt matters to what follows.
         make_llama(Path(name), VOCABULARY, LAYERS, HIDDEN, FFN, initializer_range=0.06)
-        limit(Path(name), 1 if arguments.quick else arguments.rounds, "cpu", time.process_time)
-        faster(Path(name), 1 if arguments.quick else arguments.rounds, arguments.batch, time.process_time)
+        rounds = 1 if arguments.quick else arguments.rounds
+        limit(Path(name), rounds)
+        faster(Path(name), rounds, arguments.batch)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 import transformers
 from langchain_core.messages import HumanMessage
 from random_llama import make_llama, make_tokenizer
-from rows import make_parser, medians, ratios, report
+from rows import make_parser, ratios, report
 from transformers.cache_utils import DynamicCache
 
 from learngraph.tools.local.model import LocalChatModel, ModelUsage
@@ -148,47 +148,19 @@ def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
     print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forward_passes} forwards")
 
 
-def pocket(folder: str, device: str, clock: Callable[[], float]) -> None:
-    make_llama(Path(folder), 256, 4, 128, 352, eos_token_id=1)
-    make_tokenizer(Path(folder), 256, TEMPLATE)
-    model = LocalChatModel(model=folder, device=device, threads=1)
-    rng = random.Random(2)
-    chosen = options(rng, 12, "actions", 250)
-    fresh = [[HumanMessage(text(rng, 150, 250))] for _ in range(41)]
-    steps: list[list[HumanMessage]] = []
-    history = text(rng, 100, 250)
-    for _ in range(41):
-        history += " " + text(rng, 6, 250)
-        steps.append([HumanMessage(history)])
-    cold, step, warm = rounds(
-        clock,
-        40,
-        lambda i: model.score(fresh[i], chosen),
-        lambda i: model.score(steps[i], chosen),
-        lambda i: model.score(steps[i], chosen),
-    )
-    for name, took in (("a new prompt of 150 tokens", cold), ("7 new tokens", step), ("a known prompt", warm)):
-        report(
-            f"a decision of a model of 1 M parameters between 12 actions, {name}",
-            [1e3 * seconds for seconds in medians(took, 5)],
-            "ms",
-        )
-
-
 def main() -> None:
     parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     clock = time.process_time if arguments.device == "cpu" else time.perf_counter
-    with tempfile.TemporaryDirectory() as large, tempfile.TemporaryDirectory() as small:
+    with tempfile.TemporaryDirectory() as large:
         make_llama(Path(large), 24_000, 8, 384, 1024, eos_token_id=1)
         make_tokenizer(Path(large), 24_000, TEMPLATE)
         model = LocalChatModel(model=large, device=arguments.device, threads=1)
         print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} thread")
         scoring(model, clock, 200 if arguments.quick else 1000, arguments.rounds, 24_000)
         episode(model, 24_000)
-        pocket(small, arguments.device, clock)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ done; meanwhile version after version is loaded: read, checked, prepared beside 
     load        from the call until requests can have it, under this load
     failed      requests that failed (target 0)
     adapter     CPU of a pass with one adapter, and with two by turns, over one without (target 1.15)
-    batching    tokens a second with many streams over one stream at a time: CPU
-    pocket      200 streams at once of the pocket model: tokens/s, time to the first token
 
 Nothing here is asserted.
 """
@@ -36,7 +34,6 @@ from learngraph.tools.local.adapters import Adapter, read_adapter
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.local.passes import KVCache, SequenceInput
-from learngraph.tools.models.models import POCKET
 
 
 def make_adapter(model: Path, folder: Path, seed: int) -> None:
@@ -168,58 +165,6 @@ async def shares(model: LocalChatModel, folders: list[Path], repeat: int) -> Non
     await engine.close()
 
 
-async def batching(model: LocalChatModel, streams: int, length: int) -> None:
-    speeds = {}
-    for batch in (1, 64):
-        engine = LocalEngine(model, rank=16, max_batch_size=batch, cache_megabytes=0)
-        load = Load(engine)
-        load.stop = False
-        start = time.process_time()
-
-        async def one(seed: int, engine: LocalEngine = engine) -> None:
-            async for _ in engine.stream(request(seed, length, 8)):
-                pass
-
-        await asyncio.gather(*(one(i) for i in range(streams)))
-        spent = time.process_time() - start
-        speeds[batch] = engine.counts.generated_tokens / spent
-        await engine.close()
-    note = f"{speeds[64]:.0f} tokens per CPU second"
-    report(f"tokens per CPU second of {streams} streams at once, over one after the other", speeds[64] / speeds[1], note=note)
-
-
-async def pocket(streams: int) -> None:
-    engine = LocalEngine(LocalChatModel(model=str(POCKET), threads=1), rank=8)
-    firsts: list[float] = []
-    finished = 0
-
-    async def one(seed: int) -> None:
-        nonlocal finished
-        start, first = time.perf_counter(), None
-        messages = ({"role": "user", "content": f"You are in room {seed}. You see a lamp, a box and a door."},)
-        async for part in engine.stream(
-            ChatRequest(messages, Sampling(seed=seed, max_tokens=40), more={"logit_bias": {"1": -100}})
-        ):
-            if first is None:
-                first = time.perf_counter() - start
-                firsts.append(first)
-            finished += isinstance(part, Reply)
-
-    for attempt in ("cold", "warm"):
-        firsts.clear()
-        before, start, cpu = engine.counts.generated_tokens, time.perf_counter(), time.process_time()
-        await asyncio.gather(*(one(i) for i in range(streams)))
-        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-        made = engine.counts.generated_tokens - before
-        firsts.sort()
-        note = f"99th percentile {firsts[int(0.99 * len(firsts))] * 1e3:.0f} ms; {made / cpu:.0f} tokens per CPU second"
-        what = f"`pocket`, {streams} streams at once, {attempt}"
-        report(f"{what}: tokens per second", made / wall, note=note)
-        report(f"{what}: first token, median", firsts[len(firsts) // 2] * 1e3, "ms")
-    report(f"`pocket`, {streams} streams at once: failed", engine.counts.failed, at_most=0, note=f"{finished} finished")
-    await engine.close()
-
-
 def main() -> None:
     parser = make_parser(__doc__, rounds=30)
     parser.add_argument("--streams", type=int, default=8)
@@ -240,8 +185,6 @@ def main() -> None:
         print(f"model of {model.network.num_parameters() / 1e6:.1f} M parameters, adapters of {size / 2**20:.2f} MB")
         asyncio.run(swaps(model, folders, options.streams, 16 if options.quick else 32))
         asyncio.run(shares(model, folders, options.rounds))
-        asyncio.run(batching(model, 32, 8))
-    asyncio.run(pocket(20 if options.quick else 200))
 
 
 if __name__ == "__main__":

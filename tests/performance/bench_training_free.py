@@ -6,8 +6,7 @@
 The model is scripted: what it says is drawn from what it is asked, and names it, so that an answer that went to the wrong place
 shows. How long it takes is drawn likewise, from a log-normal distribution. Makespans are told as multiples of a lower bound, the
 larger of all work / slots and the longest chain of calls that need each other. `barrier` is what the same calls take where each
-stage waits for all of the one before, as in the reference code. `virtual` has a clock that jumps, so that only the schedule
-counts; the others wait in earnest, and this process's own work comes on top: on a busy machine they say little.
+stage waits for all of the one before, as in the reference code. The clock jumps to what happens next, so that only the schedule counts.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ import json
 import random
 import re
 import selectors
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -39,7 +36,7 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
-from learngraph.memory.storage.cache import Cache, cache_key
+from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
@@ -355,35 +352,6 @@ def served(unit: float) -> Iterator[Callable[[str], Runnable[Any, Any]]]:
         yield lambda stage: open_model(f"openai:{stage}", base_url=url)
 
 
-# The table
-
-
-def in_earnest(plan: Plan, model: Callable[[str], Runnable[Any, Any]]) -> tuple[Played, float, float]:
-    """(what came of it, wall seconds, CPU seconds)."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    played = asyncio.run(plan.play(model))
-    return played, time.perf_counter() - wall, time.process_time() - cpu
-
-
-def cache_costs(folder: Path, count: int = 4000, size: int = 3000) -> dict[str, float]:
-    """Microseconds a call."""
-    cache, value = Cache(folder / "costs.sqlite"), {"content": "x" * size}
-    keys = [cache_key("m", n) for n in range(count)]
-    todo: dict[str, Callable[[str], Any]] = {
-        "put": lambda k: cache.put(k, value, "s", Usage(1, 100, 10), 0.1),
-        "get": cache.get,
-        "get, not there": lambda k: cache.get("no " + k),
-        "spent": lambda k: cache.usage_by_stage(),
-    }
-    found = {}
-    for name, work in todo.items():
-        start = time.perf_counter()
-        for k in keys:
-            work(k)
-        found[name] = (time.perf_counter() - start) / count * 1e6
-    return found
-
-
 def main() -> None:
     asked = make_parser(__doc__, rounds=10)
     asked.add_argument("--serve", type=float)
@@ -401,31 +369,6 @@ def main() -> None:
         report(
             "the same with a barrier after each stage, as in the reference code", [theirs for _, theirs, _ in found], limit=1
         )
-    unit = 1.0
-    model, calls = scripted(unit)
-    virtually(Plan(problems=problems).play(model))
-    least = bound(calls, 128) * unit
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path in (("in this process", "a"), ("all from the cache", "a"), ("over HTTP", "b")):
-            plan = Plan(problems=problems, cache=Cache(Path(folder) / path))
-            before = sum(usage.calls for usage in plan.cache.usage_by_stage().values())
-            if name == "over HTTP":
-                with served(unit) as behind:
-                    behind("rollout")  # imports the client
-                    _, wall, cpu = in_earnest(plan, behind)
-            else:
-                _, wall, cpu = in_earnest(plan, scripted(unit)[0])
-            if made := sum(usage.calls for usage in plan.cache.usage_by_stage().values()) - before:
-                report(
-                    f"the same in earnest, a rollout's call of {unit:g} s on average, {name}: over the lower bound",
-                    wall / least,
-                    limit=1,
-                )
-                report(f"a model call, made and stored, {name}: CPU", cpu / made * 1e3, "ms")
-            else:
-                report("a model call from the cache: CPU", cpu / len(calls) * 1e3, "ms")
-        for name, us in cache_costs(Path(folder), 400 if options.quick else 4000).items():
-            report(f"the cache of model calls, {name}", us, "us")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ TOPICS: dict[str, dict[str, tuple[int, ...]]] = {
     "Many calls at once": {"bench_rollouts": (11, 12), "bench_icrl": (16,), "bench_training_free": (21,)},
     "What a learning middleware adds to a model call of an agent": {"bench_agents": ()},
     "A real browser": {"bench_web": ()},
-    "Learning": {"bench_lora": (17, 18), "bench_replay": ()},
+    "Learning": {"bench_lora": (17, 18)},
     "Serving": {"bench_swap": (19,), "bench_serving": (20,), "bench_generate": (), "bench_tenants": ()},
 }
 """Topic -> its benchmarks, with the targets that each measures."""

@@ -39,8 +39,8 @@ DEFAULT_PARAMETERS: Mapping[str, Mapping[str, int]] = {
 }
 """Game -> our settings: maps on which an agent can learn within 50 steps. Empty: the package's defaults.
 
-Mean final score over the first 40 tasks of the test fold, 5 episodes each, horizon 50 (standard error over tasks), by
-`python tests/performance/bench_environments.py`; gold scores 1.0 on all of them:
+Mean final score over the first 40 tasks of the test fold, 5 episodes each, horizon 50 (standard error over tasks); gold
+scores 1.0 on all of them:
 
 | game | random | gold's steps, mean (most) |
 |---|---|---|
