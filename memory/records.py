@@ -10,10 +10,9 @@ again when it is made: a record read from a checkpoint equals the original.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from .display import Table, make_table
 from .errors import UserError
@@ -58,11 +57,31 @@ __all__ = [
 ]
 
 
-def _tuple(record: object, name: str, items: Iterable[Any]) -> None:
-    object.__setattr__(record, name, tuple(items))
+T = TypeVar("T")
+_RECORDS = list[type]()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record(kind: type[T]) -> type[T]:
+    """Class decorator of the records here: a frozen dataclass whose sequences become tuples when it is made, pairs in them too."""
+    kept = {name: "tuple[tuple" in hint for name, hint in kind.__annotations__.items() if hint.startswith("tuple[")}
+    checked = kind.__dict__.get("__post_init__")
+
+    def __post_init__(self: Any) -> None:
+        for name, has_pairs in kept.items():
+            items = getattr(self, name)
+            object.__setattr__(self, name, tuple(map(tuple, items) if has_pairs else items))
+        if checked is not None:
+            checked(self)
+
+    if kept:
+        kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    made = dataclass(frozen=True, slots=True)(kind)
+    _RECORDS.append(made)
+    return made
+
+
+@record
 class Task:
     """A task: one instance of an environment (a game with its map, a domain with its rules)."""
 
@@ -74,7 +93,7 @@ class Task:
     """Selects the instance that the environment builds. The same task always means the same rules and the same start."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Observation:
     """The world's answer to an action, or its first sight at the start."""
 
@@ -91,11 +110,8 @@ class Observation:
     """The state key that a node has made of the observation and of what led to it (nodes/retrieve/context.py); empty: there is
     none but the environment's."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "actions", self.actions)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """A proposed action. The papers write z(s, a) for its logit."""
 
@@ -106,7 +122,7 @@ class Candidate:
     """The proposer: `policy`, or `memory` for an action that only the memory knows (JitRL, Eq. 23)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Neighbour:
     """The statistics of an action in a remembered state that resembles the present state.
 
@@ -131,7 +147,7 @@ NO_ACTION = "(no action: the reply could not be used)"
 """The action of a lost step: the agent's replies could not be used, and the world received nothing. Prompts show it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transition:
     """One step: (s_t, a_t, r_t)."""
 
@@ -154,7 +170,7 @@ class Transition:
         return self.action == NO_ACTION
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trajectory:
     """A finished attempt at a task; the papers call it rollout, experience (AdaMEM, ICRL) or exemplar."""
 
@@ -179,10 +195,6 @@ class Trajectory:
     lost: bool = False
     """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.returns.progress`)."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "transitions", self.transitions)
-        _tuple(self, "used", self.used)
-
     def table(self) -> Table:
         """A table of the steps."""
         rows = ((n, step.state, step.action, step.reward) for n, step in enumerate(self.transitions))
@@ -199,7 +211,7 @@ class Trajectory:
         return None if None in rewards else float(sum(r for r in rewards if r is not None))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shown:
     """The form in which a prompt shows an earlier attempt."""
 
@@ -211,7 +223,7 @@ class Shown:
     """Number of attempts with exactly these actions; only one of them is shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Precedent:
     """A reference to a remembered step that resembles the present one (an element of AdaMEM's E_ret)."""
 
@@ -225,7 +237,7 @@ class Precedent:
     """True if that trajectory succeeded; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Strategy:
     """Advice for the next actions, written during the episode (AdaMEM's short-term memory z); never stored in a library."""
 
@@ -239,11 +251,8 @@ class Strategy:
     author: str = "model"
     """The writer: `model`, or `rule` (`RecallStrategy`)."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "sources", self.sources)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Lesson:
     """A reusable piece of advice kept in a library (ReasoningBank's item; in Training-Free GRPO, an "experience")."""
 
@@ -278,17 +287,13 @@ class Lesson:
     shown: int = 0
     """Rollouts of learning steps whose prompts carried it."""
 
-    def __post_init__(self) -> None:
-        for name in ("sources", "problems", "rewards"):
-            _tuple(self, name, getattr(self, name))
-
     @property
     def digest(self) -> str:
         """A digest of its text: lessons with the same text have the same."""
         return blake2b(self.text.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Edit:
     """A proposed change of a library (the papers' "operation")."""
 
@@ -307,16 +312,12 @@ class Edit:
     step: int = 0
     """The learning step it belongs to."""
 
-    def __post_init__(self) -> None:
-        for name in ("lessons", "problems", "rewards"):
-            _tuple(self, name, getattr(self, name))
-
 
 OPS = ("add", "modify", "merge", "delete", "keep")
 """The operations of an edit. `keep` changes no text; it is a vote for a lesson that has proved itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ruling:
     """The decision on a proposed edit. The ledger has one for every edit."""
 
@@ -328,7 +329,7 @@ class Ruling:
     """Id of the lesson that the edit made or changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rollout:
     """One attempt of a group at a problem, in the form in which attempts are compared."""
 
@@ -357,11 +358,8 @@ class Rollout:
     error: str = ""
     """The reason for a missing reward: the rollout failed, ran out of time, or could not be verified."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "shown", self.shown)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Summary:
     """An account of a rollout in words: its actions, and where it went right or wrong."""
 
@@ -372,7 +370,7 @@ class Summary:
     """False: no summary could be had, and the text is the transcript, cut to size."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """The result of comparing the rollouts of a group: its semantic advantage, the output of a group."""
 
@@ -400,14 +398,8 @@ class Comparison:
     """Actions taken by all its rollouts."""
     tool_calls: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("rewards", "truths", "insights", "edits", "rulings", "failures"):
-            _tuple(self, name, getattr(self, name))
-        object.__setattr__(self, "votes", tuple((id, vote) for id, vote in self.votes))
-        object.__setattr__(self, "shown", tuple((id, times) for id, times in self.shown))
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Probe:
     """One rollout of the accept test: a held-out problem under one of the two libraries."""
 
@@ -420,7 +412,7 @@ class Probe:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Estimate:
     """The value that the memory estimates for one candidate action in the present state."""
 
@@ -437,7 +429,7 @@ class Estimate:
     """True where the exploration draw gave an untried action its bonus (JitRL, Eq. 6); recorded so that it can be replayed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """Calls and tokens of models; two usages add up."""
 
@@ -456,16 +448,7 @@ class Usage:
     """Steps that were lost because no reply could be used."""
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.refreshes + other.refreshes,
-            self.malformed + other.malformed,
-            self.studied + other.studied,
-            self.unreadable + other.unreadable,
-            self.lost_steps + other.lost_steps,
-        )
+        return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     @classmethod
     def from_reply(cls, reply: Any) -> Usage:
@@ -474,7 +457,7 @@ class Usage:
         return cls(1, counted.get("input_tokens", 0), counted.get("output_tokens", 0))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Experience:
     """The return of one action in one state: JitRL's triplet (s, a, G)."""
 
@@ -494,7 +477,7 @@ class Experience:
     """True if this step lost the episode (`Trajectory.lost`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sampling:
     """Sampling parameters of a reply."""
 
@@ -509,11 +492,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Texts that end a reply and are not part of it."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "stop", self.stop)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class ChatRequest:
     """A request to a chat API for one reply."""
 
@@ -532,12 +512,8 @@ class ChatRequest:
     more: dict[str, Any] = field(default_factory=dict)
     """Options that only some engines know, under OpenAI's names (`presence_penalty`, `logit_bias`)."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "messages", self.messages)
-        _tuple(self, "tools", self.tools)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class ChatCall:
     """One call of a served model: what is asked, by whom, and how the exchange is kept."""
 
@@ -558,7 +534,7 @@ class ChatCall:
     """Keep the exchange. One that is not kept takes no feedback."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """A part of a reply that is being generated."""
 
@@ -568,11 +544,8 @@ class Piece:
     num_tokens: int = 1
     """Tokens since the piece before."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "logprobs", self.logprobs)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Reply:
     """A finished reply of the engine."""
 
@@ -595,12 +568,8 @@ class Reply:
     flaw: str = ""
     """Reason why nothing can be learned from it; empty: there is none."""
 
-    def __post_init__(self) -> None:
-        for name in ("prompt_ids", "token_ids", "logprobs", "tool_calls"):
-            _tuple(self, name, getattr(self, name))
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Feedback:
     """Feedback on a served reply: a number, words, or both.
 
@@ -622,7 +591,7 @@ class Feedback:
             raise UserError(f"feedback: a reward is a number from -1 to 1, got {self.reward}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FeedbackReceipt:
     """The answer to feedback: which job learns from it, and the state of the exchange."""
 
@@ -636,7 +605,7 @@ class FeedbackReceipt:
     """True if the same feedback was there already; then nothing has changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exchange:
     """One served chat turn (CLaaS's rollout): the request, the reply with its version, and the feedback."""
 
@@ -666,7 +635,7 @@ class Exchange:
     """The tenant's end user who chatted; empty: not named."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExchangeQuery:
     """A question for a tenant's exchanges, newest first."""
 
@@ -683,7 +652,7 @@ class ExchangeQuery:
     """A version; only those that its own step learned from."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Minibatch:
     """The exchanges of one gradient step, fixed when they are leased: a step repeated after a crash has the same ones."""
 
@@ -699,16 +668,13 @@ class Minibatch:
     seed: int
     """Seed of all random draws in the step."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "exchanges", self.exchanges)
-
     @property
     def ages(self) -> tuple[int, ...]:
         """Gradient steps between the version that made each exchange and the version that learns."""
         return tuple(self.step - 1 - exchange.step for exchange in self.exchanges)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Correction:
     """The off-policy correction of a batch: the learner's distance from the sampling policy, and the remaining exchanges."""
 
@@ -734,13 +700,8 @@ class Correction:
     kls: tuple[tuple[str, float], ...] = ()
     """(id, mean of log mu - log pi_old over its reply, in nats); adaptive eviction goes by this."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "kept", self.kept)
-        object.__setattr__(self, "dropped", tuple((id, why) for id, why in self.dropped))
-        object.__setattr__(self, "kls", tuple((id, kl) for id, kl in self.kls))
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Update:
     """The result of a gradient step."""
 
@@ -765,7 +726,7 @@ class Update:
     """Wall time."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measured:
     """Measurements of a version on fixed texts, for the gate. Means over tokens, in nats."""
 
@@ -778,12 +739,8 @@ class Measured:
     kl: float = 0.0
     """Mean KL(pi || base)."""
 
-    def __post_init__(self) -> None:
-        _tuple(self, "logprobs", self.logprobs)
-        _tuple(self, "sums", self.sums)
 
-
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """One line of a gate's result."""
 
@@ -797,36 +754,5 @@ class Check:
     note: str = ""
 
 
-RECORDS: tuple[type, ...] = (
-    Task,
-    Observation,
-    Candidate,
-    Neighbour,
-    Estimate,
-    Usage,
-    Transition,
-    Trajectory,
-    Shown,
-    Experience,
-    Precedent,
-    Strategy,
-    Lesson,
-    Edit,
-    Ruling,
-    Rollout,
-    Summary,
-    Comparison,
-    Probe,
-    Sampling,
-    ChatRequest,
-    Piece,
-    Reply,
-    Feedback,
-    Exchange,
-    Minibatch,
-    Correction,
-    Update,
-    Measured,
-    Check,
-)
-"""Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""
+RECORDS: tuple[type, ...] = tuple(_RECORDS)
+"""Every record of this file; the checkpoint serializer's allow-list is made from this."""
