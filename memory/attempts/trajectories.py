@@ -137,6 +137,9 @@ class _IndexedTrajectory:
     count: int  # of rows
 
 
+_COLUMNS = {"domain": "i", "task": "i", "run": "i", "episode": "q", "own": "b", "success": "b", "count": "i"}
+
+
 class _Usefulness:
     """The usefulness of each trajectory, and the evicted ones, after some episodes in the order of storing."""
 
@@ -175,45 +178,6 @@ class _Usefulness:
                 self.evicted.add(old)
         self._own[trajectory.id] = place
         heapq.heappush(self._queue, (self._gains.get(trajectory.id, 0.0), place, trajectory.id))
-
-
-class _Mask:
-    """The rows that a search with certain filters may find; with `distinct`, of those with one key and action the newest alone.
-
-    A search without repeats is as fast in a memory of a thousand plays of one task as in one of ten.
-    """
-
-    def __init__(self, distinct: bool) -> None:
-        self.rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._newest: dict[int, int] | None = {} if distinct else None  # number of a key and action -> its newest row
-        self._shown = self.rows  # with the repeats
-
-    def extend(self, shown: NDArray[np.bool_], pairs: Sequence[int]) -> None:
-        """Add rows, with the numbers of their (key, action) pairs."""
-        start = len(self.rows)
-        self.rows = np.append(self.rows, shown)
-        if self._newest is None:
-            return
-        self._shown = np.append(self._shown, shown)
-        for place in np.flatnonzero(shown).tolist():
-            older = self._newest.get(pairs[place])
-            if older is not None:
-                self.rows[older] = False
-            self._newest[pairs[place]] = start + place
-
-    def change(self, rows: slice, is_shown: bool, pairs: NDArray[np.int32]) -> None:
-        """Show or hide some rows; `pairs` are the numbers of the (key, action) pairs of all rows."""
-        if self._newest is None:
-            self.rows[rows] = is_shown
-            return
-        self._shown[rows] = is_shown
-        for pair in dict.fromkeys(pairs[rows].tolist()):
-            alike = np.flatnonzero(pairs == pair)
-            self.rows[alike] = False
-            self._newest.pop(pair, None)
-            if len(seen := alike[self._shown[alike]]):
-                self._newest[pair] = int(seen[-1])
-                self.rows[seen[-1]] = True
 
 
 @branching("add", but=("reload", "is_durable"))
@@ -529,23 +493,38 @@ class Trajectories:
         return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
     def _among(self, filters: _Filters, distinct: bool) -> NDArray[np.bool_]:
-        """row -> whether it may be found. The last masks are cached, since an episode asks the same at every step."""
+        """row -> whether it may be found; with `distinct`, of those with one key and action the newest alone."""
         kind, domain, task, before = filters
         if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
             before = None  # hides nothing
         asked = (kind, domain, task, before), distinct
-        mask = self._masks.pop(asked, None)
-        if mask is None:
-            evicted = set[int]()
-            if self.limit is not None:
-                evicted = self._known_usefulness().evicted if before is None else self._count_usefulness(before).evicted
-            shown = [place not in evicted and _is_shown(kept, *asked[0]) for place, kept in enumerate(self._kept)]
-            mask = _Mask(distinct)
-            mask.extend(np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept]), self._pairs)
-        self._masks[asked] = mask  # the latest mask stands last
-        if len(self._masks) > 8:
-            del self._masks[next(iter(self._masks))]
-        return mask.rows
+        if asked not in self._masks:
+            if len(self._masks) == 8:
+                del self._masks[next(iter(self._masks))]
+            self._masks[asked] = self._mask(kind, domain, task, before, distinct)
+        return self._masks[asked]
+
+    def _mask(
+        self, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None, distinct: bool
+    ) -> NDArray[np.bool_]:
+        has = {name: np.array(column) for name, column in self._columns.items()}
+        shown = has["domain"] == self._names.get(domain, -1)
+        if task is not None:
+            shown &= has["task"] == self._names.get(task, -1)
+        if kind != "all":
+            shown &= has["success"] == (kind == "success")
+        if before is not None:
+            shown &= ~((has["own"] == 1) & (has["run"] == self._names.get(before[0], -1)) & (has["episode"] >= before[1]))
+        if self.limit is not None:
+            counted = self._known_usefulness() if before is None else self._count_usefulness(before)
+            shown[np.array([*counted.evicted], np.intp)] = False
+        rows: NDArray[np.bool_] = np.repeat(shown, has["count"])
+        if distinct:  # a search without repeats is as fast in a memory of a thousand plays of one task as in one of ten
+            seen, newest = np.flatnonzero(rows), np.full(len(self._numbers), -1)
+            np.maximum.at(newest, np.array(self._pairs, np.intp)[seen], seen)
+            rows[seen] = False
+            rows[newest[newest >= 0]] = True
+        return rows
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
         kept = self._kept[self._owners[row]]
@@ -571,7 +550,9 @@ class Trajectories:
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
             self._usefulness: _Usefulness | None = _Usefulness(self.limit)  # None: to be counted when it is asked for
-            self._masks: dict[tuple[_Filters, bool], _Mask] = {}
+            self._columns = {name: array(kind) for name, kind in _COLUMNS.items()}  # by place: what searches filter by
+            self._names: dict[str, int] = {}  # text in a column -> its number
+            self._masks: dict[tuple[_Filters, bool], NDArray[np.bool_]] = {}  # of the latest searches since the last change
             for trajectory, readings, pairs, mine in read:
                 self._append(trajectory, readings, pairs, mine)
 
@@ -608,15 +589,19 @@ class Trajectories:
         self._pairs.extend([self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs])
         self._kept.append(kept)
         self._places[trajectory.id] = place
+        for name, value in self._row(kept).items():
+            self._columns[name].append(value)
         if own:
             self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
         if self._usefulness is not None:
             self._usefulness.add(place, kept)
-        if self.limit is None:  # nothing is evicted: what was shown stays shown
-            for [filters, _], mask in self._masks.items():
-                mask.extend(np.full(kept.count, _is_shown(kept, *filters)), self._pairs[kept.start :])
-        else:
-            self._masks.clear()
+        self._masks.clear()
+
+    def _row(self, kept: _IndexedTrajectory) -> dict[str, int]:
+        one = kept.trajectory
+        domain, task, run = (self._names.setdefault(text, len(self._names)) for text in (one.domain, one.task.id, one.run))
+        success = -1 if kept.success is None else kept.success
+        return dict(zip(_COLUMNS, (domain, task, run, one.episode, kept.own, success, kept.count), strict=True))
 
     def _replace(self, place: int, trajectory: Trajectory, pairs: Sequence[bytes]) -> bool:
         """Put a trajectory at the place of one with the same keys and actions, such as one with another reward.
@@ -629,14 +614,11 @@ class Trajectories:
         if not same_name or numbers != self._pairs[kept.start : kept.start + kept.count].tolist():
             return False
         with self._lock:
-            now = self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
+            self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
+            for name, value in self._row(self._kept[place]).items():
+                self._columns[name][place] = value
             self._usefulness = None
-            if self.limit is not None:  # others may be evicted now
-                self._masks.clear()
-            rows, pairs_of_all = slice(kept.start, kept.start + kept.count), np.array(self._pairs, np.int32)
-            for [filters, _], mask in self._masks.items():
-                if (is_shown := _is_shown(now, *filters)) is not _is_shown(kept, *filters):
-                    mask.change(rows, is_shown, pairs_of_all)
+            self._masks.clear()
         return True
 
     def _known_usefulness(self) -> _Usefulness:
@@ -656,18 +638,6 @@ class Trajectories:
 def _digest(*texts: str) -> bytes:
     """A short hash of texts, in place of keys as long as a whole prompt."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _is_shown(
-    kept: _IndexedTrajectory, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None
-) -> bool:
-    """True if a search with these filters may find a trajectory that is not evicted."""
-    return (
-        kept.trajectory.domain == domain
-        and (task is None or kept.trajectory.task.id == task)
-        and (kind == "all" or kept.success is (kind == "success"))
-        and not _is_hidden(kept, before)
-    )
 
 
 def _is_hidden(kept: _IndexedTrajectory, before: tuple[str, int] | None) -> bool:
