@@ -22,7 +22,7 @@ from typing_extensions import TypedDict, Unpack
 from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Experience, Neighbour, Trajectory
-from ..search.segments import BATCH_ROWS, IndexSegment, TokenSegments
+from ..search.segments import IndexSegment, TokenSegments
 from ..search.similarity import Similarity, TokenSimilarity, shingles
 from ..storage.branches import ABSENT, History, branching, moment_of_time
 from ..storage.snapshot import Snapshots, folder_name
@@ -606,19 +606,13 @@ class Experiences:
 
     def _fill(self, scope: Scope, experiences: Sequence[Experience], readings: Mapping[str, Any]) -> None:
         """Add experiences to a scope. `readings` are those of states that were read already."""
-        in_batches = isinstance(scope.index, TokenSegments) and len(experiences) > PART_ROWS
-        if in_batches:
-            scope.index.begin_batch()
         for start in range(0, len(experiences), _READ_AT_ONCE):
             part = experiences[start : start + _READ_AT_ONCE]
             found = {**readings, **self._readings(scope, part, readings)}
             for experience in part:
                 scope.add(experience, found.get(experience.state))
-            if in_batches and scope.index.newest >= BATCH_ROWS:
-                scope.index.end_batch()
-                scope.index.begin_batch()
-        if in_batches:
-            scope.index.end_batch()
+            if scope.has_full_part and len(experiences) > PART_ROWS:
+                scope.index.end_segment()
 
     def _readings(self, scope: Scope, experiences: Sequence[Experience], known: Mapping[str, Any]) -> dict[str, Any]:
         """state -> the form in which it is compared, for those that the scope does not have and that are not known."""

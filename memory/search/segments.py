@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest as _digest
 
 from .similarity import InvertedIndex, RankedRows, TokenRows
 
-__all__ = ["BATCH_ROWS", "MERGE_ROWS", "IndexSegment", "TokenSegments"]
+__all__ = ["MERGE_ROWS", "IndexSegment", "TokenSegments"]
 
 Hashes = NDArray[np.uint64]
 MERGE_ROWS = 1 << 20
@@ -25,8 +25,6 @@ MERGE_ROWS = 1 << 20
 some 4 GB of memory for as long."""
 TABLE_TOKENS = 1 << 21
 """Tokens of a segment up to which a comparison makes a table of them all, a byte each: a larger one fits no cache."""
-BATCH_ROWS = 1 << 17
-"""Rows of a batch at most: so many of 160 tokens take 1 GB of memory until they are a segment."""
 
 
 def hash_tokens(tokens: Collection[Hashable]) -> Hashes:
@@ -52,129 +50,65 @@ class IndexSegment(InvertedIndex):
         arrays: its parts, by the names in `NAMES`, as `make` returns them.
     """
 
-    NAMES = ("tokens", "starts", "common", "ends", "postings", "single", "single_rows", "digests", "digest_rows")
+    NAMES = ("tokens", "starts", "vocabulary", "ends", "postings", "digests", "digest_rows")
     """tokens: the numbers of the tokens of all rows, one row after the other; starts: where each row begins, and the end.
-    common: the hashes of the tokens of several rows, ascending, numbered from 0; ends: where the rows of each begin in postings, and the end.
-    single: those of the tokens of one row, ascending, numbered on; single_rows: that row. digests: the sums of the rows' hashes,
-    ascending; digest_rows: their rows."""
+    vocabulary: the hashes of all tokens, ascending, numbered from 0; ends: where the rows of each begin in postings, and the end.
+    digests: the sums of the rows' hashes, ascending; digest_rows: their rows."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.arrays = {name: arrays[name] for name in self.NAMES}
-        plain = {name: np.asarray(array) for name, array in self.arrays.items()}  # slices of np.memmap itself are slow to make
-        self._tokens, self._starts = plain["tokens"], plain["starts"]
-        self._common, self._ends, self._postings = plain["common"], plain["ends"], plain["postings"]
-        self._single, self._single_rows = plain["single"], plain["single_rows"]
-        self._digests, self._digest_rows = plain["digests"], plain["digest_rows"]
+        plain = (np.asarray(array) for array in self.arrays.values())  # slices of np.memmap itself are slow to make
+        self._tokens, self._starts, self._vocabulary, self._ends, self._postings, self._digests, self._digest_rows = plain
 
     @classmethod
     def make(cls, hashes: Hashes, sizes: NDArray[np.int64]) -> IndexSegment:
         """The index of these rows: the hashes of their tokens, one row after the other, and the number of tokens of each row."""
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-        rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        order = np.argsort(hashes)
-        ordered, rows_in_order = hashes[order], rows[order]
-        first = np.ones(len(ordered), np.bool_)  # of the places of a token
-        first[1:] = ordered[1:] != ordered[:-1]
-        counts = np.diff(np.append(np.flatnonzero(first), len(ordered)))
-        is_common = counts > 1
-        kinds = np.cumsum(is_common)
-        numbers = np.where(is_common, kinds - 1, kinds[-1:].sum() + np.cumsum(~is_common) - 1).astype(np.int32)
-        tokens = np.empty(len(hashes), np.int32)
-        tokens[order] = np.repeat(numbers, counts)
-        in_common, distinct = np.repeat(is_common, counts), ordered[first]
         totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
         digests = totals[starts[1:]] - totals[starts[:-1]]
+        del totals
+        order = np.argsort(hashes)
+        ordered = hashes[order]
+        first = np.ones(len(ordered), np.bool_)  # of the places of a token
+        first[1:] = ordered[1:] != ordered[:-1]
+        ends = np.append(np.flatnonzero(first), len(ordered)).astype(np.int32)
+        vocabulary = ordered[first]
+        del ordered
+        tokens = np.empty(len(hashes), np.int32)
+        tokens[order] = np.cumsum(first, dtype=np.int32) - 1
+        postings = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
         by_digest = np.argsort(digests, kind="stable")
-        return cls(
-            {
-                "tokens": tokens,
-                "starts": starts,
-                "common": distinct[is_common],
-                "ends": np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[is_common], dtype=np.int64)]),
-                "postings": rows_in_order[in_common],
-                "single": distinct[~is_common],
-                "single_rows": rows_in_order[~in_common],
-                "digests": digests[by_digest],
-                "digest_rows": by_digest.astype(np.int32),
-            }
-        )
+        arrays = (tokens, starts, vocabulary, ends, postings, digests[by_digest], by_digest.astype(np.int32))
+        return cls(dict(zip(cls.NAMES, arrays, strict=True)))
 
     @classmethod
-    def of(cls, rows: TokenRows | _Batch) -> IndexSegment:
+    def of(cls, rows: TokenRows) -> IndexSegment:
         """The segment of these rows.
 
         Raises:
             TypeError: a token is no text.
         """
-        if isinstance(rows, _Batch):
-            return cls.make(np.concatenate(rows.hashes), np.array([len(row) for row in rows.hashes], np.int64))
         known, numbers, sizes = rows.columns()
         return cls.make(hash_tokens(known)[numbers], sizes.astype(np.int64))
 
     @classmethod
     def merge(cls, segments: Sequence[IndexSegment]) -> IndexSegment:
         """The rows of several segments, in their order, in one."""
-        offsets = np.cumsum([0, *map(len, segments)])[:-1].tolist()
-        hashes = np.concatenate([array for segment in segments for array in (segment._common, segment._single)])
-        distinct, places = np.unique(hashes, return_inverse=True)
-        del hashes
-        splits = np.cumsum([len(segment._common) + len(segment._single) for segment in segments])[:-1]
-        counts = np.zeros(len(distinct), np.int64)
-        for segment, at in zip(segments, np.split(places, splits), strict=True):
-            counts[at[: len(segment._common)]] += np.diff(segment._ends)
-            counts[at[len(segment._common) :]] += 1
-        is_common = counts > 1
-        several = int(np.count_nonzero(is_common))
-        numbers = np.where(is_common, np.cumsum(is_common) - 1, several + np.cumsum(~is_common) - 1).astype(np.int32)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[is_common], dtype=np.int64)])
-        free, postings = ends[:-1].copy(), np.empty(ends[-1], np.int32)  # where the next row of a token is put
-        single_rows, tokens = np.empty(len(distinct) - several, np.int32), []
-        for segment, offset, own in zip(segments, offsets, np.split(numbers[places], splits), strict=True):
-            tokens.append(own[segment._tokens])
-            common, single = np.split(own, [len(segment._common)])
-            alone = single >= several
-            single_rows[single[alone] - several] = segment._single_rows[alone] + np.int32(offset)
-            postings[free[single[~alone]]] = segment._single_rows[~alone] + np.int32(offset)
-            free[single[~alone]] += 1
-            lengths = np.diff(segment._ends)
-            into = np.repeat(free[common] - segment._ends[:-1], lengths)
-            into += np.arange(len(segment._postings))
-            postings[into] = segment._postings + np.int32(offset)
-            free[common] += lengths
-        sizes = np.concatenate([np.diff(segment._starts) for segment in segments])
-        digests = np.concatenate([segment._digests for segment in segments])
-        rows = np.concatenate([one._digest_rows + np.int32(offset) for one, offset in zip(segments, offsets, strict=True)])
-        order = np.argsort(digests, kind="stable")
-        return cls(
-            {
-                "tokens": np.concatenate(tokens),
-                "starts": np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
-                "common": distinct[is_common],
-                "ends": ends,
-                "postings": postings,
-                "single": distinct[~is_common],
-                "single_rows": single_rows,
-                "digests": digests[order],
-                "digest_rows": rows[order],
-            }
-        )
+        hashes = np.concatenate([one._vocabulary[one._tokens] for one in segments])
+        return cls.make(hashes, np.concatenate([np.diff(one._starts) for one in segments]))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __repr__(self) -> str:
-        return f"IndexSegment({len(self)} rows, {len(self._common) + len(self._single)} tokens)"
+        return f"IndexSegment({len(self)} rows, {len(self._vocabulary)} tokens)"
 
     def _numbers(self, hashes: Hashes) -> NDArray[np.intp]:
-        """The numbers of those of these tokens that the segment has."""
-        found = []
-        for known, first in ((self._single, len(self._common)), (self._common, 0)):
-            places = np.searchsorted(known, hashes)
-            inside = places < len(known)
-            places = places[inside]
-            found.append(places[known[places] == hashes[inside]] + first)
-        numbers: NDArray[np.intp] = np.concatenate(found)
-        return numbers
+        """The numbers of those tokens that the segment has."""
+        places = np.searchsorted(self._vocabulary, hashes)
+        inside = places < len(self._vocabulary)
+        places = places[inside]
+        return places[self._vocabulary[places] == hashes[inside]]
 
     def find(self, hashes: Hashes) -> int | None:
         """The newest row with exactly these tokens, if there is one."""
@@ -184,9 +118,8 @@ class IndexSegment(InvertedIndex):
             return None
         numbers = np.sort(self._numbers(hashes))
         for row in self._digest_rows[low:high][::-1].tolist():
-            if len(numbers) == len(hashes) and np.array_equal(
-                np.sort(self._tokens[self._starts[row] : self._starts[row + 1]]), numbers
-            ):
+            own = self._tokens[self._starts[row] : self._starts[row + 1]]
+            if len(numbers) == len(hashes) and np.array_equal(np.sort(own), numbers):
                 return int(row)
         return None
 
@@ -195,19 +128,14 @@ class IndexSegment(InvertedIndex):
         known = self._numbers(hashes)
         if not len(known) or not k:
             return np.zeros(0, np.intp), np.zeros(0)
-        frequencies = np.ones(len(known), np.int64)
-        common = known < len(self._common)
-        frequencies[common] = self._ends[known[common] + 1] - self._ends[known[common]]
+        frequencies = self._ends[known + 1] - self._ends[known]
         order = np.argsort(frequencies, kind="stable")
         return self._search(known[order].tolist(), frequencies[order].tolist(), len(hashes), k, threshold, None)
 
     def _rows_with(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         numbers = np.array(tokens, np.intp)
-        common = numbers[numbers < len(self._common)]
-        spans = zip(self._ends[common].tolist(), self._ends[common + 1].tolist(), strict=True)
-        lists = [self._single_rows[numbers[numbers >= len(self._common)] - len(self._common)]]
-        lists += [self._postings[start:end] for start, end in spans]
-        rows: NDArray[np.int32] = np.concatenate(lists)
+        spans = zip(self._ends[numbers].tolist(), self._ends[numbers + 1].tolist(), strict=True)
+        rows: NDArray[np.int32] = np.concatenate([self._postings[:0], *(self._postings[start:end] for start, end in spans)])
         return rows
 
     def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
@@ -216,7 +144,7 @@ class IndexSegment(InvertedIndex):
         sizes = self._sizes_of(rows)
         ends = np.cumsum(sizes)
         places = np.arange(ends[-1]) + np.repeat(self._starts[rows] - ends + sizes, sizes)
-        tokens, count = self._tokens[places], len(self._common) + len(self._single)
+        tokens, count = self._tokens[places], len(self._vocabulary)
         if count <= TABLE_TOKENS:
             table = np.zeros(count, np.bool_)
             table[known] = True
@@ -236,30 +164,11 @@ class IndexSegment(InvertedIndex):
         return sizes
 
 
-class _Batch:
-    """Rows that are added at once, before a search: they take a third of the time of an index that can be searched meanwhile."""
-
-    def __init__(self) -> None:
-        self.hashes: list[Hashes] = []  # of each row's tokens
-        self._rows: dict[int, int] = {}  # digest -> the newest row with it
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def add(self, hashes: Hashes) -> None:
-        self._rows[int(np.sum(hashes, dtype=np.uint64))] = len(self.hashes)
-        self.hashes.append(hashes)
-
-    def find(self, hashes: Hashes) -> int | None:
-        row = self._rows.get(int(np.sum(hashes, dtype=np.uint64)))
-        return row if row is not None and np.array_equal(np.sort(hashes), np.sort(self.hashes[row])) else None
-
-
 class TokenSegments:
     """Rows of sets of texts: some in segments, the newest in an index that grows (`TokenRows`)."""
 
     def __init__(self, segments: Iterable[IndexSegment] = ()) -> None:
-        self._parts: list[IndexSegment | TokenRows | _Batch] = [*segments, TokenRows()]
+        self._parts: list[IndexSegment | TokenRows] = [*segments, TokenRows()]
         self._latest: tuple[frozenset[Hashable], Hashes] = (frozenset(), np.zeros(0, np.uint64))  # a reading and its hashes
         self._place()
 
@@ -281,7 +190,7 @@ class TokenSegments:
         return len(self._parts[-1])
 
     @property
-    def parts(self) -> list[IndexSegment | TokenRows | _Batch]:
+    def parts(self) -> list[IndexSegment | TokenRows]:
         """The segments, the parts that are no segments yet, and the part that grows."""
         return list(self._parts)
 
@@ -291,19 +200,11 @@ class TokenSegments:
             self._parts.append(TokenRows())
             self._place()
 
-    def begin_batch(self) -> None:
-        """Add rows without a search from now on, until `end_batch`."""
-        self.begin_part()
-        self._parts[-1] = _Batch()
-
-    def end_batch(self) -> None:
-        """Make segments of the batch."""
-        if len(self._parts[-1]):
-            self._parts[-1] = IndexSegment.of(cast(_Batch, self._parts[-1]))
-            self._parts.append(TokenRows())
-        else:
-            self._parts[-1] = TokenRows()
-        self._place()
+    def end_segment(self) -> None:
+        """Make a segment of the part that grows."""
+        if self.newest:
+            self._parts[-1] = IndexSegment.of(cast(TokenRows, self._parts[-1]))
+            self.begin_part()
 
     def put_segments(self, segments: Sequence[IndexSegment]) -> None:
         """Put segments in the place of the first parts, which together have the same rows."""
@@ -317,11 +218,7 @@ class TokenSegments:
 
     def add(self, reading: frozenset[Hashable], /) -> None:
         """Append a row."""
-        growing = self._parts[-1]
-        if isinstance(growing, TokenRows):
-            growing.add(reading)
-        else:
-            cast(_Batch, growing).add(self._hashes_of(reading))
+        cast(TokenRows, self._parts[-1]).add(reading)
 
     def find(self, reading: frozenset[Hashable]) -> int | None:
         """The row with exactly these tokens, if there is one."""
@@ -341,7 +238,7 @@ class TokenSegments:
             if isinstance(part, TokenRows):
                 more, found = part.nearest(reading, k, floor, None)
             else:
-                more, found = cast(IndexSegment, part).nearest(self._hashes_of(reading), k, floor)
+                more, found = part.nearest(self._hashes_of(reading), k, floor)
             if not len(rows):  # mostly there is one segment, and nothing to merge
                 rows, similarities = more + start, found
             elif len(more):

@@ -39,7 +39,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiences, "LEAST_UNSAVED", 1)
     for module in (experiences, scope):
         monkeypatch.setattr(module, "PART_ROWS", 8)
-    monkeypatch.setattr(experiences, "BATCH_ROWS", 10)
     monkeypatch.setattr(scope, "MERGE_ROWS", 40)
 
 
@@ -379,13 +378,10 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
 
 
 def test_segments_find_what_one_index_finds() -> None:
-    """Rows in one index, and in segments of any size, merged or not, with a part that grows or in batches."""
+    """Rows in one index, and in segments of any size, merged or not, with a part that grows."""
     draws = Random(0)
-    for trial in range(60):
+    for _ in range(60):
         plain, split = TokenRows(), TokenSegments()
-        batch = trial % 3 == 0
-        if batch:
-            split.begin_batch()
         for _ in range(draws.randrange(1, 90)):
             tokens = frozenset(draws.choices(WORDS, k=draws.randrange(6)))
             assert plain.find(tokens) == split.find(tokens)
@@ -393,15 +389,12 @@ def test_segments_find_what_one_index_finds() -> None:
                 plain.add(tokens)
                 split.add(tokens)
             event = draws.random()
-            if not batch and event < 0.2:
+            if event < 0.1:
+                split.end_segment()
+            elif event < 0.3:
                 split.begin_part()
                 made = [part if isinstance(part, IndexSegment) else IndexSegment.of(part) for part in split.parts[:-1]]
-                split.put_segments([IndexSegment.merge(made)] if made and event < 0.1 else made)
-            elif batch and event < 0.1:
-                split.end_batch()
-                split.begin_batch()
-        if batch:
-            split.end_batch()
+                split.put_segments([IndexSegment.merge(made)] if made and event < 0.2 else made)
         assert len(split) == len(plain)
         for _ in range(20):
             query, k = frozenset(draws.choices(WORDS, k=draws.randrange(6))), draws.randrange(9)
