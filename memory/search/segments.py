@@ -108,7 +108,8 @@ class IndexSegment(InvertedIndex):
         places = np.searchsorted(self._vocabulary, hashes)
         inside = places < len(self._vocabulary)
         places = places[inside]
-        return places[self._vocabulary[places] == hashes[inside]]
+        numbers: NDArray[np.intp] = places[self._vocabulary[places] == hashes[inside]]
+        return numbers
 
     def find(self, hashes: Hashes) -> int | None:
         """The newest row with exactly these tokens, if there is one."""
