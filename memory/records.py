@@ -67,7 +67,7 @@ def record(kind: type[T]) -> type[T]:
     kept = {name: "tuple[tuple" in hint for name, hint in kind.__annotations__.items() if hint.startswith("tuple[")}
     checked = kind.__dict__.get("__post_init__")
 
-    def __post_init__(self: Any) -> None:
+    def settle(self: Any) -> None:
         for name, has_pairs in kept.items():
             items = getattr(self, name)
             object.__setattr__(self, name, tuple(map(tuple, items) if has_pairs else items))
@@ -75,7 +75,7 @@ def record(kind: type[T]) -> type[T]:
             checked(self)
 
     if kept:
-        kind.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        kind.__post_init__ = settle  # type: ignore[attr-defined]
     made = dataclass(frozen=True, slots=True)(kind)
     _RECORDS.append(made)
     return made
