@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,6 @@ from typing import Any
 
 from langgraph.graph import END, START, StateGraph
 from rows import cpu, make_parser, medians, ratios, report
-from typing_extensions import TypedDict
 
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
@@ -30,7 +30,7 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.returns.experiences import Experiences
-from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
+from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.episode import route_episode_end
 from learngraph.nodes.act.policies import admissible_actions
@@ -107,15 +107,26 @@ def stored(path: Path) -> tuple[int, int, int]:
     return int(found[0]), int(found[1]), int(found[2])
 
 
-def play(method: str, steps: int, path: Path | None, merged: bool) -> float:
-    """CPU seconds of an episode of so many steps, checkpointed at `path` if given."""
+@contextmanager
+def checkpointed(path: Path | None) -> Iterator[dict[str, Any]]:
+    """The arguments with which a graph is compiled: its checkpoints in a file, or none."""
     if path is None:
-        graph = merge_steps(build(method, steps)) if merged else build(method, steps)
-        return cpu(lambda: graph.invoke(attempt(), config()))
-    with open_checkpoints(path) as saver:
-        graph = build(method, steps, checkpointer=saver)
-        graph = merge_steps(graph) if merged else graph
-        return cpu(lambda: graph.invoke(attempt(), config(), durability="async"))
+        yield {}
+    else:
+        with open_checkpoints(path) as saver:
+            yield {"checkpointer": saver}
+
+
+def play(graph: Any, path: Path | None) -> float:
+    """CPU seconds of an episode."""
+    durability = {} if path is None else {"durability": "async"}
+    return cpu(lambda: graph.invoke(attempt(), config(), **durability))
+
+
+def ours(method: str, steps: int, path: Path | None) -> float:
+    """CPU seconds of an episode of so many steps, checkpointed at `path` if given."""
+    with checkpointed(path) as compile:
+        return play(merge_steps(build(method, steps, **compile)), path)
 
 
 def functions_of(method: str, steps: int) -> dict[str, Any]:
@@ -158,98 +169,49 @@ def by_hand(method: str, steps: int, path: Path | None) -> float:
     builder.add_edge(START, "begin")
     builder.add_edge("begin", "step")
     builder.add_conditional_edges("step", route_episode_end, {"over": END, "next step": "step"})
-    if path is None:
-        graph: Any = builder.compile()
-        return cpu(lambda: graph.invoke(attempt(), config()))
-    with open_checkpoints(path) as saver:
-        graph = builder.compile(checkpointer=saver)
-        return cpu(lambda: graph.invoke(attempt(), config(), durability="async"))
-
-
-class Number(TypedDict):
-    """The smallest state there is."""
-
-    n: int
-
-
-def floor(steps: int) -> float:
-    """CPU seconds of a graph of one node that counts: what a super-step costs at least."""
-    builder = StateGraph(Number)
-    builder.add_node("count", lambda state: {"n": state["n"] + 1})
-    builder.add_edge(START, "count")
-    builder.add_conditional_edges("count", lambda state: "count" if state["n"] < steps else END, ["count", END])
-    graph = builder.compile()
-    return cpu(lambda: graph.invoke({"n": 0}, config()))
-
-
-def size_of_channels(method: str) -> Mapping[str, int]:
-    """Bytes of each channel in the last checkpoint of an episode's loop, largest first."""
-    with open_checkpoints(":memory:") as saver:
-        graph = merge_steps(build(method, 40, checkpointer=saver))
-        graph.invoke(attempt(), config())
-        values = next(s for s in graph.get_state_history(config()) if s.next and s.values["step"] == 30).values
-    sizes = {name: len(serializer().dumps_typed(value)[1]) for name, value in values.items()}
-    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
-
-
-HOW = {True: "merged", False: "a super-step per node"}
+    with checkpointed(path) as compile:
+        return play(builder.compile(**compile), path)
 
 
 def checkpoint_bytes(folder: Path, long: int) -> None:
     """Targets 7 and 8."""
     for method in LOOPS:
-        for merged in (True, False):
-            sizes, inputs = {}, (0, 0, 0)
-            for steps in (60, long):
-                path = folder / f"{method}-{merged}-{steps}.sqlite"
-                play(method, steps, path, merged)
-                inputs = stored(path)
-                sizes[steps] = sum(inputs) / steps
-            name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}, {HOW[merged]}"
-            report(name, sizes[long] / sizes[60], number=7, at_most=1.02, limit=1)
-            note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in inputs)
-            name = f"checkpoint bytes per step: {method}, {HOW[merged]}"
-            report(name, sizes[long] / 1e3, "kB", number=8, at_most=2.5 if merged else None, note=note)
+        sizes, inputs = {}, (0, 0, 0)
+        for steps in (60, long):
+            path = folder / f"{method}-{steps}.sqlite"
+            ours(method, steps, path)
+            inputs = stored(path)
+            sizes[steps] = sum(inputs) / steps
+        name = f"checkpoint bytes per step, episodes of {long:,} steps over those of 60: {method}"
+        report(name, sizes[long] / sizes[60], number=7, at_most=1.02, limit=1)
+        note = "checkpoints + metadata + writes = " + " + ".join(f"{part / long / 1e3:.2f}" for part in inputs)
+        report(f"checkpoint bytes per step: {method}", sizes[long] / 1e3, "kB", number=8, at_most=2.5, note=note)
         path = folder / f"{method}-run.sqlite"
         with open_checkpoints(path) as saver:
             plan = {**attempt(), "episodes": 4}
             run.build(merge_steps(build(method, 50)), checkpointer=saver).invoke(plan, config(), durability="async")
         report(
-            f"checkpoint bytes per step of a run of 4 episodes x 50 steps: {method}, chained",
-            sum(stored(path)) / 2e5,
-            "kB",
-            number=8,
+            f"checkpoint bytes per step of a run of 4 episodes x 50 steps: {method}", sum(stored(path)) / 2e5, "kB", number=8
         )
-        print(f"     largest channels, bytes: {dict(list(size_of_channels(method).items())[:6])}")
 
 
 def own_time(folder: Path, rounds: int, steps: int = 300) -> None:
     """Target 9."""
     for method in LOOPS:
-        costs: dict[str, list[float]] = {
-            name: [] for name in ("floor", "loop", "hand", "durablehand", *(f"{d}{c}" for d in ("", "durable") for c in HOW))
-        }
+        costs: dict[str, list[float]] = {name: [] for name in ("loop", "hand", "ours", "durable hand", "durable ours")}
         for n in range(rounds):  # interleaved, so that a busy machine is busy for all
-            costs["floor"].append(floor(steps))
             costs["loop"].append(loop(method, steps))
-            costs["hand"].append(by_hand(method, steps, None))
-            costs["durablehand"].append(by_hand(method, steps, folder / f"{method}-{n}-hand.sqlite"))
-            for merged in HOW:
-                costs[f"{merged}"].append(play(method, steps, None, merged))
-                costs[f"durable{merged}"].append(play(method, steps, folder / f"{method}-{n}-{merged}.sqlite", merged))
+            for name, way in (("hand", by_hand), ("ours", ours)):
+                costs[name].append(way(method, steps, None))
+                costs[f"durable {name}"].append(way(method, steps, folder / f"{method}-{n}-{name}.sqlite"))
         ms = {name: [took / steps * 1e3 for took in found] for name, found in costs.items()}
-        if method == "static":
-            report("CPU per super-step of a graph that only counts", ms["floor"], "ms")
         report(f"CPU per step of a plain loop over the same nodes: {method}", ms["loop"], "ms")
-        for merged in HOW:
-            for name, target in (("", 0.25), ("durable", 0.7)):
-                extra = [took - least for took, least in zip(ms[f"{name}{merged}"], ms["loop"], strict=True)]
-                what = f"LangGraph's own CPU per step, {'with durable' if name else 'without'} checkpoints: {method}, {HOW[merged]}"
-                if not merged:
-                    report(what, extra, "ms", number=9)
-                    continue
-                limit = median(took - least for took, least in zip(ms[f"{name}hand"], ms["loop"], strict=True))
-                report(what, extra, "ms", number=9, at_most=max(target, 1.1 * limit), limit=limit)
+        for durable, which, target in (("", "without", 0.25), ("durable ", "with durable", 0.7)):
+            extra, least = (
+                [took - bare for took, bare in zip(ms[f"{durable}{way}"], ms["loop"], strict=True)] for way in ("ours", "hand")
+            )
+            what = f"LangGraph's own CPU per step, {which} checkpoints: {method}"
+            report(what, extra, "ms", number=9, at_most=max(target, 1.1 * median(least)), limit=median(least))
 
 
 def resume(folder: Path, rounds: int, short: int, long: int) -> None:

@@ -1,22 +1,10 @@
 """A benchmark of `learngraph serve` under load: many streams at once, with and without training.
 
     python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--learner process] [--model pocket]
-    python tests/performance/bench_serving.py --url http://127.0.0.1:8000 --key KEY      # a server that runs already
 
-Starts two servers in processes of their own and asks them as clients do, over HTTP: one that learns, and one without a learner. Both
-get the same traffic in turns, --rounds times, and every reply gets feedback:
-
-    calm, idle        4 streams at once; the server without a learner
-    calm, training    the same; the server that learns, and versions replace each other
-    load, idle        --streams at once
-    load, training    the same, and learning
-
-With --url there is one server, and its idle rounds are those without feedback.
-
-Shown for each: requests, those that failed, those that hung (no end within 60 s), time to the first token, time of a whole reply,
-tokens a second, the time that POST /v1/feedback takes (target: 50 ms), gradient steps, and how many versions answered. Two targets are
-read off: the whole reply's median, training over idle (at most 1.1), and the failed requests of rounds in which versions changed (0).
-Nothing is asserted.
+Starts two servers in processes of their own, one that learns and one without a learner, and asks them as clients do, over HTTP. Both get
+the same traffic in turns, --rounds times, 4 streams at once and then --streams, and every reply gets feedback. A request that has not
+ended within 60 s has hung, which counts as failed. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -27,7 +15,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -64,41 +51,29 @@ class Seen:
 @contextmanager
 def server(model: str, learner: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, str, int]]:
     """URL, key and process id of a server that ends with the block."""
-    command = [
-        *(
-            sys.executable,
-            "-c",
-            "from learngraph.graphs.cli.main import main; main()",
-            "serve",
-            "--model",
-            model,
-            "--port",
-            "0",
-        ),
-        *("--api-key", "bench", "--out", str(folder), "--learner", learner, *more),
-    ]
-    log = (folder.parent / "serve.log").open("w+")
-    process = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    command = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; main()", "serve", "--model", model]
+    flags = ["--port", "0", "--api-key", "bench", "--out", str(folder), "--learner", learner, *more]
+    path = folder.parent / "serve.log"
+    with path.open("w") as log:
+        process = subprocess.Popen(
+            [*command, *flags], stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
     try:
-        deadline, url = time.monotonic() + 300, None
-        while url is None and time.monotonic() < deadline and process.poll() is None:
+        deadline = time.monotonic() + 300
+        while not (url := re.search(r"http://[\w.:\[\]]+", path.read_text())):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise SystemExit(f"the server did not start:\n{path.read_text()[-2000:]}")
             time.sleep(0.2)
-            url = re.search(r"http://[\w.:\[\]]+", Path(log.name).read_text())
-        if url is None:
-            raise SystemExit(f"the server did not start:\n{Path(log.name).read_text()[-2000:]}")
         yield url[0], "bench", process.pid
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             print("the server did not end within 30 s of SIGTERM")
-        if tail := Path(log.name).read_text().count("Traceback"):
-            print(f"{tail} tracebacks in the server's log:\n{Path(log.name).read_text()[-3000:]}")
-        log.close()
+        if "Traceback" in (said := path.read_text()):
+            print(f"tracebacks in the server's log:\n{said[-3000:]}")
 
 
 def asked(draw: random.Random, tokens: int) -> dict[str, Any]:
@@ -183,19 +158,6 @@ def share(values: Sequence[float], part: float) -> float:
     return 1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
-def show(name: str, seen: Seen) -> None:
-    print(
-        f"{name:<16}{len(seen.whole):>7} replies {len(seen.failed):>3} failed {seen.hung:>3} hung   "
-        f"first token p50 {share(seen.first, 0.5):>7.0f} p99 {share(seen.first, 0.99):>7.0f} ms   "
-        f"whole p50 {share(seen.whole, 0.5):>7.0f} p99 {share(seen.whole, 0.99):>7.0f} ms   {seen.tokens / seen.seconds:>6.0f} tokens/s   "
-        f"feedback p50 {share(seen.told, 0.5):>5.1f} p99 {share(seen.told, 0.99):>6.1f} ms   "
-        f"{seen.steps:>3} steps {len(seen.versions):>3} versions answered",
-        flush=True,
-    )
-    for problem in sorted(set(seen.failed))[:5]:
-        print(f"    {seen.failed.count(problem)} x {problem}")
-
-
 async def model_of(url: str, key: str) -> str:
     """The server's model."""
     async with (
@@ -205,24 +167,18 @@ async def model_of(url: str, key: str) -> str:
         return str((await answer.json())["data"][0]["id"])
 
 
-async def rounds(idle: tuple[str, str], training: tuple[str, str], options: argparse.Namespace) -> dict[str, list[Seen]]:
-    """All rounds, by name.
-
-    Args:
-        idle: URL and key of the server that does not learn.
-        training: of the one that learns; the same if there is only one.
-    """
+async def rounds(urls: dict[str, str], key: str, options: argparse.Namespace) -> dict[str, list[Seen]]:
+    """All rounds, by name. `urls`: of the server that does not learn (idle), and of the one that does (training)."""
     found: dict[str, list[Seen]] = {}
-    for url, key in {idle, training}:  # a first request pays for what a server keeps afterwards
-        await round_of(url, key, await model_of(url, key), 2, 1.0, options.tokens, False)
+    for url in urls.values():  # a first request pays for what a server keeps afterwards
+        await round_of(url, key, options.model, 2, 1.0, options.tokens, False)
     for _ in range(options.rounds):
         for kind, streams in (("calm", options.calm), ("load", options.streams)):
-            for name, (url, key) in (("idle", idle), ("training", training)):
-                has_feedback = name == "training" or idle != training
-                model = await model_of(url, key)
-                seen = await round_of(url, key, model, streams, options.seconds, options.tokens, has_feedback)
-                show(f"{kind}, {name}", seen)
+            for name, url in urls.items():
+                seen = await round_of(url, key, await model_of(url, key), streams, options.seconds, options.tokens, True)
                 found.setdefault(f"{kind}, {name}", []).append(seen)
+                for problem in sorted(set(seen.failed))[:5]:
+                    print(f"    {kind}, {name}: {seen.failed.count(problem)} x {problem}", flush=True)
     return found
 
 
@@ -258,22 +214,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--learner", default="process")
-    parser.add_argument("--url")
-    parser.add_argument("--key", default="bench")
     options, more = parser.parse_known_args()
     if options.quick:
         options.streams, options.seconds, options.rounds = 16, 2.0, 1
-    print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-    if options.url:
-        found = asyncio.run(rounds((options.url, options.key), (options.url, options.key), options))
-    else:
-        with (
-            tempfile.TemporaryDirectory() as first,
-            tempfile.TemporaryDirectory() as second,
-            server(options.model, "off", Path(first) / "out", more) as (idle, key, _),
-            server(options.model, options.learner, Path(second) / "out", more) as (url, _, _),
-        ):
-            found = asyncio.run(rounds((idle, key), (url, key), options))
+    with (
+        tempfile.TemporaryDirectory() as first,
+        tempfile.TemporaryDirectory() as second,
+        server(options.model, "off", Path(first) / "out", more) as (idle, key, _),
+        server(options.model, options.learner, Path(second) / "out", more) as (training, _, _),
+    ):
+        found = asyncio.run(rounds({"idle": idle, "training": training}, key, options))
     report_all(found, options.calm, options.streams)
 
 
