@@ -239,11 +239,11 @@ class LearningTask:
         now = self._clock()
         if self._replay.is_shared and now >= self._next_look:
             self._next_look = now + OTHERS_SECONDS
-            for tenant, adapter, ready in await asyncio.to_thread(self._replay.scopes):
-                if turn := self._turns.get((tenant, adapter)):
-                    if ready > turn.ready:  # feedback that came to another process, too
-                        turn.due, turn.skips = True, 0
-                    turn.ready = ready
+            counts = await asyncio.to_thread(self._replay.ready_counts)
+            for scope, turn in self._turns.items():
+                if counts.get(scope, 0) > turn.ready:  # feedback that came to another process, too
+                    turn.due, turn.skips = True, 0
+                turn.ready = counts.get(scope, 0)
         due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
         waiting = [scope for scope, turn in due.items() if turn.until <= now]
         for scope in sorted(waiting, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)):

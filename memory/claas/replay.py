@@ -5,7 +5,7 @@ other tenants.
 A record goes `pending` (no feedback yet) -> `ready` (to be learned from) -> `leased` (in an unfinished minibatch) -> `ready` again,
 or `consumed` after `max_samplings` samplings. `held` records are never trained on: the gate reads them. `rejected` ones have a reason.
 
-When a method returns, its effect survives a power cut (synchronous=FULL); a method that is interrupted did all or nothing, and may be
+When a method returns, its effect survives a power cut; a method that is interrupted did all or nothing, and may be
 called again: so a call waits up to a minute for a Postgres that restarts. A leased minibatch is frozen, and `lease` gives it again
 until it is committed or released: a step that was killed is repeated with the same exchanges and seed, and `commit` records it once.
 
@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -31,8 +29,8 @@ from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExcha
 from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
 from ..storage.branches import ABSENT, History, branching
 from ..storage.open_store import is_postgres
-from .replay_file import ReplayFile, Statements, check_name, digest, json_safe, pack
-from .replay_queries import RECORD_TABLES, ReplayQueries, repeating
+from .replay_file import ReplayFile, check_name, digest, json_safe, pack
+from .replay_queries import ReplayQueries, repeating
 from .settings import ReplaySettings
 
 if TYPE_CHECKING:
@@ -40,14 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay"]
 
-MANY = 1 << 40
-"""More records than there are."""
 MAX_CHANGES = 2_000
 """Latest changes that a what-if can undo: a service that runs for months keeps them in memory."""
 MAX_REVISIONS = 100
 """Largest number of feedbacks on one exchange."""
 FEEDBACK_COLUMNS = ("revision", "state", "feedback", "positive", "job", "bytes")
 """What feedback changes of a record."""
+LINE = """WITH RECURSIVE line(version, made) AS (
+    SELECT head, step FROM scopes WHERE tenant = ? AND adapter = ? UNION ALL
+    SELECT u.parent, made - 1 FROM line JOIN updates u ON u.tenant = ? AND u.adapter = ? AND u.version = line.version WHERE made > ?)"""
+"""The versions that lead to the head, and the gradient step as of which each counts; undone steps are not in between."""
 
 
 def stratified_sample(
@@ -95,8 +95,6 @@ def stratified_sample(
     "append",
     "add_feedback",
     "lease",
-    "reject",
-    "note_kl",
     "commit",
     "release",
     "set_head",
@@ -154,18 +152,18 @@ class Replay(ReplayQueries):
         folder = tempfile.TemporaryDirectory(prefix="learngraph-replay-")
         path = Path(folder.name) / "replay.sqlite"
         self._database.copy_to(path)
-        with closing(sqlite3.connect(path, isolation_level=None)) as copy:
-            now = dict.fromkeys(self._history.keys_since(moment), ()) if moment else {}
-            for key in now:
+        made = Replay(path, self.settings, self._clock)
+        made._folder = folder
+        since = dict.fromkeys(self._history.keys_since(moment) if moment else (), ())
+        with made._database.writing("") as copy:
+            for key in since:
                 before = self._history.undo({key: ()}, moment).get(key, ABSENT)
                 if before is ABSENT:
-                    copy.execute("DELETE FROM records WHERE tenant = ? AND id = ?", key)
+                    _remove(copy, "tenant = ? AND id = ?", *key)
                 else:
                     columns = ", ".join(f"{name} = ?" for name in FEEDBACK_COLUMNS)
                     copy.execute(f"UPDATE records SET {columns} WHERE tenant = ? AND id = ?", (*before, *key))
                     copy.execute("DELETE FROM feedbacks WHERE tenant = ? AND id = ? AND revision > ?", (*key, before[0]))
-        made = Replay(path, self.settings, self._clock)
-        made._folder = folder
         return made
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -188,42 +186,40 @@ class Replay(ReplayQueries):
             ReplayFull: everything else of the tenant is leased.
         """
         body = pack(exchange)
-        size = sum(len(part) for part in body)
-        what = f"exchange {exchange.id!r}"
+        what, size = f"exchange {exchange.id!r}", len(body)
         if size > self.settings.max_record_bytes:
             raise UserError(f"{what} has {size} bytes, at most {self.settings.max_record_bytes} are kept: shorten it")
-        tenant, adapter = exchange.tenant, exchange.adapter
+        tenant, scope = exchange.tenant, (exchange.tenant, exchange.adapter)
         with self._database.writing(tenant) as base:
-            found = base.execute(
-                f"SELECT b.about, b.prompt, b.tokens, b.logprobs FROM {RECORD_TABLES} WHERE r.tenant = ? AND r.id = ?",
-                (tenant, exchange.id),
-            ).fetchone()
+            stored = "SELECT body FROM records JOIN bodies USING (n) WHERE tenant = ? AND id = ?"
+            found = base.execute(stored, (tenant, exchange.id)).fetchone()
             if found is not None:
-                if found != body:
+                if found != (body,):
                     raise UserError(f"{what}: another exchange has this id; ids are given once")
             else:
-                base.execute("INSERT INTO tenants (tenant) VALUES (?) ON CONFLICT DO NOTHING", (tenant,))
-                base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", (tenant, adapter))
-                self._expire(base, tenant, adapter)
-                self._make_room(base, tenant, adapter, 1, size)
-                step, made = base.execute(
-                    "SELECT s.step, d.made FROM scopes s LEFT JOIN dates d ON d.tenant = s.tenant AND"
-                    " d.adapter = s.adapter AND d.version = ? WHERE s.tenant = ? AND s.adapter = ?",
-                    (exchange.reply.version, tenant, adapter),
-                ).fetchone()
-                made = min(step, exchange.step if made is None else made)
+                self._add_scope(base, scope)
+                self._expire(base, *scope)
+                self._make_room(base, *scope, 1, size)
+                (step,) = base.execute("SELECT step FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchone()
+                ask = f"{LINE} SELECT made FROM line WHERE version = ? LIMIT 1"
+                line = base.execute(ask, (*scope, *scope, step - self.settings.max_age, exchange.reply.version)).fetchone()
+                made = line[0] if line else min(step, exchange.step)
                 n = base.execute(
                     'INSERT INTO records (tenant, id, adapter, version, base, made, family, state, reason, appended, bytes, "user")'
                     " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?) RETURNING n",
                     (
-                        *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, made, exchange.family),
+                        *(tenant, exchange.id, exchange.adapter, exchange.reply.version, exchange.base, made, exchange.family),
                         *(exchange.reply.flaw, self._clock(), size, exchange.user),
                     ),
                 ).fetchone()[0]
-                base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
+                base.execute("INSERT INTO bodies VALUES (?, ?)", (n, body))
+                _count(base, scope, 1, size)
                 self._history.note((tenant, exchange.id))
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
+
+    def _add_scope(self, base: Any, scope: tuple[str, str]) -> None:
+        base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", scope)
 
     def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store the feedback on a reply; on return it is on disk.
@@ -239,7 +235,7 @@ class Replay(ReplayQueries):
         with self._database.writing(tenant) as base:
             return self._add_feedback(base, tenant, id, feedback, key)
 
-    def _add_feedback(self, base: Statements, tenant: str, id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
+    def _add_feedback(self, base: Any, tenant: str, id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
         row = base.execute(
             "SELECT n, adapter, state, reason, revision, appended, bytes, feedback FROM records WHERE tenant = ? AND id = ?",
             (tenant, id),
@@ -249,7 +245,7 @@ class Replay(ReplayQueries):
                 f"no exchange {id!r} is waiting for feedback: name the id of a response that was served to this key"
             )
         n, adapter, state, reason, revision, appended, size, before = row
-        content = json.dumps({field.name: getattr(feedback, field.name) for field in fields(feedback)})
+        content = json.dumps(asdict(feedback))
         mark = digest(content)
         for job, number, its_key, its_mark in base.execute(
             "SELECT job, revision, key, digest FROM feedbacks WHERE tenant = ? AND id = ? ORDER BY revision DESC", (tenant, id)
@@ -285,10 +281,11 @@ class Replay(ReplayQueries):
             "UPDATE records SET state = ?, feedback = ?, positive = ?, revision = ?, job = ?, bytes = bytes + ? WHERE n = ?",
             (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),
         )
+        _count(base, (tenant, adapter), 0, grown)
         base.execute("INSERT INTO feedbacks VALUES (?, ?, ?, ?, ?, ?)", (tenant, job, id, revision, key, mark))
         return FeedbackReceipt(job, id, state, False)
 
-    def _expire(self, base: Statements, tenant: str, adapter: str) -> None:
+    def _expire(self, base: Any, tenant: str, adapter: str) -> None:
         """Reject pending records older than `max_pending_hours`."""
         cutoff = self._clock() - self.settings.max_pending_seconds
         waiting = "WHERE tenant = ? AND adapter = ? AND state = 'pending'"
@@ -299,30 +296,26 @@ class Replay(ReplayQueries):
                 (tenant, adapter, cutoff),
             )
 
-    def _make_room(self, base: Statements, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
+    def _make_room(self, base: Any, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
         """Evict records to make room for `count` records and `size` bytes: finished ones first, then the oldest.
 
         Raises:
             ReplayFull: only leased records are left.
         """
+        scope = (tenant, adapter)
         while True:
-            records = base.execute("SELECT records FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()[
-                0
-            ]
-            used = base.execute("SELECT bytes FROM tenants WHERE tenant = ?", (tenant,)).fetchone()[0]
+            ((records,),) = base.execute("SELECT records FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchall()
+            ((used,),) = base.execute("SELECT sum(bytes) FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
             if count and records + count > self.settings.max_records:
-                scope, values = "tenant = ? AND adapter = ?", (tenant, adapter)
+                where: tuple[str, ...] = ("tenant = ? AND adapter = ?", *scope)
             elif used + size > self.settings.max_megabytes * 2**20:
-                scope, values = "tenant = ?", (tenant,)  # type: ignore[assignment]
+                where = ("tenant = ?", tenant)
             else:
                 return
             for index, which in (("INDEXED BY done", "state IN ('consumed', 'rejected')"), ("", "state <> 'leased'")):
-                found = base.execute(
-                    f"SELECT n FROM records {index} WHERE {scope} AND {which} AND batch IS NULL AND n <> ? ORDER BY n LIMIT 1",
-                    (*values, keep),
-                ).fetchone()
-                if found:
-                    base.execute("DELETE FROM records WHERE n = ?", found)
+                oldest = f"SELECT n FROM records {index} WHERE {where[0]} AND {which} AND batch IS NULL AND n <> ? ORDER BY n LIMIT 1"
+                if found := base.execute(oldest, (*where[1:], keep)).fetchone():
+                    _remove(base, "n = ?", *found)
                     break
             else:
                 raise ReplayFull(
@@ -377,7 +370,7 @@ class Replay(ReplayQueries):
             ready = base.execute(
                 "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready'"
                 " ORDER BY n DESC LIMIT ?",
-                (*scope, newest if allowed is None else MANY),
+                (*scope, newest if allowed is None else self.settings.max_records),
             ).fetchall()
             ready = [row for row in ready if allowed is None or row[0] in allowed][newest - 1 :: -1]
             if len(ready) < max(min_exchanges, 1):
@@ -394,7 +387,7 @@ class Replay(ReplayQueries):
             )
             return self._minibatch(base, id)
 
-    def _within_user_share(self, base: Statements, scope: tuple[str, str], size: int, random: Random) -> set[int] | None:
+    def _within_user_share(self, base: Any, scope: tuple[str, str], size: int, random: Random) -> set[int] | None:
         """Numbers of the ready records that a minibatch of `size` may be drawn from: some of each end user, and all without a named
         one. None: no limit."""
         rows = base.execute(
@@ -418,7 +411,7 @@ class Replay(ReplayQueries):
             allowed.update(random.sample(newest, min(most, len(newest))))
         return allowed
 
-    def _reject_too_old(self, base: Statements, tenant: str, adapter: str) -> None:
+    def _reject_too_old(self, base: Any, tenant: str, adapter: str) -> None:
         limit = self.settings.max_age
         base.execute(
             "UPDATE records INDEXED BY by_age SET state = 'rejected', reason = ? WHERE state = 'ready' AND tenant = ? AND adapter = ?"
@@ -426,48 +419,30 @@ class Replay(ReplayQueries):
             (f"too old: more than {limit} gradient steps", tenant, adapter, tenant, adapter, limit),
         )
 
-    def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
-        """Reject records of a leased minibatch, with reasons by id: they are not drawn again.
-
-        The minibatch itself stays unchanged, so that a step that is repeated after a crash sees the same one. A minibatch that has
-        ended (committed, released, withdrawn) is left alone, so that a repeated call has no effect.
-        """
-        with self._database.writing(_tenant(batch_id)) as base:
-            if self._batch(base, batch_id)[6] != "leased":
-                return
-            base.executemany(
-                "UPDATE records SET state = 'rejected', reason = ? WHERE batch = ? AND id = ? AND state = 'leased'",
-                [(reason, batch_id, id) for id, reason in reasons.items()],
-            )
-
-    def note_kl(self, batch_id: str, kls: Mapping[str, float]) -> None:
-        """Store estimates of KL(mu || pi), in nats per token, of records of a leased minibatch, by id.
-
-        A record above `max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is rejected already. A
-        minibatch that has ended is left alone.
-        """
-        with self._database.writing(_tenant(batch_id)) as base:
-            if self._batch(base, batch_id)[6] != "leased":
-                return
-            for id, kl in kls.items():
-                limit = self.settings.max_kl
-                away = limit is not None and not kl <= limit
-                verdict = f"too far away: KL {kl:.3g} nats, at most {limit:g}" if away else None
-                base.execute(
-                    "UPDATE records SET kl = ?, verdict = ? WHERE batch = ? AND id = ?",
-                    (kl if math.isfinite(kl) else None, verdict, batch_id, id),
-                )
-
-    def _leased_batch(self, base: Statements, id: str) -> tuple[Any, ...]:
+    def _leased_batch(self, base: Any, id: str) -> tuple[Any, ...]:
         batch = self._batch(base, id)
         if batch[6] != "leased":
             why = f": {batch[8]}" if batch[8] else ""
             raise UserError(f"minibatch {id!r} is {batch[6]}{why}; lease another one")
         return batch
 
-    def commit(self, batch_id: str, version: str, update: Mapping[str, Any]) -> None:
+    def commit(
+        self,
+        batch_id: str,
+        version: str,
+        update: Mapping[str, Any],
+        rejected: Mapping[str, str] | None = None,
+        kls: Mapping[str, float] | None = None,
+    ) -> None:
         """Record, in one transaction, that a minibatch made `version`: head and step advance, its records count as sampled once more,
         `update` goes into the log of steps. A repeated call changes nothing.
+
+        Args:
+            batch_id: id of the minibatch.
+            version: label of the version.
+            update: numbers of the step.
+            rejected: id -> reason, of records that are not drawn again.
+            kls: id -> estimate of KL(mu || pi), in nats per token. Records above `max_kl` are rejected; this step learned from them.
 
         Raises:
             UserError: it made another version, or was withdrawn (a record was deleted, the head was set): the version must not be used.
@@ -482,53 +457,59 @@ class Replay(ReplayQueries):
             if batch[6] == "committed":
                 raise UserError(f"minibatch {batch_id!r} made {batch[7]!r}, and cannot make {version!r}, too")
             tenant, adapter, step, parent, *_ = self._leased_batch(base, batch_id)
-            base.execute(
-                # All records, also rejected ones: a success may have been shown to the teacher of another record.
-                "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?",
-                (version, batch_id),
-            )
-            self._end(base, batch_id, 1)
+            # All records, also rejected ones: a success may have been shown to the teacher of another record.
+            base.execute("INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?", (version, batch_id))
+            self._end(base, batch_id, 1, rejected or {}, kls or {})
             base.execute("UPDATE batches SET state = 'committed', version = ? WHERE id = ?", (version, batch_id))
+            advance = "UPDATE scopes SET step = ?, head = ?, attempt = 0 WHERE tenant = ? AND adapter = ?"
+            base.execute(advance, (step, version, tenant, adapter))
+            entry = (tenant, adapter, step, batch_id, version, parent, about, self._clock())
+            base.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
             base.execute(
-                "UPDATE scopes SET step = ?, head = ?, attempt = 0 WHERE tenant = ? AND adapter = ?",
-                (step, version, tenant, adapter),
+                "INSERT INTO taints SELECT tenant, ? FROM taints WHERE tenant = ? AND version = ?", (version, tenant, parent)
             )
-            base.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (tenant, adapter, step, batch_id, version, parent, about, self._clock()),
-            )
-            if base.execute("SELECT 1 FROM taints WHERE tenant = ? AND version = ?", (tenant, parent)).fetchone():
-                base.execute("INSERT INTO taints VALUES (?, ?) ON CONFLICT DO NOTHING", (tenant, version))
             self._reject_too_old(base, tenant, adapter)
 
-    def release(self, batch_id: str, reason: str, counts_as_sampling: bool = False) -> None:
+    def release(
+        self, batch_id: str, reason: str, counts_as_sampling: bool = False, rejected: Mapping[str, str] | None = None
+    ) -> None:
         """End a minibatch from which nothing was learned: its records are ready again, and the next minibatch is drawn anew.
 
         Args:
             batch_id: id of the minibatch. If it was released before, nothing changes.
             reason: why.
             counts_as_sampling: count it as a sampling of its records, so that useless ones are not drawn for ever.
+            rejected: id -> reason, of records that are not drawn again.
         """
         with self._database.writing(_tenant(batch_id)) as base:
-            state = self._batch(base, batch_id)[6]
-            if state in ("released", "withdrawn"):
-                return
-            self._release(base, batch_id, "released", reason, counts_as_sampling)
+            if self._batch(base, batch_id)[6] not in ("released", "withdrawn"):
+                self._release(base, batch_id, "released", reason, counts_as_sampling, rejected)
 
-    def _release(self, base: Statements, id: str, state: str, reason: str, count: bool) -> None:
+    def _release(
+        self, base: Any, id: str, state: str, reason: str, count: bool = False, rejected: Mapping[str, str] | None = None
+    ) -> None:
         tenant, adapter, *_ = self._leased_batch(base, id)
-        self._end(base, id, int(count))
+        self._end(base, id, int(count), rejected or {}, {})
         base.execute("UPDATE batches SET state = ?, reason = ? WHERE id = ?", (state, reason, id))
         base.execute("UPDATE scopes SET attempt = attempt + 1 WHERE tenant = ? AND adapter = ?", (tenant, adapter))
 
-    def _end(self, base: Statements, id: str, sampled: int) -> None:
+    def _end(self, base: Any, id: str, sampled: int, rejected: Mapping[str, str], kls: Mapping[str, float]) -> None:
+        """Give back the records of a minibatch: ready, consumed or rejected."""
+        limit, most = self.settings.max_kl, self.settings.max_samplings
+        far = {
+            one: f"too far away: KL {kl:.3g} nats, at most {limit:g}"
+            for one, kl in kls.items()
+            if limit is not None and not kl <= limit
+        }
+        known = [(kl if math.isfinite(kl) else None, id, one) for one, kl in kls.items()]
+        base.executemany("UPDATE records SET kl = ? WHERE batch = ? AND id = ?", known)
         base.execute(
-            "UPDATE records SET times = times + ?, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
-            " THEN 'rejected' WHEN times + ? >= ? THEN 'consumed' ELSE 'ready' END,"
-            " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?",
-            (sampled, sampled, self.settings.max_samplings, id),
+            "UPDATE records SET times = times + ?, state = CASE WHEN times + ? >= ? THEN 'consumed' ELSE 'ready' END WHERE batch = ?",
+            (sampled, sampled, most, id),
         )
-        base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))
+        reject = "UPDATE records SET state = 'rejected', reason = ? WHERE batch = ? AND id = ?"
+        base.executemany(reject, [(reason, id, one) for one, reason in (far | dict(rejected)).items()])
+        base.execute("UPDATE records SET batch = NULL WHERE batch = ?", (id,))
 
     def set_head(self, tenant: str, adapter: str, version: str, give_back: bool = False) -> None:
         """Go on learning from another version (empty: the base model), after a rollback or a failed candidate. k goes on counting.
@@ -543,34 +524,23 @@ class Replay(ReplayQueries):
         """
         scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
         with self._database.writing(tenant) as base:
-            base.execute("INSERT INTO tenants (tenant) VALUES (?) ON CONFLICT DO NOTHING", (tenant,))
-            base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", scope)
+            self._add_scope(base, scope)
             step, head = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchone()
             if head == version:
                 return
-            for (id,) in base.execute(
-                "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'", scope
-            ).fetchall():
-                self._release(base, id, "withdrawn", f"learning goes on from {version or 'the base model'}", False)
+            leased = "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'"
+            for (id,) in base.execute(leased, scope).fetchall():
+                self._release(base, id, "withdrawn", f"learning goes on from {version or 'the base model'}")
             if give_back:
                 self._give_back(base, scope, head, version)
             base.execute("UPDATE scopes SET head = ? WHERE tenant = ? AND adapter = ?", (version, *scope))
-            base.execute("DELETE FROM dates WHERE tenant = ? AND adapter = ?", scope)
-            for made in range(step, max(step - self.settings.max_age, 0) - 1, -1):
-                base.execute("INSERT INTO dates VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", (*scope, version, made))
-                found = base.execute(
-                    "SELECT parent FROM updates WHERE tenant = ? AND adapter = ? AND version = ?", (*scope, version)
-                ).fetchone()
-                if found is None:
-                    break
-                (version,) = found
             base.execute(
-                "UPDATE records SET made = d.made FROM dates d WHERE records.tenant = ? AND records.adapter = ?"
-                " AND d.tenant = records.tenant AND d.adapter = records.adapter AND d.version = records.version AND d.made <> records.made",
-                scope,
+                f"{LINE} UPDATE records SET made = line.made FROM line WHERE records.tenant = ? AND records.adapter = ?"
+                " AND line.version = records.version AND line.made <> records.made",
+                (*scope, *scope, step - self.settings.max_age, *scope),
             )
 
-    def _give_back(self, base: Statements, scope: tuple[str, str], head: str, until: str) -> None:
+    def _give_back(self, base: Any, scope: tuple[str, str], head: str, until: str) -> None:
         """Take back a sampling of the records behind the versions from `head` to `until`, without the latter."""
         while head != until:
             found = base.execute(
@@ -600,21 +570,27 @@ class Replay(ReplayQueries):
         Raises:
             UnknownExchange: this tenant never had an exchange of this id.
         """
+        which, values = ("tenant = ?", (tenant,)) if id is None else ("tenant = ? AND id = ?", (tenant, id))
         with self._database.writing(tenant) as base:
-            which, values = ("tenant = ?", (tenant,)) if id is None else ("tenant = ? AND id = ?", (tenant, id))
-            known = base.execute(f"SELECT n, batch FROM records WHERE {which}", values).fetchall()
-            used = base.execute(f"SELECT DISTINCT version FROM uses WHERE {which}", values).fetchall()
+            known = base.execute(f"SELECT batch FROM records WHERE {which}", values).fetchall()
+            used = base.execute(f"SELECT 1 FROM uses WHERE {which} LIMIT 1", values).fetchone()
             if id is not None and not known and not used:
                 raise UnknownExchange(f"no exchange {id!r} is kept: name the id of a response that was served to this key")
-            for batch in sorted({row[1] for row in known if row[1]}):
-                self._release(base, batch, "withdrawn", "a record of it was deleted", False)
-            labels = _descendants(base, tenant, {version for (version,) in used})
+            for batch in sorted({batch for (batch,) in known if batch}):
+                self._release(base, batch, "withdrawn", "a record of it was deleted")
+            descendants = (
+                f"WITH RECURSIVE down(version) AS (SELECT version FROM uses WHERE {which} UNION"
+                " SELECT u.version FROM down JOIN updates u ON u.tenant = ? AND u.parent = down.version) SELECT version FROM down"
+            )
+            labels = {label for (label,) in base.execute(descendants, (*values, tenant)).fetchall()}
             if id is None:
-                labels |= {version for (version,) in base.execute("SELECT version FROM taints WHERE tenant = ?", (tenant,))}
+                labels |= {
+                    label for (label,) in base.execute("SELECT version FROM taints WHERE tenant = ?", (tenant,)).fetchall()
+                }
                 base.execute("DELETE FROM uses WHERE tenant = ?", (tenant,))
                 base.execute("UPDATE batches SET ids = '[]' WHERE tenant = ?", (tenant,))
             base.executemany("INSERT INTO taints VALUES (?, ?) ON CONFLICT DO NOTHING", [(tenant, label) for label in labels])
-            base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
+            _remove(base, which, *values)
         self._database.truncate_log()
         return tuple(sorted(labels))
 
@@ -632,14 +608,18 @@ def _tenant(batch_id: str) -> str:
     return batch_id.partition("/")[0]
 
 
-def _descendants(base: Statements, tenant: str, versions: set[str]) -> set[str]:
-    """The versions and all their descendants."""
-    children: dict[str, list[str]] = {}
-    for version, parent in base.execute("SELECT version, parent FROM updates WHERE tenant = ?", (tenant,)) if versions else ():
-        children.setdefault(parent, []).append(version)
-    found, left = set(versions), list(versions)
-    while left:
-        new = [child for child in children.get(left.pop(), ()) if child not in found]
-        found.update(new)
-        left += new
-    return found
+def _count(base: Any, scope: tuple[str, str], records: int, size: int) -> None:
+    """Add to the number of an adapter's records, and to their size in bytes."""
+    text = "UPDATE scopes SET records = records + ?, bytes = bytes + ? WHERE tenant = ? AND adapter = ?"
+    base.execute(text, (records, size, *scope))
+
+
+def _remove(base: Any, where: str, *values: Any) -> None:
+    """Delete records with their bodies and feedback."""
+    for n, tenant, id, adapter, size in base.execute(
+        f"SELECT n, tenant, id, adapter, bytes FROM records WHERE {where}", values
+    ).fetchall():
+        base.execute("DELETE FROM records WHERE n = ?", (n,))
+        base.execute("DELETE FROM bodies WHERE n = ?", (n,))
+        base.execute("DELETE FROM feedbacks WHERE tenant = ? AND id = ?", (tenant, id))
+        _count(base, (tenant, adapter), -1, -size)

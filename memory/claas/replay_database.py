@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..errors import ReplayError, UserError
 from ..storage.postgres_store import RESTART_SECONDS, error_text, escape, unescape
-from .replay_file import FORMAT, TABLES, ReplayFile, Statements
+from .replay_file import FORMAT, TABLES, ReplayFile
 
 __all__ = ["ReplayDatabase"]
 
@@ -46,23 +46,6 @@ TYPES = {
     " WITHOUT ROWID": "",
 }
 """What the tables' definitions say for SQLite -> for Postgres. Texts are sorted by their bytes, as there."""
-TRIGGERS = """
-CREATE FUNCTION count_record() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    IF TG_OP = 'INSERT' THEN
-        UPDATE tenants SET bytes = bytes + new.bytes WHERE tenant = new.tenant;
-        UPDATE scopes SET records = records + 1 WHERE tenant = new.tenant AND adapter = new.adapter;
-    ELSIF TG_OP = 'UPDATE' THEN
-        UPDATE tenants SET bytes = bytes + new.bytes - old.bytes WHERE tenant = new.tenant;
-    ELSE
-        DELETE FROM bodies WHERE n = old.n;
-        DELETE FROM feedbacks WHERE tenant = old.tenant AND id = old.id;
-        UPDATE tenants SET bytes = bytes - old.bytes WHERE tenant = old.tenant;
-        UPDATE scopes SET records = records - 1 WHERE tenant = old.tenant AND adapter = old.adapter;
-    END IF;
-    RETURN NULL; END $$;
-CREATE TRIGGER counting AFTER INSERT OR DELETE OR UPDATE OF bytes ON records FOR EACH ROW EXECUTE FUNCTION count_record();
-"""
-"""What replay_file.py's triggers do."""
 TABLE_NAMES = tuple(re.findall(r"CREATE TABLE (\w+)", TABLES))
 Result = TypeVar("Result")
 
@@ -166,7 +149,7 @@ class ReplayDatabase:
                     )
                 return
             tables = re.sub("|".join(TYPES), lambda found: TYPES[found[0]], TABLES)
-            connection.execute(f"{tables} {TRIGGERS} CREATE TABLE format (version BIGINT);")
+            connection.execute(f"{tables} CREATE TABLE format (version BIGINT);")
             connection.execute("INSERT INTO format VALUES (%s)", (FORMAT,))
 
     @contextmanager
@@ -197,13 +180,13 @@ class ReplayDatabase:
                 time.sleep(0.2)
 
     @contextmanager
-    def reading(self) -> Iterator[Statements]:
+    def reading(self) -> Iterator[_Connection]:
         """A connection that is not in use elsewhere. It waits for no writer, and sees committed transactions."""
         with self._user_errors(), self._pool.connection() as connection:
             yield _Connection(connection)
 
     @contextmanager
-    def writing(self, tenant: str) -> Iterator[Statements]:
+    def writing(self, tenant: str) -> Iterator[_Connection]:
         """A transaction, alone in writing for its tenant: all or nothing, and on disk at the end."""
         with self._user_errors(), self._pool.connection() as connection, connection.transaction():
             statements = _Connection(connection)
@@ -235,10 +218,7 @@ class ReplayDatabase:
     def copy_to(self, path: Path) -> None:
         """Write a copy of the buffer to a new file of SQLite."""
         with closing(ReplayFile(path)) as copy, self.reading() as base, copy.writing("") as rows:
-            for name in (
-                "records",
-                *(name for name in TABLE_NAMES if name != "records"),
-            ):  # whose triggers count in tenants and scopes
+            for name in TABLE_NAMES:
                 found = base.execute(f"SELECT * FROM {name}")
                 columns = [f'"{column.name}"' for column in found.description]
                 places = ", ".join("?" * len(columns))

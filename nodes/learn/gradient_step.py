@@ -239,9 +239,7 @@ class Skip:
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         dropped = dict(state["correction"].dropped)
         why = state["why"] or "; ".join(sorted(set(dropped.values()))) or "nothing was left after the correction"
-        if dropped:
-            self.replay.reject(state["batch"], dropped)
-        self.replay.release(state["batch"], why, counts_as_sampling=True)
+        self.replay.release(state["batch"], why, counts_as_sampling=True, rejected=dropped)
         return {"outcome": "skipped", "why": why}
 
 
@@ -265,11 +263,8 @@ class CommitStep:
         if self.replay.version_of_batch(state["batch"]) != update.version:
             try:
                 batch = self.replay.minibatch(state["batch"])
-                if correction.dropped:
-                    self.replay.reject(batch.id, dict(correction.dropped))
-                if correction.kls:
-                    self.replay.note_kl(batch.id, dict(correction.kls))
-                self.replay.commit(batch.id, update.version, step_summary(batch, correction, update))
+                summary = step_summary(batch, correction, update)
+                self.replay.commit(batch.id, update.version, summary, dict(correction.dropped), dict(correction.kls))
             except UserError as error:
                 why = _reason(error)
                 versions.drop(update.version, why)
@@ -327,8 +322,10 @@ class GateCandidate(_LearnerNode):
         since = self.versions(tenant, adapter).last_fall
         held = [
             exchange
-            for exchange in self.replay.held_out_exchanges(tenant, adapter, self.settings.exchanges)
-            if exchange.feedback is not None and exchange.feedback.reward is not None and exchange.created >= since
+            for row in self.replay.rows(ExchangeQuery(tenant, adapter, "held", self.settings.exchanges))
+            if (exchange := row.exchange).feedback is not None
+            and exchange.feedback.reward is not None
+            and exchange.created >= since
         ]
         texts = [*held, *self.retention]
         if len(texts) < self.settings.texts:  # any reply will do for entropy and KL

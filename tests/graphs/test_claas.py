@@ -597,7 +597,7 @@ async def learn(folder, at):
     adapters = Adapters(folder / "adapters", "acme", keep_versions=100)
     learner = urn.UrnLearner(lambda tenant, adapter: adapters)
     if at is not None:
-        for name in ("lease", "note_kl", "commit"):
+        for name in ("lease", "commit"):
             bomb(replay, name, at)
         for name in ("write", "promote"):
             bomb(adapters, name, at)
@@ -653,7 +653,7 @@ def killed(tmp_path: Path, every: int) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(done.stdout)
     assert len(told["whole"]["steps"]) == 2
     assert all(times == 2 for _, _, times in told["whole"]["rows"])
-    assert told["count"] >= 30
+    assert told["count"] >= 26
     for at, died, same in told["found"]:
         assert died, f"nothing was killed at {at}"
         assert same, f"killed at {at}, it went on to something else"
@@ -663,9 +663,9 @@ def killed(tmp_path: Path, every: int) -> dict[str, Any]:
 @pytest.mark.slow
 def test_killed_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
     """The same minibatches, the same versions by hash, nothing trained twice; every fifth place in between two effects."""
-    assert len(killed(tmp_path, 5)["found"]) >= 6
+    assert len(killed(tmp_path, 5)["found"]) >= 5
 
 
 @pytest.mark.long
 def test_killed_anywhere_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
-    assert len(killed(tmp_path, 1)["found"]) >= 30
+    assert len(killed(tmp_path, 1)["found"]) >= 26

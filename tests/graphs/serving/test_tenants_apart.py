@@ -123,7 +123,7 @@ async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path,
     else:
         replay = Replay(tmp_path / "replay.sqlite")
         with replay._database.writing("bob") as base:
-            base.execute("UPDATE bodies SET about = '{' WHERE n IN (SELECT n FROM records WHERE tenant = 'bob')")
+            base.execute("UPDATE bodies SET body = '{' WHERE n IN (SELECT n FROM records WHERE tenant = 'bob')")
         replay.close()
     async with serving(tmp_path) as service:
         said = await urn.say(service, "hello", "after", "acme")

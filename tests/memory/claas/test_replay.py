@@ -27,6 +27,7 @@ from postgres_server import BIN
 
 from learngraph.memory.claas.replay import Replay, stratified_sample
 from learngraph.memory.claas.replay_file import TABLES, ReplayFile
+from learngraph.memory.claas.replay_queries import ReplayRow
 from learngraph.memory.claas.settings import ReplaySettings
 from learngraph.memory.errors import ExpiredExchange, FeedbackConflict, ReplayError, ReplayFull, UnknownExchange, UserError
 from learngraph.memory.records import ChatRequest, Exchange, ExchangeQuery, Feedback, Minibatch, Reply, Sampling
@@ -81,7 +82,7 @@ def opened(path: Path, limits: ReplaySettings = ALL, **more: Any) -> Replay:
         schema = "s" + blake2b(str(path).encode(), digest_size=8).hexdigest()
         return Replay(f"{PLACE['url']}?options=-csearch_path%3D{schema}", limits, **more)
     replay = Replay(path / "replay.sqlite", limits, **more)
-    base_of(replay).execute("PRAGMA synchronous=OFF")
+    replay._database._sync_log = lambda number: None  # type: ignore[method-assign, union-attr]
     return replay
 
 
@@ -103,9 +104,20 @@ def fill(replay: Replay, count: int, tenant: str = "acme", start: int = 0, **mor
         replay.add_feedback(tenant, f"r{i}", GOOD if i % 2 else BAD)
 
 
-def step(replay: Replay, size: int = 4, tenant: str = "acme", version: str = "", **more: Any) -> Minibatch:
+def leased(replay: Replay, size: int, tenant: str = "acme", **more: Any) -> Minibatch:
     batch = replay.lease(tenant, "default", size, **{"min_exchanges": 1, **more})
     assert batch is not None
+    return batch
+
+
+def record(replay: Replay, id: str = "r0") -> ReplayRow:
+    row = replay.get("acme", id)
+    assert row is not None
+    return row
+
+
+def step(replay: Replay, size: int = 4, tenant: str = "acme", version: str = "", **more: Any) -> Minibatch:
+    batch = leased(replay, size, tenant, **more)
     replay.commit(batch.id, version or f"{tenant}/default@v{batch.step}", {"loss": 0.5})
     return batch
 
@@ -136,26 +148,17 @@ def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
     )
     with opened(tmp_path) as replay:
         replay.append(full)
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert row.exchange == full
         assert (row.state, row.revision, row.sample_count, row.age, row.kl) == ("ready", 1, 0, 0, None)
     with opened(tmp_path) as replay:
         assert replay.get("acme", "r0") == row
 
 
-def test_numbers_of_a_network_take_four_bytes_and_others_eight(tmp_path: Path) -> None:
-    with opened(tmp_path) as replay:
-        replay.append(exchange("short"))
-        replay.append(exchange("long", reply=Reply("", (1,), (2,), (-0.1,))))
-        sizes = dict(asked(replay, "SELECT id, length(logprobs) FROM records JOIN bodies USING (n)"))
-    assert sizes == {"short": 12, "long": 8}
-
-
 @pytest.mark.parametrize(
     ("logprobs", "said"),
     [
-        ((), "no log-probabilities"),
+        ((), "0 log-probabilities for 3 token ids"),
         ((-0.5,), "1 log-probabilities for 3 token ids"),
         ((-0.5, math.nan, -1.0), "token 1 is nan"),
         ((-0.5, -1.0, -math.inf), "token 2 is -inf"),
@@ -173,8 +176,7 @@ def test_log_probabilities_that_are_none_are_refused(tmp_path: Path, logprobs: t
 def test_rounding_above_zero_is_stored_as_zero(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         replay.append(exchange(reply=Reply("x", (1,), (7,), (1e-7,))))
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert row.exchange.reply.logprobs == (0.0,)
 
 
@@ -232,8 +234,7 @@ def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
         second = replay.add_feedback("acme", "r0", GOOD, key="k2")
         assert (second.job != first.job, second.is_repeat) == (True, False)
         assert replay.add_feedback("acme", "r0", BAD, key="k1") == replace(first, is_repeat=True)  # a late retry of the first
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert (row.exchange.feedback, row.revision, row.job) == (GOOD, 2, second.job)
         assert replay.job("acme", second.job) == row
         old = replay.job("acme", first.job)
@@ -247,8 +248,7 @@ def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
 def test_feedback_after_it_was_learned_from_conflicts(tmp_path: Path) -> None:
     with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=1)) as replay:
         fill(replay, 1)
-        batch = replay.lease("acme", "default", 1, min_exchanges=1)
-        assert batch is not None
+        batch = leased(replay, 1)
         with pytest.raises(FeedbackConflict, match="leased"):
             replay.add_feedback("acme", "r0", GOOD)
         assert replay.add_feedback("acme", "r0", BAD).state == "leased"
@@ -272,8 +272,7 @@ def test_unknown_foreign_and_expired(tmp_path: Path) -> None:
         with pytest.raises(ExpiredExchange):
             replay.add_feedback("acme", "r0", GOOD)
         replay.append(exchange("r1"))
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert (row.state, row.reason) == ("rejected", "expired: no feedback came")
         with pytest.raises(ExpiredExchange):
             replay.add_feedback("acme", "r0", GOOD)
@@ -295,10 +294,9 @@ def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
         fill(replay, 400)
         counts = replay.counts("acme")
         assert 75 <= counts["held"] <= 125
-        held = replay.held_out_exchanges("acme", "default", 1000)
+        held = [row.exchange for row in replay.rows(ExchangeQuery("acme", "default", "held", 1000))]
         assert [int(e.id[1:]) for e in held] == sorted((int(e.id[1:]) for e in held), reverse=True)
-        batch = replay.lease("acme", "default", 400)
-        assert batch is not None
+        batch = leased(replay, 400)
         assert len(batch.exchanges) == counts["ready"]
         assert not {e.id for e in batch.exchanges} & {e.id for e in held}
         assert replay.add_feedback("acme", held[0].id, Feedback(reward=0.5)).state == "held"
@@ -359,17 +357,15 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
         fill(replay, 7)
         assert replay.lease("acme", "default", 4) is None  # min_exchanges is 8
         fill(replay, 5, start=7)
-        batch = replay.lease("acme", "default", 4, seed=3)
-        assert batch is not None
+        batch = leased(replay, 4, seed=3)
         assert (batch.id, batch.step, batch.parent, batch.ages) == ("acme/default/1", 1, "", (0, 0, 0, 0))
         fill(replay, 20, start=12)
-        replay.reject(batch.id, {batch.exchanges[0].id: "far off"})
-        replay.note_kl(batch.id, {batch.exchanges[1].id: 0.5})
         assert replay.leased_batches() == [batch.id]
     with opened(tmp_path) as replay:
         assert replay.lease("acme", "default", 99, min_exchanges=1000, seed=8) == batch == replay.minibatch(batch.id)
-        replay.commit(batch.id, "v1", {"loss": 1.0})
-        replay.commit(batch.id, "v1", {"loss": 1.0})
+        said = {batch.exchanges[0].id: "far off"}, {batch.exchanges[1].id: 0.5}
+        replay.commit(batch.id, "v1", {"loss": 1.0}, *said)
+        replay.commit(batch.id, "v1", {"loss": 1.0}, *said)
         with pytest.raises(UserError, match="cannot make 'v2', too"):
             replay.commit(batch.id, "v2", {})
         assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, "v1")
@@ -377,8 +373,7 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
             assert replay.uses("acme", rejected_or_not.id) == ((batch.id, "v1"),)
         assert replay.version_of_batch(batch.id) == "v1"
         assert [e.id for e in replay.minibatch(batch.id).exchanges] == [e.id for e in batch.exchanges]
-        row = replay.get("acme", batch.exchanges[1].id)
-        assert row is not None
+        row = record(replay, batch.exchanges[1].id)
         assert (row.state, row.sample_count, row.kl, row.age) == ("ready", 1, 0.5, 1)
         assert replay.counts() == {"ready": 31, "rejected": 1}
         (update,) = replay.updates("acme", "default", 5)
@@ -391,8 +386,7 @@ def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Pa
     for name in ("committed", "released", "withdrawn"):
         with opened(tmp_path / name) as replay:
             fill(replay, 9)
-            batch = replay.lease("acme", "default", 4)
-            assert batch is not None
+            batch = leased(replay, 4)
             one, two, *_ = (e.id for e in batch.exchanges)
             assert replay.version_of_batch(batch.id) == ""
             if name == "committed":
@@ -402,9 +396,10 @@ def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Pa
             else:
                 replay.set_head("acme", "default", "v0")
             before = replay.rows(ExchangeQuery("acme"))
-            replay.reject(batch.id, {one: "far off"})
-            replay.note_kl(batch.id, {two: 9.0})
-            replay.release(batch.id, "again") if name != "committed" else replay.commit(batch.id, "v1", {})
+            if name == "committed":
+                replay.commit(batch.id, "v1", {}, {one: "far off"}, {two: 9.0})
+            else:
+                replay.release(batch.id, "again", True, {one: "far off"})
             assert replay.rows(ExchangeQuery("acme")) == before
 
 
@@ -412,13 +407,11 @@ def test_deleting_what_was_rejected_taints_the_step_that_read_it_as_a_solution(t
     """A success without a text is nothing to learn from, and still its words are shown to the teacher of another record."""
     with opened(tmp_path) as replay:
         fill(replay, 8)
-        batch = replay.lease("acme", "default", 8)
-        assert batch is not None
+        batch = leased(replay, 8)
         shown = batch.exchanges[0].id
-        replay.reject(batch.id, {shown: "has neither a text nor a solution to learn from"})
-        replay.commit(batch.id, "acme/default@000001-3f9c2ab1d4e0", {})
-        row = replay.get("acme", shown)
-        assert row is not None
+        rejected = {shown: "has neither a text nor a solution to learn from"}
+        replay.commit(batch.id, "acme/default@000001-3f9c2ab1d4e0", {}, rejected)
+        row = record(replay, shown)
         assert (row.state, row.sample_count) == ("rejected", 1)
         assert replay.delete("acme", shown) == ("acme/default@000001-3f9c2ab1d4e0",)
 
@@ -489,8 +482,7 @@ def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
         fill(replay, 4)
         ids = []
         for count in (False, True, True):
-            batch = replay.lease("acme", "default", 4, min_exchanges=1)
-            assert batch is not None
+            batch = leased(replay, 4)
             ids.append(batch.id)
             replay.release(batch.id, "all alike", count)
             replay.release(batch.id, "all alike", count)
@@ -511,8 +503,7 @@ def test_old_records_are_rejected(tmp_path: Path) -> None:
         assert replay.ages("acme", "default") == {2: 4}
         step(replay, 1)
         assert replay.counts() == {"rejected": 4}
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert row.reason == "too old: more than 2 gradient steps"
         replay.append(exchange("late", feedback=GOOD, step=0, version=""))
         replay.append(exchange("new", feedback=GOOD, step=3, version="acme/default@v3"))
@@ -545,30 +536,24 @@ def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> Non
     with opened(tmp_path) as replay:
         fill(replay, 8)
         step(replay, 2, version="v1")
-        batch = replay.lease("acme", "default", 4)
-        assert batch is not None
+        batch = leased(replay, 4)
         replay.set_head("acme", "default", "v1")  # where it is: nothing happens
         assert replay.leased_batches() == [batch.id]
         replay.set_head("acme", "default", "")
         with pytest.raises(UserError, match="withdrawn: learning goes on from the base model"):
             replay.commit(batch.id, "v2", {})
         assert (replay.head("acme", "default"), replay.step("acme", "default")) == ("", 1)
-        again = replay.lease("acme", "default", 4)
-        assert again is not None
+        again = leased(replay, 4)
         assert (again.id, again.parent) == ("acme/default/2.1", "")
 
 
 def test_what_the_learner_left_behind_is_rejected(tmp_path: Path) -> None:
     with opened(tmp_path, ReplaySettings(held_out_share=0, max_kl=1.0)) as replay:
         fill(replay, 3)
-        batch = replay.lease("acme", "default", 3, min_exchanges=1)
-        assert batch is not None
-        replay.note_kl(batch.id, {"r0": 1.5, "r1": 0.5, "r2": math.nan})
-        assert replay.counts() == {"leased": 3}
-        replay.commit(batch.id, "v1", {"kl": math.nan})
+        batch = leased(replay, 3)
+        replay.commit(batch.id, "v1", {"kl": math.nan}, {}, {"r0": 1.5, "r1": 0.5, "r2": math.nan})
         assert replay.counts() == {"ready": 1, "rejected": 2}
-        row = replay.get("acme", "r0")
-        assert row is not None
+        row = record(replay, "r0")
         assert (row.reason, row.kl, row.sample_count) == ("too far away: KL 1.5 nats, at most 1", 1.5, 1)
         assert replay.uses("acme", "r0") == ((batch.id, "v1"),)  # this step still learned from it
         assert replay.updates("acme", "default")[0]["kl"] is None
@@ -580,8 +565,7 @@ def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
         fill(replay, 2, start=2, base="new")
         fill(replay, 2, start=4, base="older")
         assert replay.other_base("new") in ("b", "older")
-        batch = replay.lease("acme", "default", 4, min_exchanges=1, base_model="new")
-        assert batch is not None
+        batch = leased(replay, 4, base_model="new")
         assert {e.id for e in batch.exchanges} == {"r2", "r3"}
         assert replay.counts() == {"leased": 2, "rejected": 4}
         assert replay.other_base("new") is None
@@ -595,7 +579,7 @@ def test_the_youngest_age_is_that_of_the_newest_version_with_feedback(tmp_path: 
         for _ in range(3):
             step(replay, 1)
             assert replay.youngest_age("acme", "default") == min(replay.ages("acme", "default"))
-        replay.append(exchange("new", step=2, feedback=GOOD))
+        replay.append(exchange("new", step=2, version="acme/default@v2", feedback=GOOD))
         assert replay.youngest_age("acme", "default") == min(replay.ages("acme", "default")) == 1
         assert replay.adapters() == [("acme", "default")]
 
@@ -627,8 +611,7 @@ def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> No
         assert replay.get("acme", gone) is None
         assert replay.uses("acme", gone) == ((batch.id, "acme/default@v1"),)
         left = [f"r{i}" for i in range(4) if f"r{i}" != gone]
-        held = replay.lease("acme", "default", 1, min_exchanges=1)
-        assert held is not None
+        held = leased(replay, 1)
         replay.append(exchange("r5"))
         replay.append(exchange("r6"))
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme"))][:3] == ["r6", "r5", "r4"]
@@ -642,8 +625,7 @@ def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> No
 def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
     with opened(tmp_path, ReplaySettings(max_records=2, held_out_share=0)) as replay:
         fill(replay, 2)
-        batch = replay.lease("acme", "default", 2, min_exchanges=1)
-        assert batch is not None
+        batch = leased(replay, 2)
         with pytest.raises(ReplayFull, match="leased"):
             replay.append(exchange("r2"))
         assert replay.lease("acme", "default", 2) == batch
@@ -659,8 +641,9 @@ def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme"))] == ["r5", "r4", "r3"]
         replay.add_feedback("acme", "r3", Feedback(text="x" * 200_000))
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme"))] == ["r5", "r3"]  # never the one that it is about
-        stored = dict(asked(replay, "SELECT tenant, bytes FROM tenants"))
-        assert stored == dict(asked(replay, "SELECT tenant, sum(bytes) FROM records GROUP BY 1"))
+        stored = asked(replay, "SELECT tenant, adapter, records, bytes FROM scopes WHERE records > 0 ORDER BY 1, 2")
+        text = "SELECT tenant, adapter, count(*), sum(bytes) FROM records GROUP BY 1, 2 ORDER BY 1, 2"
+        assert stored == asked(replay, text)
         assert replay.counts("other") == {"pending": 1}
 
 
@@ -708,14 +691,12 @@ def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
 def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 9)
-        batch = replay.lease("acme", "default", 4)
-        assert batch is not None
+        batch = leased(replay, 4)
         assert replay.delete("acme", batch.exchanges[1].id) == ()
         with pytest.raises(UserError, match="withdrawn: a record of it was deleted"):
             replay.commit(batch.id, "v1", {})
         assert replay.counts() == {"ready": 8}
-        again = replay.lease("acme", "default", 4)
-        assert again is not None
+        again = leased(replay, 4)
         assert batch.exchanges[1] not in again.exchanges
 
 
@@ -751,8 +732,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("lease"), st.integers(1, 4), st.integers(0, 2)),
     st.tuples(st.just("commit"), st.sampled_from(["v1", "v2", "v3"]), st.just(0)),
     st.tuples(st.just("release"), st.booleans(), st.just(0)),
+    st.tuples(st.just("commit far"), IDS, st.sampled_from([0.5, 2.0])),
     st.tuples(st.just("reject"), IDS, st.just(0)),
-    st.tuples(st.just("note_kl"), IDS, st.sampled_from([0.5, 2.0])),
     st.tuples(st.just("delete"), st.one_of(IDS, st.none()), st.just(0)),
     st.tuples(st.just("set_head"), st.sampled_from(["", "v1", "v2"]), st.just(0)),
     st.tuples(st.just("look"), IDS, st.just(0)),
@@ -771,8 +752,8 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
         "lease": lambda: replay.lease(tenant, "default", one, min_exchanges=1, seed=two),
         "commit": lambda: replay.commit(batch, one, {"loss": 1.0}),
         "release": lambda: replay.release(batch, "none", one),
-        "reject": lambda: replay.reject(batch, {one: "far"}),
-        "note_kl": lambda: replay.note_kl(batch, {one: two}),
+        "reject": lambda: replay.release(batch, "none", True, {one: "far"}),
+        "commit far": lambda: replay.commit(batch, "v1", {}, {}, {one: two}),
         "delete": lambda: replay.delete(tenant, one),
         "set_head": lambda: replay.set_head(tenant, "default", one),
         "look": lambda: (
@@ -786,9 +767,8 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
             *(
                 replay.updates(tenant, "default"),
                 replay.ages(tenant, "default"),
-                replay.held_out_exchanges(tenant, "default", 9),
             ),
-            [scope for scope in replay.scopes() if scope[0] == tenant],
+            {scope: count for scope, count in replay.ready_counts().items() if scope[0] == tenant},
         ),
     }
     try:
@@ -805,7 +785,7 @@ def dump(replay: Replay, tenant: str) -> dict[str, list[Any]]:
             columns = [column[0] for column in base.execute(f"SELECT * FROM {name} LIMIT 0").description]
         what = ", ".join(f'"{column}"' for column in columns if column != "n")
         if name == "bodies":
-            query = "SELECT about, prompt, tokens, logprobs FROM records JOIN bodies USING (n) WHERE tenant = ? ORDER BY n"
+            query = "SELECT body FROM records JOIN bodies USING (n) WHERE tenant = ? ORDER BY n"
         else:
             query = f"SELECT {what} FROM {name} WHERE tenant = ? ORDER BY {'n' if 'n' in columns else what}"
         found[name] = asked(replay, query, (tenant,))
@@ -854,8 +834,7 @@ def test_poison_of_one_tenant_reaches_no_minibatch_of_another(tmp_path: Path) ->
         for i in range(10):
             replay.append(exchange(f"r{i}", "evil"))
             replay.add_feedback("evil", f"r{i}", Feedback(reward=-1.0, text="poison"))
-        batch = replay.lease("acme", "default", 10)
-        assert batch is not None
+        batch = leased(replay, 10)
         assert {e.tenant for e in batch.exchanges} == {"acme"}
         assert "poison" not in {e.feedback.text for e in batch.exchanges if e.feedback}
         with pytest.raises(UnknownExchange):
@@ -875,7 +854,7 @@ def test_rows_are_paged_newest_first(tmp_path: Path) -> None:
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme", limit=9, before="r4"))] == ["r3", "r2", "r1", "r0"]
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme", "other"))] == ["r5"]
         assert replay.rows(ExchangeQuery("acme", before="unknown")) == []
-        assert replay.scopes() == [("acme", "default", 5), ("acme", "other", 0)]
+        assert replay.ready_counts() == {("acme", "default"): 5}
         assert replay.counts() == {"pending": 1, "ready": 5}
         assert replay.counts("acme", "other") == {"pending": 1}
 
@@ -919,7 +898,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / "replay.sqlite")
     base.execute("PRAGMA user_version = 7")
     base.close()
-    with pytest.raises(ReplayError, match="format 7, this program reads 1"):
+    with pytest.raises(ReplayError, match="format 7, this program reads 2"):
         opened(tmp_path)
 
 
@@ -947,8 +926,7 @@ def whole(replay: Replay) -> None:
 def test_a_full_disk_says_so_and_costs_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 8)
-        batch = replay.lease("acme", "default", 4)
-        assert batch is not None
+        batch = leased(replay, 4)
         (pages,) = base_of(replay).execute("PRAGMA page_count").fetchone()
         base_of(replay).execute(f"PRAGMA max_page_count = {pages}")
         before = dump(replay, "acme")
@@ -998,7 +976,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
         def learn() -> None:
             try:
                 for _ in range(40):
-                    for tenant, adapter, _ in replay.scopes():
+                    for tenant, adapter in replay.adapters():
                         if batch := replay.lease(tenant, adapter, 4, min_exchanges=4):
                             replay.commit(batch.id, f"v{batch.step}", {})
             except BaseException as error:
@@ -1011,7 +989,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
             thread.join()
         assert errors == []
         assert sum(replay.counts().values()) == 160
-        for tenant, adapter, _ in replay.scopes():
+        for tenant, adapter in replay.adapters():
             used = sum(row.sample_count for row in replay.rows(ExchangeQuery(tenant, adapter, limit=100)))
             assert used == 4 * replay.step(tenant, adapter)
 
@@ -1092,8 +1070,7 @@ def test_without_named_end_users_the_draw_is_what_it_was(tmp_path: Path) -> None
         place.mkdir()
         with opened(place, ReplaySettings(held_out_share=0.0, max_user_share=share)) as replay:
             fill(replay, 40)
-            batch = replay.lease("acme", "default", 8, seed=7)
-            assert batch is not None
+            batch = leased(replay, 8, seed=7)
             drawn.append([one.id for one in batch.exchanges])
     assert drawn[0] == drawn[1]
 

@@ -111,14 +111,16 @@ def _learned(tenant: str, round: int) -> Iterator[Callable[[Replay], Any]]:
 
         return run
 
+    def end(replay: Replay, batch: Minibatch) -> None:
+        rejected = {batch.exchanges[0].id: "far off"} if round % 3 == 1 else {}
+        kls = {batch.exchanges[-1].id: 1.5 if round % 4 == 2 else 0.5}
+        if round % 5 == 4:
+            replay.release(batch.id, "all alike", True, rejected)
+        else:
+            replay.commit(batch.id, _version(batch), {"loss": 1 / (round + 1)}, rejected, kls)
+
     yield _lease(tenant)
-    if round % 3 == 1:
-        yield part(lambda replay, batch: replay.reject(batch.id, {batch.exchanges[0].id: "far off"}))
-    yield part(lambda replay, batch: replay.note_kl(batch.id, {batch.exchanges[-1].id: 1.5 if round % 4 == 2 else 0.5}))
-    if round % 5 == 4:
-        yield part(lambda replay, batch: replay.release(batch.id, "all alike", counts_as_sampling=True))
-    else:
-        yield part(lambda replay, batch: replay.commit(batch.id, _version(batch), {"loss": 1 / (round + 1)}))
+    yield part(end)
 
 
 def _delete(tenant: str, id: str | None) -> Callable[[Replay], Any]:

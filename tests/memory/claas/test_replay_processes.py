@@ -199,7 +199,7 @@ def test_what_is_wrong_is_said_without_the_password(server: PostgresServer, url:
         assert "tests" not in repr(replay)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("UPDATE learngraph_replay.format SET version = 7")
-    with pytest.raises(ReplayError, match="format 7, this program reads 1; name another schema"):
+    with pytest.raises(ReplayError, match="format 7, this program reads 2; name another schema"):
         Replay(url)
     with pytest.raises(UserError, match=r"--buffer is postgresql://USER@HOST/DATABASE, got 'some\.sqlite'"):
         ServeOptions(buffer="some.sqlite")
