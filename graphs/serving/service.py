@@ -41,7 +41,7 @@ LOG = logging.getLogger("learngraph.service")
 CLOSE_TIMEOUT = 1.0
 """Seconds that the engine may take to end when the service closes."""
 FEEDBACK_THREADS = 4
-"""Threads for feedback. Those that write at the same time share one transaction (memory/claas/replay_file.py)."""
+"""Threads for feedback. Those that write at the same time share one wait for the disk (memory/claas/replay_file.py)."""
 
 
 class Service(Administration):
