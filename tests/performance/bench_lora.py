@@ -171,7 +171,7 @@ def ours(network: Any, wrapper: Any, state: Path, samples: list[TrainingSample])
     updates = lora.make_optimizer(network, objective.learning_rate)
     if (state / "optimizer.safetensors").exists():
         lora.read_optimizer(updates, state / "optimizer.safetensors")
-    done, _ = lora.learn(network, updates, samples, objective, base=wrapper.disable_adapter)
+    done = lora.learn(network, updates, samples, objective, base=wrapper.disable_adapter)
     lora.write_adapter(wrapper, state, None)
     lora.write_optimizer(updates, state / "optimizer.safetensors")
     return done.loss, done.grad_norm

@@ -29,7 +29,7 @@ class StoredVersions:
     """Versions in folders, named by their contents."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.told = root, list[dict[str, Any]]()
 
     def folder(self, label: str) -> Path:
         return self.root / label.replace("/", "-")
@@ -41,4 +41,5 @@ class StoredVersions:
         label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{digest.hexdigest()[:12]}"
         if not self.folder(label).exists():
             shutil.copytree(folder, self.folder(label))
+        self.told.append(about)
         return label

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.claas.settings import LoRA, Objective
-from ...memory.errors import UserError, WindowError, machine_error
+from ...memory.errors import UserError, machine_error
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 
 __all__ = ["ClusterLost", "LabelledLearner", "LearnerModel", "LearnerSettings", "VersionError"]
@@ -80,19 +80,19 @@ class LabelledLearner(ABC):
 
     def correct(self, batch: Minibatch) -> Correction:
         """See `LoRATrainer.correct`."""
-        found: Correction = self._call("correct", batch, self._version_folder(batch.parent))
+        found: Correction = self._call("correct", self._version_folder(batch.parent), batch)
         return found
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """See `LoRATrainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
         with scratch_folder(self._scratch) as out:
             update: Update
-            update, statistics = self._call("step", batch, correction, self._version_folder(batch.parent), out)
+            update, statistics = self._call("step", self._version_folder(batch.parent), batch, correction, out)
             return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """See `LoRATrainer.measure`; the empty label is the base model."""
-        found: Measured = self._call("measure", label, self._version_folder(label), tuple(exchanges))
+        found: Measured = self._call("measure", self._version_folder(label), tuple(exchanges))
         return found
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end
@@ -102,34 +102,31 @@ class LabelledLearner(ABC):
         return self._folder(label) if label else None
 
 
-def decode_error(kind: str, answer: Any) -> Exception:
-    """The error of a message of `encode_error`."""
-    if kind == "failed":
-        return RuntimeError(f"the learner's process failed; this is a bug:\n{answer}")
-    name, text, tokens, number = answer
-    if name == "OSError":
-        return OSError(number, text)
-    error: UserError
-    if name == "WindowError":
-        error = WindowError(text, tokens)
-    elif name == "VersionError":
-        error = VersionError(text)
-    else:
-        error = UserError(text)
-    if number is not None:  # keeps an error of the machine recognisable
-        error.__cause__ = OSError(number, os.strerror(number))
-    return error
+Answer = tuple[str, Any]
+"""`done` with a result, or `failed` with an error and the failure of the machine behind it."""
 
 
-def encode_error(error: Exception) -> tuple[str, Any]:
-    """An error as a message: its class's name, text, tokens and the number of an OSError in its causes."""
-    failure = machine_error(error)
-    number = None if failure is None else failure.errno or 0
-    if isinstance(error, UserError):
-        return "raised", (type(error).__name__, str(error), getattr(error, "tokens", 0), number)
-    if failure is not None:
-        return "raised", ("OSError", failure.strerror or str(error), 0, number)
-    return "failed", traceback.format_exc()
+def answer_of(work: Callable[[], Any]) -> Answer:
+    """The result of some work as a message to another process. An error that is no `UserError` and not the machine's is a bug."""
+    try:
+        return "done", work()
+    except ClusterLost:
+        raise
+    except Exception as error:
+        failure = machine_error(error)
+        if isinstance(error, UserError):
+            return "failed", (error, failure)
+        bug = RuntimeError(f"the learner's process failed; this is a bug:\n{traceback.format_exc()}")
+        return "failed", (failure or bug, None)
+
+
+def result_of(answer: Answer) -> Any:
+    """The result in a message of `answer_of`, or its error, raised as it was raised there."""
+    kind, content = answer
+    if kind == "done":
+        return content
+    error, failure = content
+    raise error from failure  # keeps an error of the machine recognisable
 
 
 @contextmanager
@@ -149,3 +146,11 @@ def scratch_folder(scratch: Path | None) -> Iterator[Path]:
         yield out
     finally:
         shutil.rmtree(out, ignore_errors=True)
+
+
+def publish_folder(folder: Path, place: Path) -> None:
+    """Rename a finished folder to its place. A power cut must not leave a folder of empty files there."""
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    folder.replace(place)

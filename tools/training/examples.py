@@ -13,16 +13,15 @@ from string import Template
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...memory.claas.settings import Objective
 from ...memory.conversations.thoughts import split_thoughts
 from ...memory.errors import UserError, WindowError
-from ...memory.records import ChatRequest, Exchange, Feedback, Minibatch
+from ...memory.records import ChatRequest, Exchange, Minibatch
 from ..local.model import LocalChatModel
-from .lora import Example
+from .lora import Example, TrainingSample
 
-__all__ = ["ExampleReader", "TrainingExample"]
+__all__ = ["ExampleReader"]
 
 
 def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:
@@ -52,33 +51,8 @@ def hindsight_block(template: str, feedback: str = "", solution: str = "", reply
 
 
 @dataclass(frozen=True)
-class TrainingExample:
-    """An exchange as tokens and log-probabilities, ready to be learned from."""
-
-    exchange: Exchange
-    example: Example
-    """Prompt and reply as they were served."""
-    behaviour_logprobs: Tensor | None
-    """(T,), log mu; None: the reply was not drawn (temperature 0)."""
-    hindsight: Example | None
-    """The teacher's prompt and the same reply; None: no teacher is needed, or there is nothing that it could read."""
-    has_reward: bool = True
-    """True if its reward can be learned from."""
-
-    @property
-    def temperature(self) -> float:
-        """Sampling temperature; 1 for a reply that was not drawn."""
-        return self.exchange.request.sampling.temperature or 1.0
-
-    @property
-    def reward(self) -> float:
-        """r of the feedback; 0 without a reward."""
-        return float(self.exchange.feedback.reward or 0.0) if self.exchange.feedback else 0.0
-
-
-@dataclass(frozen=True)
 class ExampleReader:
-    """Makes training examples of exchanges, and says why others cannot be used."""
+    """Makes training samples of exchanges, and says why others cannot be used."""
 
     model: LocalChatModel
     base: str
@@ -89,13 +63,13 @@ class ExampleReader:
     vocabulary: int
     """Number of token ids that the model has embeddings for."""
 
-    def training_examples(self, batch: Minibatch) -> tuple[list[TrainingExample], dict[str, str]]:
-        """The examples that the loss can use, and for the other exchanges (by id) why it cannot use them.
+    def samples(self, batch: Minibatch) -> tuple[list[TrainingSample], dict[str, str]]:
+        """The replies that the loss can use, and for the other exchanges (by id) why it cannot use them.
 
         Raises:
             UserError: the minibatch has an exchange of another tenant or adapter.
         """
-        found: list[TrainingExample] = []
+        found: list[TrainingSample] = []
         dropped: dict[str, str] = {}
         for exchange in batch.exchanges:
             if (exchange.tenant, exchange.adapter) != (batch.tenant, batch.adapter):
@@ -103,17 +77,13 @@ class ExampleReader:
                     f"minibatch {batch.id} has an exchange of {exchange.tenant}/{exchange.adapter} in it; nothing was learned"
                 )
             try:
-                found.append(self.training_example(exchange, batch.exchanges))
+                found.append(self._sample(exchange, batch.exchanges))
             except UserError as error:
                 dropped[exchange.id] = str(error)
         return found, dropped
 
-    def training_example(self, exchange: Exchange, others: Sequence[Exchange]) -> TrainingExample:
-        """One exchange as an example; `others` may hold a solution for the teacher.
-
-        Raises:
-            UserError: why this exchange cannot be learned from.
-        """
+    def _sample(self, exchange: Exchange, others: Sequence[Exchange]) -> TrainingSample:
+        """One exchange as a sample; `others` may hold a solution for the teacher. A UserError says why it cannot be learned from."""
         reply, feedback, objective = exchange.reply, exchange.feedback, self.objective
         if exchange.base != self.base:
             raise UserError(f"made by another base model ({exchange.base or 'unknown'}, not {self.base})")
@@ -127,29 +97,30 @@ class ExampleReader:
             raise UserError("has log-probabilities that are not finite, or above 0")
         example = self.example(exchange)
         drawn = exchange.request.sampling.temperature > 0
-        behaviour = torch.tensor(reply.logprobs, dtype=torch.float32) if drawn else None
-        problem = self._find_reward_problem(feedback, drawn)
+        problem = ""
+        if not objective.uses_rewards:
+            problem = "has neither a text nor a solution to learn from"
+        elif feedback.reward is None:
+            problem = f"has no reward, only a text; {objective.kind} needs one"
+        elif not drawn and objective.correction.kind != "none":
+            problem = "was not drawn but chosen (temperature 0): it has no importance weight"
         needs_teacher = objective.needs_hindsight and (objective.kind != "mixed" or feedback.text.strip() != "")
         try:
-            hindsight = self.hindsight_example(exchange, others, example) if needs_teacher else None
+            hindsight = self._hindsight(exchange, others, example) if needs_teacher else None
         except UserError:
             if problem:
                 raise
             hindsight = None  # the reward teaches all the same
         if problem and (hindsight is None or not objective.uses_words):
             raise UserError(problem)
-        return TrainingExample(exchange, example, behaviour, hindsight, not problem)
-
-    def _find_reward_problem(self, feedback: Feedback, drawn: bool) -> str:
-        """Why nothing can be learned from the feedback's reward; empty: it can."""
-        objective = self.objective
-        if not objective.uses_rewards:
-            return "has neither a text nor a solution to learn from"
-        if feedback.reward is None:
-            return f"has no reward, only a text; {objective.kind} needs one"
-        if not drawn and objective.correction.kind != "none":
-            return "was not drawn but chosen (temperature 0): it has no importance weight"
-        return ""
+        return TrainingSample(
+            example,
+            torch.tensor(reply.logprobs, dtype=torch.float32) if drawn else None,
+            hindsight=hindsight,
+            reward=None if problem else feedback.reward,
+            id=exchange.id,
+            family=exchange.family,
+        )
 
     def example(self, exchange: Exchange) -> Example:
         """Prompt and reply as tokens: as served, or where there are no token ids, by the chat template.
@@ -159,10 +130,11 @@ class ExampleReader:
             UserError: there is no reply, or token ids are out of range.
         """
         reply, request = exchange.reply, exchange.request
+        temperature = request.sampling.temperature or 1.0  # of a reply that was not drawn: those of the model itself
         if reply.token_ids:
-            example = Example(reply.prompt_ids, reply.token_ids)
+            example = Example(reply.prompt_ids, reply.token_ids, temperature)
         elif reply.text.strip():
-            example = Example(_prompt_ids(self.model, request), self.model.reply_ids(reply.text))
+            example = Example(_prompt_ids(self.model, request), self.model.reply_ids(reply.text), temperature)
         else:
             raise UserError(f"exchange {exchange.id} has no reply to read")
         if len(example) > self.model.window:
@@ -173,12 +145,10 @@ class ExampleReader:
             raise UserError(f"has no prompt, or token ids that a vocabulary of {self.vocabulary} does not have")
         return example
 
-    def hindsight_example(self, exchange: Exchange, others: Sequence[Exchange], example: Example) -> Example | None:
+    def _hindsight(self, exchange: Exchange, others: Sequence[Exchange], example: Example) -> Example | None:
         """The teacher's example: the whole conversation with the hindsight block, and the same reply tokens. None: nothing to read.
 
-        Raises:
-            WindowError: it does not fit the model's window.
-            UserError: the prompt has other tokens now than were served, where the block would stand.
+        A UserError says that it does not fit the window, or that the prompt has other tokens now where the block would stand.
         """
         text, solution, verdict = "", "", ""
         reward = exchange.feedback.reward if exchange.feedback else None

@@ -20,7 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -35,24 +35,22 @@ from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
 from ..local.model import LocalChatModel
 from ..models.models import open_model
-from .calls import LabelledLearner, LearnerModel, LearnerSettings, scratch_folder
-from .examples import ExampleReader, TrainingExample, hindsight_block
+from .calls import LabelledLearner, LearnerModel, LearnerSettings
+from .examples import ExampleReader, hindsight_block
 from .lora import (
-    OptimizerStepResult,
-    ReplyLogprobs,
-    Switch,
+    Example,
     TrainingSample,
     attach_lora,
+    copy_tensors,
     learn,
     lora_parameters,
     make_critic,
     make_optimizer,
     read_optimizer,
     reply_logprobs,
-    write_adapter,
 )
-from .losses import BatchAdvantages, RewardMoments, compute_advantages, ema, ratio_statistics
-from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
+from .losses import RewardMoments, compute_advantages, ema, ratio_statistics
+from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
 
@@ -62,14 +60,6 @@ SHRINK_TOLERANCE = 1 / 32
 """Precision of the factor that scales an adapter down to its limits."""
 PARENT_SHARE = 0.95
 """Share of its parent's distance from the base model that a version must come back to, if the parent is beyond the limits."""
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Samples of a step, and the rewards' running statistics after it."""
-
-    samples: list[TrainingSample]
-    moments: Mapping[str, RewardMoments]
 
 
 @dataclass(frozen=True)
@@ -86,10 +76,6 @@ class _Drift:
         if parent is not None:
             max_kl, min_entropy = max(max_kl, PARENT_SHARE * parent.kl), min(min_entropy, parent.entropy / PARENT_SHARE)
         return self.kl <= max_kl and self.entropy >= min_entropy
-
-
-def _has_limits(correction: Correction) -> bool:
-    return correction.max_kl < math.inf or correction.min_entropy_share > 0
 
 
 class LoRATrainer:
@@ -111,47 +97,38 @@ class LoRATrainer:
         wrapper = attach_lora(self._network, lora)
         live = lora_parameters(self._network)
         # Kept, since a walk through the modules takes as long as a pass.
-        self._lora_parameters = {name: live[name] for name in sorted(live)}
+        self._live = {name: live[name] for name in sorted(live)}
         self._layers = [module for module in self._network.modules() if hasattr(module, "_disable_adapters")]
-        with scratch_folder(None) as folder:
-            write_adapter(wrapper, folder, None if Path(model.model).exists() else model.model)
-            config = (folder / CONFIG_FILE).read_bytes()
-        targets = sorted(wrapper.peft_config["default"].target_modules)
-        self._files = VersionFiles(
-            base=self.base,
-            shape={"rank": lora.rank, "alpha": float(lora.scale), "targets": targets},
-            config=config,
-            sizes={name: tuple(weight.shape) for name, weight in self._lora_parameters.items()},
-        )
+        self._files = VersionFiles.of(wrapper, model, self.base, lora)
         vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
         self._reader = ExampleReader(model, self.base, objective, settings.hindsight, vocabulary)
-        self._states: dict[str, VersionState] = {}
+        self._states: dict[Path, VersionState] = {}
 
     # The calls of a learner
 
-    def correct(self, batch: Minibatch, folder: Path | None) -> Correction:
+    def correct(self, folder: Path | None, batch: Minibatch) -> Correction:
         """Importance statistics of a minibatch, log pi_old against log mu, and the exchanges that can be learned from.
 
         Args:
+            folder: the parent version's; None: the base model.
             batch: the minibatch.
-            folder: its parent version's; None: the base model.
 
         Raises:
             UserError: the minibatch or its parent does not belong to this learner.
         """
-        state = self._parent_state(batch, folder)
-        examples, dropped = self._reader.training_examples(batch)
-        if not examples:
+        state = self._parent_state(folder, batch)
+        samples, dropped = self._reader.samples(batch)
+        if not samples:
             return Correction((), tuple(dropped.items()))
-        self._copy_tensors(state.tensors)
-        old = [reading.logprobs for reading in self._reply_logprobs(examples)]
+        copy_tensors(self._live, state.tensors)
+        old = [one.logprobs for one in reply_logprobs(self._network, [sample.example for sample in samples])]
         behaviour = [
-            now if example.behaviour_logprobs is None else example.behaviour_logprobs
-            for example, now in zip(examples, old, strict=True)
+            now if sample.behaviour_logprobs is None else sample.behaviour_logprobs
+            for sample, now in zip(samples, old, strict=True)
         ]
-        return measure_staleness([example.exchange.id for example in examples], old, behaviour, dropped, self._objective)
+        return measure_staleness([sample.id for sample in samples], old, behaviour, dropped, self._objective)
 
-    def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
+    def step(self, folder: Path | None, batch: Minibatch, correction: Correction, out: Path) -> tuple[Update, dict[str, Any]]:
         """One gradient step on what the correction kept. Writes the next version's files into the empty folder `out`.
 
         Returns:
@@ -161,34 +138,47 @@ class LoRATrainer:
         Raises:
             UserError: the minibatch or its parent does not belong to this learner; the files cannot be written.
         """
-        began, objective = perf_counter(), self._objective
-        state = self._parent_state(batch, folder)
+        began, objective, network = perf_counter(), self._objective, self._network
+        state = self._parent_state(folder, batch)
         kept = set(correction.kept)
-        examples = [example for example in self._reader.training_examples(batch)[0] if example.exchange.id in kept]
-        if not examples:
+        samples: Sequence[TrainingSample] = [one for one in self._reader.samples(batch)[0] if one.id in kept]
+        if not samples:
             return Update("", "nothing of the minibatch can be learned from"), {}
-        self._copy_tensors(state.tensors)
-        critic = make_critic(self._network) if objective.needs_critic else None
+        examples = [sample.example for sample in samples]
+        copy_tensors(self._live, state.tensors)
+        critic = make_critic(network) if objective.needs_critic else None
         optimizer = self._make_optimizer(state, critic)
-        prepared = self._make_batch(examples, state, critic)
+        prepared = self._with_advantages(samples, state, critic)
         if prepared is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
-        warmup = min(1.0, (state.updates + 1) / objective.warmup_steps) if objective.warmup_steps else 1.0
-        scale = warmup * correction.scale
+        samples, moments = prepared
+        scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
+        teacher, base = partial(self._with_tensors, state.teacher), self._as_base
         try:
-            done = self._update(optimizer, prepared.samples, scale, state.teacher, critic)
+            done = [
+                learn(network, optimizer, samples, objective, scale=scale, teacher=teacher, base=base, critic=critic)
+                for _ in range(objective.updates_per_batch)
+            ]
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
-        first, statistics = done[0]
-        shrink, kl = self._scale_to_limits(examples, correction, state.tensors) if _has_limits(correction) else (1.0, None)
-        student = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
-        notes = self._notes(batch, state, prepared.moments)
-        teacher = self._next_teacher(state, student)
-        self._files.write(out, self._lora_parameters, teacher, notes, optimizer, critic)
+        first = done[0]
+        shrink, kl = 1.0, first.statistics.get("kl")
+        if correction.max_kl < math.inf or correction.min_entropy_share > 0:
+            shrink, kl = self._scale_to_limits(examples, correction, state.tensors)
+        notes = {
+            "base": self.base,
+            "lora": self._files.shape,
+            "objective": asdict(objective),
+            "batch": batch.id,
+            "parent": batch.parent,
+            "seed": batch.seed,
+            "step": batch.step,
+            "updates": state.updates + 1,
+            "rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())},
+        }
+        self._files.write(out, self._live, self._next_teacher(state), notes, optimizer, critic)
         if kl is None:
-            kl = statistics.get("kl", 0.0)
-            if self._measure_kl and "kl" not in statistics:
-                kl = self._drift(examples).kl
+            kl = self._drift(examples).kl if self._measure_kl else 0.0
         self._states.clear()
         update = Update(
             version="",
@@ -196,20 +186,19 @@ class LoRATrainer:
             norm=first.grad_norm,
             rate=objective.learning_rate * scale,
             tokens=first.tokens,
-            entropy=statistics.get("entropy", 0.0),
+            entropy=first.statistics.get("entropy", 0.0),
             kl=kl,
             shrink=shrink,
             seconds=perf_counter() - began,
         )
-        losses = [result.loss for result, _ in done]
-        return update, {**statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
+        losses = [result.loss for result in done]
+        return update, {**first.statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
 
-    def measure(self, label: str, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
         """Log-probabilities, entropy and KL of a version on the replies of exchanges; replies without token ids are tokenised.
 
         Args:
-            label: of the version, for messages.
-            folder: its folder; None: the base model.
+            folder: the version's; None: the base model.
             exchanges: with a reply each.
 
         Raises:
@@ -218,97 +207,68 @@ class LoRATrainer:
         examples = [self._reader.example(exchange) for exchange in exchanges]
         if not examples:
             return Measured((), ())
-        temperatures = [exchange.request.sampling.temperature or 1.0 for exchange in exchanges]
         if folder is None:
             with self._as_base():
-                readings = reply_logprobs(self._network, examples, temperatures=temperatures)
+                readings = reply_logprobs(self._network, examples)
         else:
-            self._copy_tensors(self._load(label, folder).tensors)
-            readings = reply_logprobs(self._network, examples, base=self._as_base, temperatures=temperatures)
+            copy_tensors(self._live, self._load(folder).tensors)
+            readings = reply_logprobs(self._network, examples, base=self._as_base)
         sums = tuple(float(reading.logprobs.double().sum()) for reading in readings)
         means = tuple(total / len(reading.logprobs) for total, reading in zip(sums, readings, strict=True))
         entropy = float(torch.cat([reading.entropy for reading in readings]).mean())
         kls = [reading.kl for reading in readings if reading.kl is not None]
         return Measured(means, sums, entropy, float(torch.cat(kls).mean()) if kls else 0.0)
 
-    def network(self, label: str, folder: Path | None) -> Any:
+    def network(self, folder: Path | None) -> Any:
         """The network with a version's weights (no folder: the base model's), to evaluate or sample; valid until the next call."""
-        if folder is None:
-            self._copy_tensors({name: torch.zeros_like(weight) for name, weight in self._lora_parameters.items()})
-        else:
-            self._copy_tensors(self._load(label, folder).tensors)
+        zeros = {name: torch.zeros_like(weight) for name, weight in self._live.items()}
+        copy_tensors(self._live, zeros if folder is None else self._load(folder).tensors)
         return self._network
 
     # Parts of a step
 
-    def _make_batch(
-        self, examples: Sequence[TrainingExample], state: VersionState, critic: torch.nn.Module | None
-    ) -> _Batch | None:
-        """The examples with their advantages; None if the rewards give no direction."""
+    def _with_advantages(
+        self, samples: Sequence[TrainingSample], state: VersionState, critic: torch.nn.Module | None
+    ) -> tuple[Sequence[TrainingSample], Mapping[str, RewardMoments]] | None:
+        """The samples with their advantages, and the rewards' statistics after them; None if the rewards give no direction."""
         objective, moments = self._objective, state.moments
-        readings = None
         if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
-            readings = self._reply_logprobs(examples, critic, self._as_base if objective.needs_reward_kl else None)
-        old: list[Tensor | None] = [None] * len(examples) if readings is None else [one.logprobs for one in readings]
-        advantages: list[Tensor | None] = [None] * len(examples)
-        returns: list[Tensor | None] = [None] * len(examples)
-        rewarded = [n for n, example in enumerate(examples) if objective.uses_rewards and example.has_reward]
-        has_hindsight = any(example.hindsight is not None for example in examples)
-        if rewarded:
-            readings = None if readings is None else [readings[n] for n in rewarded]
-            computed = self._compute_advantages([examples[n] for n in rewarded], readings, moments)
-            if computed is not None:
-                for n, advantage in zip(rewarded, computed.advantages, strict=True):
-                    advantages[n] = advantage
-                for n, targets in zip(rewarded, computed.returns, strict=False):
-                    returns[n] = targets
-                moments = dict(computed.moments) or moments
-            elif not has_hindsight:
-                return None
-            elif not objective.uses_words:  # the hints still have a direction
-                advantages = [torch.zeros(len(example.example.reply)) for example in examples]
-        samples = [
-            TrainingSample(
-                example.example,
-                behaviour_logprobs=example.behaviour_logprobs,
-                old_logprobs=old[n],
-                advantage=advantages[n],
-                hindsight=example.hindsight,
-                returns=returns[n],
-            )
-            for n, example in enumerate(examples)
-        ]
-        return _Batch(samples, moments)
-
-    def _compute_advantages(
-        self,
-        examples: Sequence[TrainingExample],
-        readings: Sequence[ReplyLogprobs] | None,
-        moments: Mapping[str, RewardMoments],
-    ) -> BatchAdvantages | None:
-        """Advantages of examples with a reward; None if the rewards give no direction."""
-        return compute_advantages(
-            [example.reward for example in examples],
-            [len(example.example.reply) for example in examples],
-            self._objective,
-            families=[example.exchange.family for example in examples],
-            moments=moments if self._objective.policy.baseline == "family" else None,
-            kls=[one.logprobs - one.base_logprobs for one in readings or () if one.base_logprobs is not None],
-            values=[reading.values for reading in readings or () if reading.values is not None],
+            base = self._as_base if objective.needs_reward_kl else None
+            readings = reply_logprobs(self._network, [one.example for one in samples], critic=critic, base=base)
+            samples = [replace(one, old_logprobs=found.logprobs) for one, found in zip(samples, readings, strict=True)]
+        else:
+            readings = []
+        rewarded = [n for n, one in enumerate(samples) if one.reward is not None]
+        if not rewarded:
+            return samples, moments
+        own = [readings[n] for n in rewarded] if readings else []
+        computed = compute_advantages(
+            [samples[n].reward or 0.0 for n in rewarded],
+            [len(samples[n].example.reply) for n in rewarded],
+            objective,
+            families=[samples[n].family for n in rewarded],
+            moments=moments if objective.policy.baseline == "family" else None,
+            kls=[one.logprobs - one.base_logprobs for one in own if one.base_logprobs is not None],
+            values=[one.values for one in own if one.values is not None],
         )
+        if computed is not None:
+            found = dict(zip(rewarded, computed.advantages, strict=True))
+            returns = dict(zip(rewarded, computed.returns, strict=False))
+            samples = [replace(one, advantage=found.get(n), returns=returns.get(n)) for n, one in enumerate(samples)]
+            return samples, dict(computed.moments) or moments
+        if all(one.hindsight is None for one in samples):
+            return None
+        if not objective.uses_words:  # the hints still have a direction
+            samples = [replace(one, advantage=torch.zeros(len(one.example.reply))) for one in samples]
+        return samples, moments
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:
         """AdamW with the parent's moments and the learning rates of the settings. A critic that is no longer needed is left out."""
+        settings = self._objective
 
         def make(head: torch.nn.Module | None) -> torch.optim.Optimizer:
-            objective = self._objective
-            return make_optimizer(
-                self._network,
-                objective.learning_rate,
-                objective.weight_decay,
-                critic=head,
-                critic_learning_rate=objective.policy.critic_learning_rate,
-            )
+            rate = settings.policy.critic_learning_rate
+            return make_optimizer(self._network, settings.learning_rate, settings.weight_decay, head, rate)
 
         optimizer = make(critic)
         if state.folder is None or not (state.folder / OPTIMIZER_FILE).exists():  # kept of versions that were the newest last
@@ -319,73 +279,28 @@ class LoRATrainer:
         if critic is not None and extra_tensors:
             critic.load_state_dict(extra_tensors)
         if leaves_critic:
-            trained = set(self._lora_parameters.values())
+            trained = set(self._live.values())
             optimizer.state.update({weight: moments for weight, moments in source.state.items() if weight in trained})
         return optimizer
 
-    def _update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        samples: Sequence[TrainingSample],
-        scale: float,
-        teacher: Mapping[str, Tensor] | None,
-        critic: torch.nn.Module | None,
-    ) -> list[tuple[OptimizerStepResult, dict[str, float]]]:
-        """`updates_per_batch` updates of the network from one minibatch; numbers and statistics of each."""
-        return [
-            learn(
-                self._network,
-                optimizer,
-                samples,
-                self._objective,
-                scale=scale,
-                teacher=partial(self._with_tensors, teacher),
-                base=self._as_base,
-                critic=critic,
-            )
-            for _ in range(self._objective.updates_per_batch)
-        ]
-
-    def _notes(self, batch: Minibatch, state: VersionState, moments: Mapping[str, RewardMoments]) -> dict[str, Any]:
-        """The content of `learner.json`."""
-        return {
-            "base": self.base,
-            "lora": self._files.shape,
-            "objective": asdict(self._objective),
-            "batch": batch.id,
-            "parent": batch.parent,
-            "seed": batch.seed,
-            "step": batch.step,
-            "updates": state.updates + 1,
-            "rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())},
-        }
-
-    def _next_teacher(self, state: VersionState, student: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    def _next_teacher(self, state: VersionState) -> Mapping[str, Tensor] | None:
         """Weights of the teacher for the next step; None if it has none of its own."""
         teacher = self._objective.teacher
         if not self._objective.needs_teacher or state.teacher is None:
             return None
         if teacher.kind == "sync":
-            return student if (state.updates + 1) % teacher.sync_every == 0 else state.teacher
-        return ema(state.teacher, student, teacher.ema_rate)
+            return self._live if (state.updates + 1) % teacher.sync_every == 0 else state.teacher
+        return ema(state.teacher, self._live, teacher.ema_rate)
 
-    def _reply_logprobs(
-        self, examples: Sequence[TrainingExample], critic: torch.nn.Module | None = None, base: Switch | None = None
-    ) -> list[ReplyLogprobs]:
-        temperatures = [example.temperature for example in examples]
-        return reply_logprobs(
-            self._network, [example.example for example in examples], base=base, critic=critic, temperatures=temperatures
-        )
-
-    def _drift(self, examples: Sequence[TrainingExample]) -> _Drift:
+    def _drift(self, examples: Sequence[Example]) -> _Drift:
         """The network's distance from the base model on these replies."""
-        readings = reply_logprobs(self._network, [example.example for example in examples], base=self._as_base)
+        readings = reply_logprobs(self._network, examples, base=self._as_base)
         kl = torch.cat([reading.kl for reading in readings if reading.kl is not None])  # (tokens,)
         base = torch.cat([reading.base_entropy for reading in readings if reading.base_entropy is not None])  # (tokens,)
         return _Drift(float(kl.mean()), float(torch.cat([reading.entropy for reading in readings]).mean()), float(base.mean()))
 
     def _scale_to_limits(
-        self, examples: Sequence[TrainingExample], correction: Correction, parent: Mapping[str, Tensor]
+        self, examples: Sequence[Example], correction: Correction, parent: Mapping[str, Tensor]
     ) -> tuple[float, float]:
         """Scale the adapter by the largest s in [0, 1] that keeps it within the correction's limits, and return s and KL(pi || base).
 
@@ -402,7 +317,7 @@ class LoRATrainer:
             before = self._drift(examples)
         if drift.is_within(correction, before):
             return 1.0, drift.kl
-        weights = [weight for name, weight in self._lora_parameters.items() if "lora_B" in name]
+        weights = [weight for name, weight in self._live.items() if "lora_B" in name]
         whole = [weight.detach().clone() for weight in weights]
 
         def scale(factor: float) -> _Drift:
@@ -419,12 +334,6 @@ class LoRATrainer:
         return low, scale(low).kl
 
     # The network's weights
-
-    def _copy_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy a version's tensors into the network."""
-        with torch.no_grad():
-            names = list(self._lora_parameters)
-            torch._foreach_copy_(list(self._lora_parameters.values()), [tensors[name] for name in names])
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
@@ -443,37 +352,37 @@ class LoRATrainer:
         if tensors is None:
             yield
             return
-        held = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
-        self._copy_tensors(tensors)
+        held = {name: weight.detach().clone() for name, weight in self._live.items()}
+        copy_tensors(self._live, tensors)
         try:
             yield
         finally:
-            self._copy_tensors(held)
+            copy_tensors(self._live, held)
 
     # Versions
 
-    def _parent_state(self, batch: Minibatch, folder: Path | None) -> VersionState:
+    def _parent_state(self, folder: Path | None, batch: Minibatch) -> VersionState:
         """The version that a minibatch's step starts from."""
         if batch.parent:
             if folder is None:
                 raise VersionError(f"minibatch {batch.id} goes on from {batch.parent}, and no folder was given for it")
-            return self._load(batch.parent, folder)
+            return self._load(folder)
         generator = torch.Generator().manual_seed(batch.seed % 2**63)
         tensors = {}
-        for name, like in self._lora_parameters.items():  # LoRA's start: A uniform (Kaiming with a = sqrt 5), B zero
+        for name, like in self._live.items():  # LoRA's start: A uniform (Kaiming with a = sqrt 5), B zero
             bound = 1 / math.sqrt(like.shape[1])
             drawn = torch.rand(like.shape, generator=generator) * 2 * bound - bound
             tensors[name] = drawn if "lora_A" in name else torch.zeros(like.shape)
         return VersionState(tensors, tensors if self._objective.needs_teacher else None, None, {})
 
-    def _load(self, label: str, folder: Path) -> VersionState:
+    def _load(self, folder: Path) -> VersionState:
         """A version, read and checked. The last few stay in memory: a labelled version never changes."""
-        if label not in self._states:
-            state = self._files.read(label, folder, self._objective.needs_teacher)
+        if folder not in self._states:
+            state = self._files.read(folder, self._objective.needs_teacher)
             if len(self._states) >= MAX_CACHED_VERSIONS:
                 self._states.pop(next(iter(self._states)))
-            self._states[label] = state
-        return self._states[label]
+            self._states[folder] = state
+        return self._states[folder]
 
 
 def _clone_sharing_weights(network: Any) -> Any:
@@ -520,7 +429,7 @@ class InProcessLearner(LabelledLearner):
 
     def network(self, label: str) -> Any:
         """The network with a version's weights (empty label: the base model's); valid until the learner's next call."""
-        return self._call("network", label, self._version_folder(label))
+        return self._call("network", self._version_folder(label))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         with self._lock:
@@ -552,17 +461,12 @@ def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:
     """
     if isinstance(model, LearnerModel):
         torch.set_num_threads(model.threads)
-        _make_deterministic(model.device)
+        if model.device != "cpu":  # the same bytes again on an accelerator; needs CUBLAS_WORKSPACE_CONFIG=:4096:8
+            torch.use_deterministic_algorithms(True, warn_only=True)
         model = open_model(**asdict(model))
     if not isinstance(model, LocalChatModel):
         raise UserError(f"model {model!r} does not run in this process and cannot be trained; use 'pocket' or 'local:PATH'")
     return LoRATrainer(model, settings)
-
-
-def _make_deterministic(device: str) -> None:
-    """Have this process compute the same bytes again on an accelerator. Needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment."""
-    if device != "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def measure_staleness(

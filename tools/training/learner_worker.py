@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
-import queue
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Minibatch
-from .calls import ClusterLost, LabelledLearner, LearnerModel, LearnerSettings, decode_error, encode_error
+from .calls import ClusterLost, LabelledLearner, LearnerModel, LearnerSettings, answer_of, result_of
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -79,9 +76,8 @@ class WorkerLearner(LabelledLearner):
         super().__init__(folder, write, scratch)
         self._settings = (model, settings, cluster, nice)
         self._lock, self._is_closed = threading.Lock(), threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
-        self._errors: Any = None
         self.restarts = 0
         """Number of workers that died and were replaced."""
         self.base = base
@@ -101,7 +97,6 @@ class WorkerLearner(LabelledLearner):
         self._is_closed.set()
         if (process := self._process) is not None:
             process.kill()
-            process.wait()
         with self._lock:
             self._discard_worker()
 
@@ -125,102 +120,69 @@ class WorkerLearner(LabelledLearner):
                     raise WorkerDied("the learner is closed")
                 try:
                     pipe = self._pipe or self._start()
-                    if name == "step":
-                        _empty_folder(arguments[-1])  # files of a worker that died half-way
+                    if name == "step":  # files of a worker that died half-way
+                        for path in arguments[-1].iterdir():
+                            path.unlink()
                     pipe.send((name, arguments))
-                    kind, answer = pipe.recv()
+                    answer = pipe.recv()
                 except (EOFError, OSError) as error:
-                    why = self._discard_worker()
+                    why = f"{self._discard_worker()} {error}".strip()
                     if self._is_closed.is_set():
                         raise WorkerDied("the learner was closed while it worked") from error
                     log.warning("the learner's process died (%s); attempt %d of %d", why, attempt, MAX_TRIES)
                     self.restarts += 1
                     if attempt == MAX_TRIES:
                         raise WorkerDied(f"the learner's process died {MAX_TRIES} times of the same work: {why}") from error
-                    continue
-                if kind == "done":
-                    return answer
-                raise decode_error(kind, answer)
+                else:
+                    return result_of(answer)
         raise AssertionError("unreachable")
 
     def _start(self) -> Connection:
-        here, there = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the worker
-        model, *_, nice = self._settings
-        code = f"from learngraph.tools.training.learner_worker import work; work({there.fileno()}, {os.getpid()}, {nice})"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(model.threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(there.fileno(),),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C goes to this process, which ends the worker
-        )
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, os.getpid(), *self._settings), daemon=True)
+        process.start()
         there.close()
+        self._process, self._pipe = process, here
         if self._is_closed.is_set():
             raise EOFError("closed meanwhile")
-        pipe = self._pipe = Connection(here.detach())
-        pipe.send(self._settings)
-        if not pipe.poll(START_SECONDS):
+        if not here.poll(START_SECONDS):
             raise EOFError(f"no answer within {START_SECONDS:g} s")
-        kind, answer = pipe.recv()
-        problem = None if kind == "done" else decode_error(kind, answer)
-        if problem is None and self.base not in ("", answer):
-            problem = UserError(f"it has base model {answer}, the engine {self.base}")
-        if problem is None:
-            return pipe
-        self._discard_worker()
-        if not self.base:
-            raise problem
-        raise RuntimeError(f"the learner cannot be started: {problem}") from problem
+        answer = here.recv()
+        try:
+            base = result_of(answer)
+            if self.base not in ("", base):
+                raise UserError(f"it has base model {base}, the engine {self.base}")
+        except Exception as problem:
+            self._discard_worker()
+            if not self.base:
+                raise
+            raise RuntimeError(f"the learner cannot be started: {problem}") from problem
+        return here
 
     def _discard_worker(self) -> str:
         """End the worker and close its pipe; returns how it ended, in words."""
-        process, pipe, errors = self._process, self._pipe, self._errors
-        self._process = self._pipe = self._errors = None
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
         if pipe is not None:
             pipe.close()
         if process is None:
             return "was not started"
         process.kill()
-        code = process.wait()
-        said = ""
-        if errors is not None:
-            errors.seek(0)
-            lines = errors.read().decode(errors="replace").strip().splitlines()
-            said = f", and said {lines[-1]!r}" if lines else ""
-            errors.close()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return how + said
+        process.join()
+        code = process.exitcode or 0
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _empty_folder(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-# In the worker
-
-
-def work(descriptor: int, parent: int, nice: int) -> None:
-    """The worker's main function: reads the settings, then answers calls until the parent ends.
-
-    Args:
-        descriptor: file descriptor of the pipe.
-        parent: the parent's process id.
-        nice: priority, from 0 to 19.
-    """
-    pipe = Connection(descriptor)
-    calls: queue.Queue[Any] = queue.Queue()
-
-    def listen() -> None:
-        while True:
-            try:
-                calls.put(pipe.recv())
-            except (EOFError, OSError):
-                os._exit(0)
+def _work(
+    pipe: Connection, parent: int, model: LearnerModel, settings: LearnerSettings, cluster: str | None, nice: int
+) -> None:
+    """The worker: loads the model, says its fingerprint, then answers calls until the parent, of this process id, ends."""
+    os.setsid()  # Ctrl-C goes to the parent, which ends the worker
+    os.environ |= {
+        "OMP_NUM_THREADS": str(model.threads),
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }  # torch reads them when it loads
 
     def watch() -> None:
         """End with the parent, also where its other children keep the pipe open."""
@@ -228,30 +190,24 @@ def work(descriptor: int, parent: int, nice: int) -> None:
             time.sleep(1)
         os._exit(0)
 
-    for loop in (listen, watch):
-        threading.Thread(target=loop, daemon=True).start()
-    try:
-        from .learner import open_trainer  # here, for its torch is of no use in the process that asks
+    threading.Thread(target=watch, daemon=True).start()
+
+    def open_trainer() -> Any:
+        from .learner import open_trainer
         from .ray_learner import RayTrainer
 
-        model, settings, cluster, _ = calls.get()
-        trainer = open_trainer(model, settings) if cluster is None else RayTrainer(model, settings, cluster)
-    except Exception as error:
-        pipe.send(encode_error(error))
+        return open_trainer(model, settings) if cluster is None else RayTrainer(model, settings, cluster)
+
+    kind, trainer = answer_of(open_trainer)
+    if kind != "done":
+        pipe.send((kind, trainer))
         return
     with contextlib.suppress(OSError):  # only now: at low priority, loading the model could take long on a busy machine
         for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     pipe.send(("done", trainer.base))
-    while True:
-        name, arguments = calls.get()
-        try:
-            answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*arguments))
-        except ClusterLost as error:
-            sys.stderr.write(f"{error}\n")
-            sys.stderr.flush()
-            os._exit(1)  # the next process connects anew
-        except Exception as error:
-            answer = encode_error(error)
-        pipe.send(answer)
+    with contextlib.suppress(EOFError, ClusterLost):  # of a lost cluster: the next process connects anew
+        while True:
+            name, arguments = pipe.recv()
+            pipe.send(("done", trainer.base) if name == "base" else answer_of(lambda: getattr(trainer, name)(*arguments)))  # noqa: B023

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Example:
     """Tokens before the reply; at least one."""
     reply: tuple[int, ...]
     """Tokens of the reply, the end of turn included."""
+    temperature: float = 1.0
+    """Temperature that the reply was sampled at: its log-probabilities are those of softmax(logits / temperature)."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.reply)
@@ -44,6 +46,9 @@ class Example:
 @dataclass(frozen=True, slots=True)
 class OptimizerStepResult:
     """Numbers of one update."""
+
+    statistics: dict[str, float]
+    """Those of `objective_loss`, over all tokens."""
 
     loss: float
     """Loss before the update, in nats per token of the replies."""
@@ -61,7 +66,7 @@ def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = Fals
     spans = [(len(example.prompt) - 1, len(example) - 1) for example in examples]  # positions before a reply's tokens
     columns = sorted({column for start, end in spans for column in range(start, end)})  # (columns,)
     more: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
-    if _has_logits_to_keep(network):
+    if "logits_to_keep" in inspect.signature(network.forward).parameters:
         whole = len(columns) == longest - columns[0]  # a slice at the end, which copies nothing
         more["logits_to_keep"] = len(columns) if whole else torch.tensor(columns, device=network.device)
         places = {column: n for n, column in enumerate(columns)}
@@ -74,10 +79,6 @@ def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = Fals
         return logits, []
     last = out.hidden_states[-1].detach().float()  # (examples, longest, hidden)
     return logits, [last[n, start:end] for n, (start, end) in enumerate(spans)]
-
-
-def _has_logits_to_keep(network: Any) -> bool:
-    return "logits_to_keep" in inspect.signature(network.forward).parameters
 
 
 def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:
@@ -218,10 +219,11 @@ def reply_logprobs(
     *,
     base: Callable[[], AbstractContextManager[Any]] | None = None,
     critic: torch.nn.Module | None = None,
-    temperatures: Sequence[float] = (),
     max_tokens: int = 2048,
 ) -> list[ReplyLogprobs]:
     """Log-probabilities of replies without a gradient: log pi_old before an update, or the numbers of a gate.
+
+    They are those at the replies' temperatures; entropies and KL are those at 1.
 
     Args:
         network: the network, with the weights to evaluate.
@@ -229,7 +231,6 @@ def reply_logprobs(
         base: `with base():` makes the network the base model; then a second pass measures KL(pi || base), and the base's entropy and
             log-probabilities.
         critic: gives values from the hidden states.
-        temperatures: sampling temperature of each reply; log-probabilities are of softmax(logits / temperature), all else at 1.
         max_tokens: tokens that share a pass, padding included.
     """
     found: dict[int, ReplyLogprobs] = {}
@@ -243,13 +244,16 @@ def reply_logprobs(
                     plain = _forward_pass(network, part)[0]
             for n, example, own, other in zip(pack, part, logits, plain, strict=True):
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
-                temperature = temperatures[n] if temperatures else 1.0
-                logprobs = token_logprobs(own / temperature, targets).cpu()  # (T,)
-                base_logprobs = token_logprobs(other / temperature, targets).cpu() if other is not None else None  # (T,)
-                kl = kl_to(other, own).cpu() if other is not None else None  # (T,)
+                logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
-                base_entropy = entropy(other).cpu() if other is not None else None  # (T,)
-                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values, base_entropy, base_logprobs)
+                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), values=values)
+                if other is not None:
+                    found[n] = replace(
+                        found[n],
+                        kl=kl_to(other, own).cpu(),
+                        base_entropy=entropy(other).cpu(),
+                        base_logprobs=token_logprobs(other / example.temperature, targets).cpu(),
+                    )
     return [found[n] for n in range(len(examples))]
 
 
@@ -261,8 +265,9 @@ class TrainingSample:
     """A served reply of T tokens, to learn from."""
 
     example: Example
+    """Prompt and reply as they were served."""
     behaviour_logprobs: Tensor | None = None
-    """(T,), log mu(y_t), recorded at sampling; None: the learner has just sampled it."""
+    """(T,), log mu(y_t), recorded at sampling; None: the learner has just sampled it, or it was not drawn (temperature 0)."""
     old_logprobs: Tensor | None = None
     """(T,), log pi_old(y_t), by `reply_logprobs`; None: those of this update's own pass."""
     advantage: Tensor | None = None
@@ -271,8 +276,12 @@ class TrainingSample:
     """For `sdpo` and hints: the prompt with the feedback, and the same reply; None: there is no feedback to read."""
     returns: Tensor | None = None
     """(T,), by `compute_advantages`: targets of the critic."""
-    temperature: float = 1.0
-    """Sampling temperature: log mu, log pi_old and log pi are of softmax(logits / temperature)."""
+    reward: float | None = None
+    """r of the feedback; None: there is none that can be learned from."""
+    id: str = field(default="", kw_only=True)
+    """Of the exchange."""
+    family: str = field(default="", kw_only=True)
+    """Of the exchange: rewards are compared within a family."""
 
 
 Switch = Callable[[], AbstractContextManager[Any]]
@@ -290,7 +299,7 @@ def learn(
     base: Switch | None = None,
     critic: torch.nn.Module | None = None,
     max_tokens: int = 2048,
-) -> tuple[OptimizerStepResult, dict[str, float]]:
+) -> OptimizerStepResult:
     """One update of an objective: losses pack by pack, one gradient, AdamW.
 
     The gradient is that of the mean over all tokens learned from, however they are packed; one pack's graph is held at a time.
@@ -307,13 +316,12 @@ def learn(
         critic: for `ppo`.
         max_tokens: tokens that share a pass, padding included.
 
-    Returns:
-        Numbers of the update, and the statistics of `objective_loss` over all tokens.
-
     Raises:
         UserError: the gradient is not finite (nothing was changed); nothing to learn from; an input is missing.
     """
-    samples = _usable_samples(samples, objective)
+    if objective.uses_words:
+        rewarded = objective.uses_rewards
+        samples = [one for one in samples if one.hindsight is not None or (rewarded and one.advantage is not None)]
     tokens = sum(len(sample.example.reply) for sample in samples)
     if not tokens:
         raise UserError("nothing to learn from: no reply has feedback that this loss can use")
@@ -338,18 +346,7 @@ def learn(
         del share, batch
     norm = _optimizer_step(optimizer, objective.max_grad_norm, total, scale)
     means = {name: value / tokens for name, value in sums.items() if name != "tokens"}
-    return OptimizerStepResult(total, norm, tokens), means | {"ratio_max": ratio_max}
-
-
-def _usable_samples(samples: Sequence[TrainingSample], objective: Objective) -> Sequence[TrainingSample]:
-    """The samples that have the feedback an objective learns from."""
-    if not objective.uses_words:
-        return samples
-    return [
-        sample
-        for sample in samples
-        if sample.hindsight is not None or (objective.uses_rewards and sample.advantage is not None)
-    ]
+    return OptimizerStepResult(means | {"ratio_max": ratio_max}, total, norm, tokens)
 
 
 def _loss_inputs(
@@ -363,7 +360,8 @@ def _loss_inputs(
 ) -> list[LossInputs]:
     """The passes of one pack: teacher and base model without a gradient, then the learner with one."""
     examples = [sample.example for sample in samples]
-    taught = _hindsight_logits(network, samples, objective, teacher, base)
+    prompts = [sample.hindsight for sample in samples if sample.hindsight is not None and objective.needs_hindsight]
+    taught = iter(_teacher_logits(network, prompts, objective, teacher, base) if prompts else ())
     plain: Sequence[Tensor | None] = [None] * len(samples)
     if objective.kl_weight > 0 and base is not None:
         with torch.no_grad(), base():
@@ -376,32 +374,14 @@ def _loss_inputs(
             behaviour_logprobs=sample.behaviour_logprobs,
             old_logprobs=sample.old_logprobs,
             advantage=sample.advantage,
-            teacher_logits=taught[n],
+            teacher_logits=next(taught) if prompts and sample.hindsight is not None else None,
             base_logits=plain[n],
             values=critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None,  # (T,)
             returns=sample.returns,
-            temperature=sample.temperature,
+            temperature=sample.example.temperature,
         )
         for n, sample in enumerate(samples)
     ]
-
-
-def _hindsight_logits(
-    network: Any,
-    samples: Sequence[TrainingSample],
-    objective: Objective,
-    teacher: Switch | None,
-    base: Switch | None,
-) -> list[Tensor | None]:
-    """The teacher's logits (or log-probabilities), (T, V), before each token of each reply, on its hindsight prompt; no gradient.
-
-    None for replies without a hindsight prompt, or if the objective needs no teacher.
-    """
-    prompts = {n: sample.hindsight for n, sample in enumerate(samples) if sample.hindsight is not None}
-    if not (prompts and objective.needs_hindsight):
-        return [None] * len(samples)
-    logits = dict(zip(prompts, _teacher_logits(network, list(prompts.values()), objective, teacher, base), strict=True))
-    return [logits.get(n) for n in range(len(samples))]
 
 
 def _teacher_logits(
@@ -411,7 +391,7 @@ def _teacher_logits(
     teacher: Switch | None,
     base: Switch | None,
 ) -> list[Tensor]:
-    """The teacher's logits (or log-probabilities), (T, V), of each prompt."""
+    """The teacher's logits (or log-probabilities), (T, V), before the tokens of each reply on its hindsight prompt; no gradient."""
     with torch.no_grad():
         if objective.teacher.kind in ("ema", "sync") and teacher is not None:
             with teacher():
@@ -452,25 +432,10 @@ def lora_parameters(network: Any) -> dict[str, Tensor]:
     return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
-def set_lora_parameters(network: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the trainable weights of the same names, in place.
-
-    Raises:
-        UserError: names or shapes differ; nothing was copied.
-    """
-    live = lora_parameters(network)
-    if live.keys() != tensors.keys():
-        differ = sorted(live.keys() ^ tensors.keys())
-        raise UserError(f"these weights are of another adapter: {len(differ)} names differ, {differ[0]} for one")
-    for name, tensor in tensors.items():
-        if live[name].shape != tensor.shape:
-            expected = tuple(live[name].shape)
-            raise UserError(
-                f"these weights are of another adapter: {name} has shape {tuple(tensor.shape)}, expected {expected}"
-            )
+def copy_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the weights of the same names, in place."""
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            live[name].copy_(tensor)
+        torch._foreach_copy_(list(live.values()), [tensors[name] for name in live])
 
 
 def write_adapter(wrapper: Any, folder: Path, base: str | None, name: str = "default") -> None:

@@ -1,7 +1,7 @@
 """CLaaS's learner as an actor of a Ray cluster: on a GPU of another machine, or on one of this machine's cores.
 
     trainer = RayTrainer(LearnerModel("local:Qwen/Qwen3-8B", device="cuda", dtype="bfloat16"), LearnerSettings(), "ray://head:10001")
-    update, statistics = trainer.step(batch, trainer.correct(batch, folder), folder, out)
+    update, statistics = trainer.step(folder, batch, trainer.correct(folder, batch), out)
 
 It has the calls of a `LoRATrainer`; `WorkerLearner` runs it in a process of its own, for a driver of Ray ends with its cluster. The files
 of a version travel as bytes through Ray's object store, and stay where the service keeps them: the actor has copies only. An actor
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
-from .calls import ClusterLost, LearnerModel, LearnerSettings, decode_error, encode_error, scratch_folder
+from .calls import Answer, ClusterLost, LearnerModel, LearnerSettings, answer_of, result_of, scratch_folder
 
 if TYPE_CHECKING:
     from .learner import LoRATrainer
@@ -57,48 +57,46 @@ class RayTrainer:
             num_cpus=model.threads, num_gpus=int(model.device != "cpu"), max_restarts=-1, max_task_retries=MAX_RETRIES
         )(_LearnerActor)
         self._actor = actor.remote(model, settings)
-        self._stored: OrderedDict[str, Any] = OrderedDict()
-        self.base: str = self._call("base", "", None)
+        self._stored: OrderedDict[Path, Any] = OrderedDict()
+        self.base: str = self._call("base", None)
         """Fingerprint of the base model."""
 
-    def correct(self, batch: Minibatch, folder: Path | None) -> Correction:
+    def correct(self, folder: Path | None, batch: Minibatch) -> Correction:
         """See `LoRATrainer.correct`."""
-        found: Correction = self._call("correct", batch.parent, folder, batch)
+        found: Correction = self._call("correct", folder, batch)
         return found
 
-    def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
+    def step(self, folder: Path | None, batch: Minibatch, correction: Correction, out: Path) -> tuple[Update, dict[str, Any]]:
         """See `LoRATrainer.step`."""
-        update, statistics, files = self._call("step", batch.parent, folder, batch, correction)
+        update, statistics, files = self._call("step", folder, batch, correction)
         _write_files(files, out)
         return update, statistics
 
-    def measure(self, label: str, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
         """See `LoRATrainer.measure`."""
-        found: Measured = self._call("measure", label, folder, tuple(exchanges))
+        found: Measured = self._call("measure", folder, tuple(exchanges))
         return found
 
-    def _call(self, name: str, label: str, folder: Path | None, *arguments: Any) -> Any:
+    def _call(self, name: str, folder: Path | None, *arguments: Any) -> Any:
         """The actor's answer.
 
         Raises:
             ClusterLost: the actor died again and again, or the cluster is gone.
         """
         try:
-            files = None if folder is None else self._stored_files(label, folder)
-            kind, answer = self._ray.get(self._actor.call.remote(name, label, files, *arguments))
+            files = None if folder is None else self._stored_files(folder)
+            answer = self._ray.get(self._actor.call.remote(name, str(folder), files, *arguments))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             raise ClusterLost(f"the learner on Ray is gone: {type(error).__name__}") from error
-        if kind == "done":
-            return answer
-        raise decode_error(kind, answer)
+        return result_of(answer)
 
-    def _stored_files(self, label: str, folder: Path) -> Any:
+    def _stored_files(self, folder: Path) -> Any:
         """A version's files in the object store. A labelled version never changes."""
-        if label not in self._stored:
-            self._stored[label] = self._ray.put(_read_files(folder))
+        if folder not in self._stored:
+            self._stored[folder] = self._ray.put(_read_files(folder))
             if len(self._stored) > MAX_COPIES:
                 self._stored.popitem(last=False)
-        return self._stored[label]
+        return self._stored[folder]
 
 
 def _connect(address: str, threads: int) -> Any:
@@ -136,26 +134,25 @@ class _LearnerActor:
     def __init__(self, model: LearnerModel, settings: LearnerSettings) -> None:
         self._options = (model, settings)
         self._folder = tempfile.TemporaryDirectory(prefix="learngraph-learner-")
-        self._copies: list[Path] = []
+        self._copies: dict[str, Path] = {}
 
-    def call(self, name: str, label: str, files: Files | None, *arguments: Any) -> tuple[str, Any]:
+    def call(self, name: str, place: str, files: Files | None, *arguments: Any) -> Answer:
         """Call the trainer, with a version's files in place of its folder; a step answers with those of the new version, too.
 
-        The answer is a message, `done` or one of `encode_error`: an error of Ray itself means that the actor or its node died.
+        An error of Ray itself means that the actor or its node died: all others are in the answer.
         """
-        try:
+
+        def work() -> Any:
             if name == "base":
-                return "done", self._trainer.base
-            folder = self._version_folder(label, files)
-            if name == "measure":
-                return "done", self._trainer.measure(label, folder, *arguments)
-            if name == "correct":
-                return "done", self._trainer.correct(arguments[0], folder)
+                return self._trainer.base
+            folder = None if files is None else self._version_folder(place, files)
+            if name != "step":
+                return getattr(self._trainer, name)(folder, *arguments)
             batch, correction = arguments
             with scratch_folder(Path(self._folder.name)) as out:
-                return "done", (*self._trainer.step(batch, correction, folder, out), _read_files(out))
-        except Exception as error:
-            return encode_error(error)
+                return *self._trainer.step(folder, batch, correction, out), _read_files(out)
+
+        return answer_of(work)
 
     @cached_property
     def _trainer(self) -> LoRATrainer:
@@ -164,16 +161,13 @@ class _LearnerActor:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same step gives the same bytes
         return open_trainer(*self._options)
 
-    def _version_folder(self, label: str, files: Files | None) -> Path | None:
+    def _version_folder(self, place: str, files: Files) -> Path:
         """The folder with a version's files here; the last few stay."""
-        if files is None:
-            return None
-        folder = Path(self._folder.name) / label
-        if folder not in self._copies:
-            folder.mkdir(parents=True, exist_ok=True)
+        if place not in self._copies:
+            folder = Path(self._folder.name) / Path(place).name
+            folder.mkdir(exist_ok=True)
             _write_files(files, folder)
-            self._copies.append(folder)
-            for old in self._copies[:-MAX_COPIES]:
-                shutil.rmtree(old, ignore_errors=True)
-            del self._copies[:-MAX_COPIES]
-        return folder
+            self._copies[place] = folder
+            if len(self._copies) > MAX_COPIES:
+                shutil.rmtree(self._copies.pop(next(iter(self._copies))), ignore_errors=True)
+        return self._copies[place]

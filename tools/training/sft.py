@@ -31,6 +31,7 @@ from langchain_core.messages import ChatMessage
 from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
 from ..local.model import LocalChatModel
+from .calls import publish_folder
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, write_adapter
 from .trl_trainers import imitate_examples, require_trl, trainer_arguments, trainer_surroundings
 
@@ -289,10 +290,7 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     try:
         yield part
-        for path in filter(Path.is_file, part.rglob("*")):  # a power cut must not leave a finished folder of empty files
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        part.replace(out)
+        publish_folder(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

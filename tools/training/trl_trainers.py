@@ -41,10 +41,10 @@ from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingReport, W
 from ...memory.errors import UserError, WindowError
 from ..local.fingerprint import fingerprint
 from ..local.model import LocalChatModel
-from .calls import scratch_folder
+from .calls import publish_folder, scratch_folder
 from .flops import FlopMeter
-from .lora import Example, attach_lora, lora_parameters, make_optimizer, read_optimizer, set_lora_parameters, write_adapter
-from .version_files import CONFIG_FILE, OPTIMIZER_FILE, VersionFiles
+from .lora import Example, attach_lora, copy_tensors, lora_parameters, make_optimizer, read_optimizer
+from .version_files import OPTIMIZER_FILE, VersionFiles
 
 __all__ = ["TrainerOutcome", "TrlTrainer"]
 
@@ -87,17 +87,9 @@ class TrlTrainer:
         self._wrapper = attach_lora(model.network, settings.lora)
         self._meter = meter or FlopMeter(model.network)
         self._meter.read_sizes()
-        self._first = {name: weight.detach().clone() for name, weight in lora_parameters(model.network).items()}
-        with scratch_folder(None) as scratch:
-            write_adapter(self._wrapper, scratch, None if Path(model.model).exists() else model.model)
-            config = (scratch / CONFIG_FILE).read_bytes()
-        shape = {
-            "rank": settings.lora.rank,
-            "alpha": float(settings.lora.scale),
-            "targets": sorted(self._wrapper.peft_config["default"].target_modules),
-        }
-        sizes = {name: tuple(weight.shape) for name, weight in sorted(self._first.items())}
-        self._files = VersionFiles(base=base, shape=shape, config=config, sizes=sizes)
+        self._live = lora_parameters(model.network)
+        self._first = {name: weight.detach().clone() for name, weight in self._live.items()}
+        self._files = VersionFiles.of(self._wrapper, model, base, settings.lora)
         self._version = ""
         model.network.eval()
 
@@ -116,8 +108,7 @@ class TrlTrainer:
                 f"the run stands at version {version} of its adapter, and {self._folder} has only {self._labels() or 'none'}: "
                 "remove the run's folder to play from the start, or give another --out"
             )
-        tensors = self._files.read(version, self._folder / version, False).tensors if version else self._first
-        set_lora_parameters(self._model.network, tensors)
+        copy_tensors(self._live, self._files.read(self._folder / version, False).tensors if version else self._first)
         self._model.clear_cache()
         self._version = version
 
@@ -249,28 +240,20 @@ class TrlTrainer:
                 optimizer.zero_grad(set_to_none=True)
                 self._version = "?"  # neither the parent nor anything that is on the disk
                 self._model.clear_cache()
-        weights = lora_parameters(network)
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+        if not all(bool(torch.isfinite(weight).all()) for weight in self._live.values()):
             self.use(parent)
             return replace(
                 report, version=parent, why="the training led to numbers that are not finite; a smaller learning rate may do"
             )
-        self._write(report.version, weights, optimizer, {"parent": parent, "seed": seed, "updates": done.updates})
+        notes = {"base": self._files.base, "lora": dict(self._files.shape), "parent": parent, "seed": seed}
+        live = {name: self._live[name] for name in self._files.sizes}
+        with scratch_folder(self._folder) as scratch:
+            self._files.write(scratch, live, None, notes | {"updates": done.updates}, optimizer, None)
+            shutil.rmtree(self._folder / report.version, ignore_errors=True)  # of a training that was killed
+            publish_folder(scratch, self._folder / report.version)
         self._version = report.version
         spent = self._meter.flops - before
         return replace(report, updates=done.updates, loss=done.loss, flops=spent, seconds=round(perf_counter() - began, 4))
-
-    def _write(
-        self, version: str, weights: Mapping[str, Any], optimizer: torch.optim.Optimizer, notes: Mapping[str, Any]
-    ) -> None:
-        known = {"base": self._files.base, "lora": dict(self._files.shape), **notes}
-        with scratch_folder(self._folder) as scratch:
-            self._files.write(scratch, {name: weights[name] for name in self._files.sizes}, None, known, optimizer, None)
-            for path in scratch.iterdir():  # a power cut must not leave a version of empty files
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            shutil.rmtree(self._folder / version, ignore_errors=True)  # of a training that was killed
-            scratch.replace(self._folder / version)
 
     # Tokens
 
@@ -379,9 +362,23 @@ def imitate_examples(
 
 @contextmanager
 def trainer_surroundings() -> Iterator[str]:
-    """A temporary folder for a trainer, without TRL's warnings, and with the global random numbers left as they were."""
-    with tempfile.TemporaryDirectory() as out, _quiet(), _own_random_numbers():
-        yield out
+    """A temporary folder for a trainer, without warnings about what is meant here, and with the global random numbers as they were."""
+    import numpy
+
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("trl", "transformers", "accelerate"))}
+    plain, arrays = random.getstate(), numpy.random.get_state()  # TRL's trainers seed them
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is marked experimental
+    with tempfile.TemporaryDirectory() as out, warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield out
+        finally:
+            for logger, level in loggers.items():
+                logger.setLevel(level)
+            random.setstate(plain)
+            numpy.random.set_state(arrays)
 
 
 def _run(trainer: Any) -> TrainerOutcome:
@@ -406,38 +403,3 @@ def require_trl() -> None:
         raise UserError(
             f"training weights needs packages that are not installed ({', '.join(missing)}): pip install 'learngraph[train]'"
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of TRL and transformers about what is meant here."""
-    known = {name: logging.getLogger(name).level for name in ("trl", "transformers", "accelerate")}
-    before = os.environ.get("TRL_EXPERIMENTAL_SILENCE")
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is marked experimental
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in known:
-                logging.getLogger(name).setLevel(logging.ERROR)
-            yield
-    finally:
-        for name, level in known.items():
-            logging.getLogger(name).setLevel(level)
-        if before is None:
-            del os.environ["TRL_EXPERIMENTAL_SILENCE"]
-        else:
-            os.environ["TRL_EXPERIMENTAL_SILENCE"] = before
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Leave the global random generators as they were: TRL's trainers seed them."""
-    import numpy
-
-    plain, arrays = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            numpy.random.set_state(arrays)

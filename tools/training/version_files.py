@@ -19,9 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError
-from .calls import VersionError
-from .lora import write_optimizer
+from ..local.model import LocalChatModel
+from .calls import VersionError, scratch_folder
+from .lora import lora_parameters, write_adapter, write_optimizer
 from .losses import RewardMoments
 
 __all__ = ["ADAPTER_FILE", "CONFIG_FILE", "OPTIMIZER_FILE", "VersionError", "VersionFiles", "VersionState"]
@@ -75,12 +77,22 @@ class VersionFiles:
     sizes: Mapping[str, tuple[int, ...]]
     """LoRA's parameters: name -> shape."""
 
-    def read(self, label: str, folder: Path, needs_teacher: bool) -> VersionState:
+    @classmethod
+    def of(cls, wrapper: Any, model: LocalChatModel, base: str, settings: LoRA) -> VersionFiles:
+        """The files of versions of PEFT's wrapper, made with these settings over a model of this fingerprint."""
+        with scratch_folder(None) as folder:
+            write_adapter(wrapper, folder, None if Path(model.model).exists() else model.model)
+            config = (folder / CONFIG_FILE).read_bytes()
+        targets = sorted(wrapper.peft_config["default"].target_modules)
+        shape = {"rank": settings.rank, "alpha": float(settings.scale), "targets": targets}
+        sizes = {name: tuple(weight.shape) for name, weight in sorted(lora_parameters(wrapper.get_base_model()).items())}
+        return cls(base, shape, config, sizes)
+
+    def read(self, folder: Path, needs_teacher: bool) -> VersionState:
         """The version in a folder.
 
         Args:
-            label: its label, for messages.
-            folder: its folder.
+            folder: its folder, whose name stands in messages.
             needs_teacher: read the lagging teacher, too; a version without one gets its own tensors as the teacher.
 
         Raises:
@@ -90,19 +102,19 @@ class VersionFiles:
             notes = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
             base, shape = notes["base"], notes["lora"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise VersionError(f"version {label}: {NOTES_FILE} cannot be read: {error}") from error
+            raise VersionError(f"version {folder.name}: {NOTES_FILE} cannot be read: {error}") from error
         if base != self.base:
-            raise VersionError(f"version {label} is of another base model ({base}); this one is {self.base}")
+            raise VersionError(f"version {folder.name} is of another base model ({base}); this one is {self.base}")
         if shape != self.shape:
-            raise VersionError(f"version {label} has {shape}; this learner makes {self.shape}")
-        tensors = self._read_lora(label, folder / ADAPTER_FILE)
+            raise VersionError(f"version {folder.name} has {shape}; this learner makes {self.shape}")
+        tensors = self._read_lora(folder / ADAPTER_FILE)
         teacher = None
         if needs_teacher:
             path = folder / TEACHER_FILE
-            teacher = self._read_lora(label, path) if path.exists() else tensors
+            teacher = self._read_lora(path) if path.exists() else tensors
         return VersionState(tensors, teacher, folder, notes)
 
-    def _read_lora(self, label: str, path: Path) -> dict[str, Tensor]:
+    def _read_lora(self, path: Path) -> dict[str, Tensor]:
         try:
             stored = load_file(path, device="cpu")
         except (OSError, SafetensorError) as error:
@@ -110,10 +122,10 @@ class VersionFiles:
         found = {_from_peft_name(name): tensor.float() for name, tensor in stored.items()}
         if self.sizes != {name: tuple(tensor.shape) for name, tensor in found.items()}:
             raise VersionError(
-                f"version {label}: {path.name} has tensors of other names or shapes than this learner's adapters"
+                f"version {path.parent.name}: {path.name} has tensors of other names or shapes than this learner's adapters"
             )
         if not all(bool(torch.isfinite(tensor).all()) for tensor in found.values()):
-            raise VersionError(f"version {label}: {path.name} has numbers that are not finite")
+            raise VersionError(f"version {path.parent.name}: {path.name} has numbers that are not finite")
         return {name: found[name] for name in self.sizes}
 
     def write(
@@ -147,10 +159,8 @@ class VersionFiles:
 
 
 def _to_peft_name(name: str) -> str:
-    """A parameter's name as PEFT's files have it."""
     return PEFT_PREFIX + name.replace(".default.", ".")
 
 
 def _from_peft_name(name: str) -> str:
-    """A parameter's name from that in PEFT's files."""
     return name.removeprefix(PEFT_PREFIX).replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")

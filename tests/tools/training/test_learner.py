@@ -1,11 +1,9 @@
 """CLaaS's learner on the pocket model: it learns a preference with every loss, to the byte the same again, and says what it
 cannot learn from."""
 
-import hashlib
 import json
 import math
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from claas_settings import make_objective
+from minibatches import StoredVersions
 from safetensors.torch import load_file, save_file
 
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Reply, Sampling
+from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Reply, Sampling, Update
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
@@ -28,6 +27,7 @@ from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
 from learngraph.tools.training.learner import InProcessLearner
+from learngraph.tools.training.lora import copy_tensors
 from learngraph.tools.training.version_files import VersionError
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
@@ -38,29 +38,8 @@ SMALL = LoRA(rank=8, alpha=16)
 QUICK: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 1}
 
 
-class Shelf:
-    """Versions in a folder, named by their contents: as `memory.adapters` keeps them, without its log."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.told = root, list[dict[str, Any]]()
-
-    def folder(self, label: str) -> Path:
-        return self.root / label.replace("/", "-")
-
-    def write(self, batch: Minibatch, folder: Path, about: dict[str, Any]) -> str:
-        label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{contents(folder)[:12]}"
-        if not self.folder(label).exists():
-            shutil.copytree(folder, self.folder(label))
-        self.told.append(about)
-        return label
-
-
-def contents(folder: Path) -> str:
-    """One hash of names and bytes."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def take_step(learner: InProcessLearner, lot: Minibatch) -> Update:
+    return learner.step(lot, learner.correct(lot))
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +50,15 @@ def pocket() -> LocalChatModel:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "versions")
+def shelf(tmp_path: Path) -> StoredVersions:
+    return StoredVersions(tmp_path / "versions")
 
 
 Make = Callable[..., InProcessLearner]
 
 
 @pytest.fixture
-def learner(pocket: LocalChatModel, shelf: Shelf) -> Make:
+def learner(pocket: LocalChatModel, shelf: StoredVersions) -> Make:
     def make(
         lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any
     ) -> InProcessLearner:
@@ -136,6 +115,16 @@ def minibatch(exchanges: Sequence[Exchange], step: int = 1, parent: str = "") ->
     return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=step)
 
 
+def following(lot: Minibatch, step: int, parent: str) -> Minibatch:
+    """The same exchanges as the minibatch of a later step."""
+    return replace(lot, id=f"acme/default/{step}", step=step, parent=parent)
+
+
+@pytest.fixture
+def small(batch: Minibatch) -> Minibatch:
+    return replace(batch, exchanges=batch.exchanges[:6])
+
+
 def served(model: LocalChatModel, size: int = 8, text: str = "", seed: int = 0, **more: Any) -> list[Exchange]:
     """Exchanges of the base model, with their feedback."""
     talker, draw = Talker(model, None), random.Random(seed)
@@ -149,7 +138,7 @@ def batch(pocket: LocalChatModel) -> Minibatch:
     return minibatch(served(pocket, 16, "take take take take"))
 
 
-def course(learner: InProcessLearner, shelf: Shelf, model: LocalChatModel, steps: int, text: str = "") -> list[float]:
+def course(learner: InProcessLearner, shelf: StoredVersions, model: LocalChatModel, steps: int, text: str = "") -> list[float]:
     """A service in small: a version answers 16 times, learns from that, and so on. How probable a liked reply was, each time."""
     label, found = "", []
     for step in range(1, steps + 1):
@@ -158,7 +147,7 @@ def course(learner: InProcessLearner, shelf: Shelf, model: LocalChatModel, steps
         replies = [talker.say(KITCHEN, draw) for _ in range(16)]
         exchanges = [exchange(model, reply, judged(reply, text), n, step=step - 1) for n, reply in enumerate(replies)]
         lot = minibatch(exchanges, step, label)
-        update = learner.step(lot, learner.correct(lot))
+        update = take_step(learner, lot)
         label = update.version or label
     return [*found, Talker(model, shelf.folder(label)).liked()]
 
@@ -177,7 +166,7 @@ def course(learner: InProcessLearner, shelf: Shelf, model: LocalChatModel, steps
     ids=["reinforce", "ppo", "sdpo"],
 )
 def test_a_preference_is_learned_in_a_few_steps(
-    learner: Make, shelf: Shelf, pocket: LocalChatModel, settings: dict[str, Any], text: str
+    learner: Make, shelf: StoredVersions, pocket: LocalChatModel, settings: dict[str, Any], text: str
 ) -> None:
     found = course(learner(hindsight="$feedback", **settings), shelf, pocket, 7, text)
     assert found[0] == pytest.approx(0.213, abs=0.01)
@@ -193,7 +182,7 @@ def test_what_was_rewarded_becomes_likely_and_what_was_punished_unlikely(
     )
     teaching = learner(kind=loss)
     lot = minibatch([good, bad])
-    update = teaching.step(lot, teaching.correct(lot))
+    update = take_step(teaching, lot)
     before, after = teaching.measure("", [good, bad]), teaching.measure(update.version, [good, bad])
     assert after.sums[0] > before.sums[0] + 0.1
     assert after.sums[1] < before.sums[1] - 0.1
@@ -206,7 +195,7 @@ def test_the_text_of_the_feedback_is_what_sdpo_learns(learner: Make, pocket: Loc
     texts = [exchange(pocket, said(pocket, word), None) for word in ("take", "open")]
     for told in (True, False):
         teaching = learner(kind="sdpo", reads_text=told, hindsight="Answer.\n\n$feedback")
-        labels = [teaching.step(lot, teaching.correct(lot)).version for lot in lots]
+        labels = [take_step(teaching, lot).version for lot in lots]
         assert (labels[0] == labels[1]) is not told
         one, two = (teaching.measure(label, texts).sums for label in labels)
         if told:
@@ -223,7 +212,7 @@ def test_without_words_the_teacher_hears_whether_it_was_right(
     versions = []
     for text in ("take", "read read"):
         lot = minibatch([exchange(pocket, said(pocket, "put"), Feedback(-1.0, text))])
-        update = teaching.step(lot, teaching.correct(lot))
+        update = take_step(teaching, lot)
         assert update.norm > 0
         versions.append(update.version)
     assert versions[0] == versions[1]
@@ -236,8 +225,8 @@ def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make,
         for n, (word, reward) in enumerate([("put", 1.0), ("take", 0.0)])
     ])  # fmt: skip
     whole, apart = learner(kind="reinforce"), learner(kind="reinforce", baseline="family")
-    assert whole.step(lot, whole.correct(lot)).norm > 0
-    assert "all rewards are alike" in apart.step(lot, apart.correct(lot)).skipped
+    assert take_step(whole, lot).norm > 0
+    assert "all rewards are alike" in take_step(apart, lot).skipped
 
 
 def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatModel) -> None:
@@ -245,18 +234,20 @@ def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatMod
     lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
                      for n, word in enumerate(["read", "put", "open", "take"])])  # fmt: skip
     plain, both = learner(kind="reinforce"), learner(kind="reinforce", hint_weight=1.0, hindsight="$feedback")
-    assert "all rewards are alike" in plain.step(lot, plain.correct(lot)).skipped
-    assert both.step(lot, both.correct(lot)).norm > 0
+    assert "all rewards are alike" in take_step(plain, lot).skipped
+    assert take_step(both, lot).norm > 0
     mixed = replace(lot, exchanges=(*lot.exchanges, exchange(pocket, said(pocket, "cook"), Feedback(1.0, "take take"), 9)))
     liked = [exchange(pocket, said(pocket, "take"), None)]
     found = []
     for teaching in (plain, both):
-        update = teaching.step(mixed, teaching.correct(mixed))
+        update = take_step(teaching, mixed)
         found.append(teaching.measure(update.version, liked).sums[0])
     assert found[1] > found[0] + 0.1
 
 
-def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
+    learner: Make, shelf: StoredVersions, pocket: LocalChatModel
+) -> None:
     """G_t = r - beta sum_{s >= t} (log pi_old(y_s) - log base(y_s)), whitened over all tokens: log-probabilities as PEFT gives them."""
     beta, temperature = 0.3, 0.7
     lot = minibatch(
@@ -264,10 +255,10 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(learner: Make, she
     )
     parent = learner(kind="reinforce").step(lot, Correction(tuple(one.id for one in lot.exchanges))).version
     teaching = learner(kind="reinforce", reward_kl_weight=beta)
-    trainer, next_lot = teaching._trainer, replace(lot, id="acme/default/2", step=2, parent=parent)
-    state = trainer._parent_state(next_lot, shelf.folder(parent))
-    trainer._copy_tensors(state.tensors)
-    made = trainer._make_batch(trainer._reader.training_examples(next_lot)[0], state, None)
+    trainer, next_lot = teaching._trainer, following(lot, 2, parent)
+    state = trainer._parent_state(shelf.folder(parent), next_lot)
+    copy_tensors(trainer._live, state.tensors)
+    made = trainer._with_advantages(trainer._reader.samples(next_lot)[0], state, None)
     assert made is not None
     returns, plain = [], []
     talkers = Talker(pocket, shelf.folder(parent)), Talker(pocket, None)
@@ -284,7 +275,7 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(learner: Make, she
     mean = math.fsum(flat) / len(flat)
     std = math.sqrt(math.fsum((g - mean) ** 2 for g in flat) / len(flat))
     assert max(map(abs, plain)) > 0.1
-    for each, sample in zip(returns, made.samples, strict=True):
+    for each, sample in zip(returns, made[0], strict=True):
         assert sample.advantage is not None
         assert sample.advantage.tolist() == pytest.approx([(g - mean) / std for g in each], abs=1e-3)
 
@@ -295,14 +286,14 @@ def test_kl_in_the_reward_leads_back_to_the_base_model(learner: Make, pocket: Lo
     words = [exchange(pocket, said(pocket, word), Feedback(1.0), n) for n, word in enumerate(("take", "read", "put", "open"))]
     first = minibatch([replace(one, feedback=Feedback(1.0 if n == 0 else -1.0)) for n, one in enumerate(words)])
     teaching, settings = learner(kind=kind, baseline="batch"), {"kind": kind, "reward_kl_weight": 1.0, "correction": "none"}
-    parent = teaching.step(first, teaching.correct(first)).version
+    parent = take_step(teaching, first).version
     again = replace(minibatch(words, 2, parent))
     if kind == "reinforce":
-        assert "alike" in teaching.step(again, teaching.correct(again)).skipped
+        assert "alike" in take_step(teaching, again).skipped
     heeding, far = learner(**settings), teaching.measure(parent, words).kl
     for step in range(2, 8):
         again = minibatch(words, step, parent)
-        parent = heeding.step(again, heeding.correct(again)).version
+        parent = take_step(heeding, again).version
     assert heeding.measure(parent, words).kl < 0.8 * far
 
 
@@ -321,38 +312,38 @@ def said(model: LocalChatModel, word: str) -> Reply:
     "settings", [{"kind": "reinforce", "updates_per_batch": 2}, {"kind": "ppo"}, {"kind": "sdpo"}], ids=str
 )
 def test_the_same_step_makes_the_same_version_whatever_was_learned_in_between(
-    learner: Make, shelf: Shelf, batch: Minibatch, settings: dict[str, Any]
+    learner: Make, shelf: StoredVersions, small: Minibatch, settings: dict[str, Any]
 ) -> None:
     """Another tenant's steps leave no trace, and a step that is done again after a crash has the same label."""
     first, second = learner(**settings), learner(**settings)
-    small = replace(batch, exchanges=batch.exchanges[:6])
-    ones = [one.step(small, one.correct(small)).version for one in (first, second)]
+    ones = [take_step(one, small).version for one in (first, second)]
     alien = replace(small, id="evil/default/1", tenant="evil", seed=99)
     alien = replace(alien, exchanges=tuple(replace(e, tenant="evil", feedback=Feedback(1.0, "x") if n % 2 else Feedback(-1.0, "y"))
                                            for n, e in enumerate(small.exchanges)))  # fmt: skip
-    assert second.step(alien, second.correct(alien)).version.startswith("evil/")
-    nexts = [replace(small, id="acme/default/2", step=2, parent=ones[0]) for _ in range(2)]
-    twos = [one.step(lot, one.correct(lot)).version for one, lot in zip((first, second), nexts, strict=True)]
+    assert take_step(second, alien).version.startswith("evil/")
+    nexts = [following(small, 2, ones[0]) for _ in range(2)]
+    twos = [take_step(one, lot).version for one, lot in zip((first, second), nexts, strict=True)]
     assert ones[0] == ones[1] != ""
     assert twos[0] == twos[1] != ones[0]
     assert first.step(nexts[0], first.correct(nexts[0])).version == twos[0]
 
 
-def test_the_seed_of_the_first_minibatch_makes_the_first_adapter(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
+def test_the_seed_of_the_first_minibatch_makes_the_first_adapter(
+    learner: Make, shelf: StoredVersions, small: Minibatch
+) -> None:
     teaching = learner(kind="reinforce")
-    small = replace(batch, exchanges=batch.exchanges[:4])
     other = replace(small, seed=5)
-    labels = [teaching.step(lot, teaching.correct(lot)).version for lot in (small, other)]
+    labels = [take_step(teaching, lot).version for lot in (small, other)]
     one, two = (load_file(shelf.folder(label) / "adapter_model.safetensors") for label in labels)
     name = next(name for name in one if "lora_A" in name)
     assert not torch.equal(one[name], two[name])
 
 
 def test_a_version_is_what_peft_reads_and_tells_nothing_of_this_machine(
-    learner: Make, shelf: Shelf, pocket: LocalChatModel, batch: Minibatch
+    learner: Make, shelf: StoredVersions, pocket: LocalChatModel, batch: Minibatch
 ) -> None:
     teaching = learner(kind="sdpo")
-    label = teaching.step(batch, teaching.correct(batch)).version
+    label = take_step(teaching, batch).version
     folder = shelf.folder(label)
     names = {path.name for path in folder.iterdir()}
     assert names == {
@@ -380,7 +371,7 @@ def test_a_version_is_what_peft_reads_and_tells_nothing_of_this_machine(
 def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalChatModel, batch: Minibatch) -> None:
     before = {name: tensor.clone() for name, tensor in pocket.network.state_dict().items()}
     teaching = learner(kind="reinforce")
-    teaching.step(batch, teaching.correct(batch))
+    take_step(teaching, batch)
     after = pocket.network.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -392,30 +383,28 @@ def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalCha
 
 
 def test_the_rate_asked_for_is_the_one_used_whatever_the_parent_was_made_with(
-    learner: Make, shelf: Shelf, batch: Minibatch
+    learner: Make, shelf: StoredVersions, small: Minibatch
 ) -> None:
     """In the public code the saved optimizer's learning rate came back with its moments."""
-    small = replace(batch, exchanges=batch.exchanges[:6])
     slow = learner(kind="reinforce", learning_rate=1e-5)
-    parent = slow.step(small, slow.correct(small)).version
+    parent = take_step(slow, small).version
     moved = {}
     for rate in (1e-5, 1e-3):
         teaching = learner(kind="reinforce", learning_rate=rate)
-        lot = replace(small, id="acme/default/2", step=2, parent=parent)
-        update = teaching.step(lot, teaching.correct(lot))
+        lot = following(small, 2, parent)
+        update = take_step(teaching, lot)
         assert update.rate == rate
         old, new = (load_file(shelf.folder(label) / "adapter_model.safetensors") for label in (parent, update.version))
         moved[rate] = sum(float((new[name] - old[name]).norm()) for name in old)
     assert moved[1e-3] / moved[1e-5] == pytest.approx(100, rel=0.02)
 
 
-def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner: Make, batch: Minibatch) -> None:
-    small = replace(batch, exchanges=batch.exchanges[:6])
+def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner: Make, small: Minibatch) -> None:
     teaching = learner(kind="reinforce", learning_rate=1e-3, warmup_steps=4)
     correction = teaching.correct(small)
     first = teaching.step(small, correction)
     assert first.rate == pytest.approx(1e-3 / 4)
-    second = teaching.step(replace(small, id="acme/default/2", step=2, parent=first.version), replace(correction, scale=0.5))
+    second = teaching.step(following(small, 2, first.version), replace(correction, scale=0.5))
     assert second.rate == pytest.approx(1e-3 / 2 / 2)
 
 
@@ -423,7 +412,7 @@ def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner
 def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, batch: Minibatch) -> None:
     """At the limit the whole adapter shrinks, so that there is room for another lesson; no step from there gets stuck."""
     teaching = learner(kind="reinforce", learning_rate=2e-2)
-    free = teaching.step(batch, teaching.correct(batch))
+    free = take_step(teaching, batch)
     assert free.shrink == 1.0
     assert free.kl > 0.01
     limit = free.kl / 2
@@ -452,24 +441,23 @@ def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, bat
 def test_a_parent_beyond_a_limit_is_left_a_little_at_a_time(learner: Make, batch: Minibatch) -> None:
     """The gate let it pass on other replies. Back to the limit at once would be the end of what it has learned."""
     teaching = learner(kind="reinforce", learning_rate=2e-2)
-    parent = teaching.step(batch, teaching.correct(batch))
+    parent = take_step(teaching, batch)
     distances, label = [parent.kl], parent.version
     for number in range(2, 5):
-        again = replace(batch, id=f"acme/default/{number}", step=number, parent=label)
+        again = following(batch, number, label)
         done = teaching.step(again, replace(teaching.correct(again), max_kl=parent.kl / 10))
         label = done.version
         distances.append(done.kl)
     assert all(0.8 * before < after <= 0.96 * before for before, after in pairwise(distances))
 
 
-def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
-    small = replace(batch, exchanges=batch.exchanges[:4])
+def test_teachers_lag_behind_as_asked(learner: Make, shelf: StoredVersions, small: Minibatch) -> None:
 
     def steps(count: int, **settings: Any) -> list[Path]:
         teaching, label, found = learner(kind="sdpo", **settings), "", []
         for step in range(1, count + 1):
-            lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
-            label = teaching.step(lot, teaching.correct(lot)).version
+            lot = following(small, step, label)
+            label = take_step(teaching, lot).version
             found.append(shelf.folder(label))
         return found
 
@@ -490,12 +478,12 @@ def contents_of(path: Path) -> dict[str, list[float]]:
     return {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
 
 
-def test_the_loss_may_change_from_step_to_step(learner: Make, batch: Minibatch) -> None:
-    small, label = replace(batch, exchanges=batch.exchanges[:6]), ""
+def test_the_loss_may_change_from_step_to_step(learner: Make, small: Minibatch) -> None:
+    label = ""
     for step, loss in enumerate(("ppo", "ppo", "reinforce", "sdpo", "ppo"), 1):
         teaching = learner(kind=loss)
-        lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
-        update = teaching.step(lot, teaching.correct(lot))
+        lot = following(small, step, label)
+        update = take_step(teaching, lot)
         assert update.version, update.skipped
         label = update.version
 
@@ -504,7 +492,7 @@ def test_the_loss_may_change_from_step_to_step(learner: Make, batch: Minibatch) 
 
 
 def test_replies_of_the_version_that_learns_have_ratios_of_one_at_any_temperature(
-    learner: Make, pocket: LocalChatModel
+    learner: Make, shelf: StoredVersions, pocket: LocalChatModel
 ) -> None:
     talker, draw = Talker(pocket, None), random.Random(3)
     teaching = learner(kind="reinforce")
@@ -519,6 +507,9 @@ def test_replies_of_the_version_that_learns_have_ratios_of_one_at_any_temperatur
         assert correction.kl == pytest.approx(0, abs=1e-3)
         assert correction.scale == 1
         assert dict(correction.kls).keys() == set(correction.kept)
+        shelf.told.clear()
+        assert take_step(teaching, lot).version
+        assert shelf.told[0]["ratio"] == pytest.approx(1, abs=1e-3)  # the update's own ratios, too
 
 
 def test_stale_replies_lower_the_effective_sample_and_with_it_the_rate(learner: Make, pocket: LocalChatModel) -> None:
@@ -566,7 +557,7 @@ def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: 
     prompt = tuple(pocket.chat_ids(turns))
     reply = Reply("whatever the text says", prompt, (300, 5, 7), (-1.0, -1.0, -1.0))  # tokens that no text would give
     given = exchange(pocket, reply, Feedback(-1.0, "no, $5"), request=ChatRequest(turns))
-    found = learner(kind="sdpo")._trainer._reader.training_example(given, [given])
+    found = learner(kind="sdpo")._trainer._reader._sample(given, [given])
     assert found.example.prompt == prompt
     assert found.hindsight is not None
     assert found.hindsight.reply == found.example.reply == reply.token_ids
@@ -575,7 +566,7 @@ def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: 
     assert KITCHEN in text
     assert "no, $5" in text
     assert text.index(KITCHEN) < text.index("no, $5")
-    blind = learner(kind="sdpo", reads_text=False)._trainer._reader.training_example(given, [given])
+    blind = learner(kind="sdpo", reads_text=False)._trainer._reader._sample(given, [given])
     assert blind.hindsight is not None
     assert "no, $5" not in pocket.tokenizer.decode(blind.hindsight.prompt)
 
@@ -585,16 +576,16 @@ def test_a_solution_is_somebody_elses_at_the_same_place(learner: Make, pocket: L
     failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
     won = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 1)
     again = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 2)
-    found = reader.training_example(failed, [failed, won])
+    found = reader._sample(failed, [failed, won])
     assert found.hindsight is not None
     assert "take lamp" in pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
     with pytest.raises(UserError, match="neither a text nor a solution"):
-        reader.training_example(won, [failed, won, again])  # its own, and one that is the same
+        reader._sample(won, [failed, won, again])  # its own, and one that is the same
     elsewhere = replace(won, reply=replace(won.reply, prompt_ids=(5, 6)))
     with pytest.raises(UserError, match="neither"):
-        reader.training_example(failed, [failed, elsewhere])
+        reader._sample(failed, [failed, elsewhere])
     same_turn = [replace(e, scenario="s", turn=1) for e in (failed, elsewhere)]
-    assert reader.training_example(same_turn[0], same_turn).hindsight is not None
+    assert reader._sample(same_turn[0], same_turn).hindsight is not None
 
 
 @pytest.mark.parametrize(
@@ -613,7 +604,7 @@ def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
     that are learned from are whole."""
     reader = learner(kind="sdpo")._trainer._reader
     own = replace(said(pocket, "take lamp"), text=written)
-    found = reader.training_example(exchange(pocket, own, Feedback(-1.0, "too short")), [])
+    found = reader._sample(exchange(pocket, own, Feedback(-1.0, "too short")), [])
     assert found.hindsight is not None
     text = pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
     assert ("An earlier answer to this was:\ntake lamp\n\nWhat somebody said" in text) == bool(shown)
@@ -623,21 +614,21 @@ def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
     failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
     won = exchange(pocket, own, Feedback(1.0), 1)
     if shown:
-        hinted = reader.training_example(failed, [failed, won]).hindsight
+        hinted = reader._sample(failed, [failed, won]).hindsight
         assert hinted is not None
         assert "right:\ntake lamp" in pocket.tokenizer.decode(hinted.prompt)
         assert "secret" not in pocket.tokenizer.decode(hinted.prompt)
     else:
         with pytest.raises(UserError, match="neither a text nor a solution"):
-            reader.training_example(failed, [failed, won])
+            reader._sample(failed, [failed, won])
 
 
-def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: StoredVersions, pocket: LocalChatModel) -> None:
     """Praise without words, criticism in words alone, a reply at temperature 0 with words: nothing is left out. Without words the
     default does what REINFORCE++ does."""
     mute = served(pocket, 8)
     both = [learner(kind=kind) for kind in ("mixed", "reinforce")]
-    steps = [one.step(minibatch(mute), one.correct(minibatch(mute))) for one in both]
+    steps = [take_step(one, minibatch(mute)) for one in both]
     assert steps[0].loss == steps[1].loss
     words = Feedback(None, "read what lies there")
     greedy = ChatRequest(mute[0].request.messages, Sampling(0.0, max_tokens=3))
@@ -648,10 +639,10 @@ def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: Shelf, p
     update = teaching.step(lot, correction)
     assert update.tokens == sum(len(one.reply.token_ids) for one in lot.exchanges)
     alike = minibatch([replace(one, feedback=Feedback(1.0)) for one in mute[:7]] + [replace(mute[7], feedback=words)])
-    update = teaching.step(alike, teaching.correct(alike))
+    update = take_step(teaching, alike)
     assert update.tokens == len(mute[7].reply.token_ids)  # rewards that are all alike teach nothing, and the words do
     mute_and_alike = minibatch(alike.exchanges[:7])
-    assert "all rewards are alike" in teaching.step(mute_and_alike, teaching.correct(mute_and_alike)).skipped
+    assert "all rewards are alike" in take_step(teaching, mute_and_alike).skipped
     silent = replace(mute[0], request=greedy, feedback=Feedback(1.0))
     assert "temperature 0" in teaching.correct(minibatch([silent])).dropped[0][1]
 
@@ -669,22 +660,22 @@ def test_a_template_that_writes_the_date_loses_no_feedback(learner: Make, pocket
     what was served, with the feedback in the same place."""
     reader = learner(kind="sdpo")._trainer._reader
     today = exchange(pocket, said(pocket, "read"), Feedback(-1.0, "no"))
-    taught = reader.training_example(today, []).hindsight
+    taught = reader._sample(today, []).hindsight
     assert taught is not None
     prompt = today.reply.prompt_ids
     assert len(taught.prompt) > len(prompt)
     for before, after in (((5, 6, 7), ()), ((), (8, 9))):
         given = replace(today, reply=replace(today.reply, prompt_ids=(*before, *prompt, *after)))
-        found = reader.training_example(given, []).hindsight
+        found = reader._sample(given, []).hindsight
         assert found is not None
         assert found.prompt == (*before, *taught.prompt, *after)
         assert found.reply == today.reply.token_ids
     shorter = replace(today, reply=replace(today.reply, prompt_ids=prompt[2:]))
-    found = reader.training_example(shorter, []).hindsight
+    found = reader._sample(shorter, []).hindsight
     assert found is not None
     assert found.prompt == taught.prompt[2:]
     with pytest.raises(UserError, match="rendered again, has other tokens"):  # the block has no place that is sure
-        reader.training_example(replace(today, reply=replace(today.reply, prompt_ids=(5, *prompt, 9))), [])
+        reader._sample(replace(today, reply=replace(today.reply, prompt_ids=(5, *prompt, 9))), [])
 
 
 # What it cannot learn from
@@ -716,10 +707,10 @@ def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, po
     for name, (_, why) in bad.items():
         assert why in dropped[name]
     clean = minibatch(good)
-    assert teaching.step(lot, correction).norm == teaching.step(clean, teaching.correct(clean)).norm
+    assert teaching.step(lot, correction).norm == take_step(teaching, clean).norm
 
 
-def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: StoredVersions, pocket: LocalChatModel) -> None:
     silent = minibatch([exchange(pocket, said(pocket, "read"), Feedback(-1.0))])
     teaching = learner(kind="sdpo")
     correction = teaching.correct(silent)
@@ -743,15 +734,14 @@ def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: Lo
 
 @pytest.mark.parametrize("kind", ["reinforce", "ppo"])
 def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
-    learner: Make, shelf: Shelf, batch: Minibatch, kind: str
+    learner: Make, shelf: StoredVersions, small: Minibatch, kind: str
 ) -> None:
-    small = replace(batch, exchanges=batch.exchanges[:4])
     teaching = learner(kind=kind)
-    first = teaching.step(small, teaching.correct(small)).version
+    first = take_step(teaching, small).version
     (shelf.folder(first) / "optimizer.safetensors").unlink()
-    more = replace(small, parent=first, step=2)
+    more = following(small, 2, first)
     teaching = learner(kind=kind)
-    second = shelf.folder(teaching.step(more, teaching.correct(more)).version)
+    second = shelf.folder(take_step(teaching, more).version)
     assert json.loads((second / "learner.json").read_text())["updates"] == 2
     steps = [value for name, value in load_file(second / "optimizer.safetensors").items() if name.endswith(":step")]
     assert steps
@@ -776,16 +766,15 @@ def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
     ids=["corrupt", "missing", "notes", "moments", "nan", "shapes", "base"],
 )
 def test_a_version_that_cannot_be_gone_on_from_is_named(
-    learner: Make, shelf: Shelf, batch: Minibatch, spoil: Callable[[Path], Any], said: str
+    learner: Make, shelf: StoredVersions, small: Minibatch, spoil: Callable[[Path], Any], said: str
 ) -> None:
-    small = replace(batch, exchanges=batch.exchanges[:4])
     teaching = learner(kind="reinforce")
-    label = teaching.step(small, teaching.correct(small)).version
+    label = take_step(teaching, small).version
     spoil(shelf.folder(label))
-    lot = replace(small, id="acme/default/2", step=2, parent=label)
+    lot = following(small, 2, label)
     fresh = learner(kind="reinforce")
     with pytest.raises(UserError, match=said):
-        fresh.step(lot, fresh.correct(lot))
+        take_step(fresh, lot)
 
 
 def rewrite(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -798,15 +787,14 @@ def note(folder: Path, **changed: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
 
-def test_an_adapter_of_another_rank_is_refused(learner: Make, batch: Minibatch) -> None:
-    small = replace(batch, exchanges=batch.exchanges[:4])
+def test_an_adapter_of_another_rank_is_refused(learner: Make, small: Minibatch) -> None:
     teaching = learner(kind="reinforce")
-    label = teaching.step(small, teaching.correct(small)).version
+    label = take_step(teaching, small).version
     other = learner(LoRA(rank=4, alpha=16), kind="reinforce")
     with pytest.raises(VersionError, match=r"'rank': 8.*this learner makes.*'rank': 4"):
         other.correct(replace(small, parent=label))
 
 
-def test_a_model_behind_an_api_cannot_be_trained(shelf: Shelf) -> None:
+def test_a_model_behind_an_api_cannot_be_trained(shelf: StoredVersions) -> None:
     with pytest.raises(UserError):
         InProcessLearner("nonsense", shelf.folder, shelf.write, LearnerSettings())

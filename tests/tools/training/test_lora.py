@@ -27,41 +27,48 @@ from learngraph.tools.training.lora import Example
 QUICK, RATE = LoRA(rank=4, alpha=8), 0.01
 
 
+def several(model: LocalChatModel) -> list[Example]:
+    return [sft.encode_chat(model, c) for c in CHATS]
+
+
+def weights(model: LocalChatModel) -> dict[str, torch.Tensor]:
+    """Copies of the trainable weights."""
+    return {name: weight.detach().clone() for name, weight in lora.lora_parameters(model.network).items()}
+
+
+def gradient(model: LocalChatModel) -> torch.Tensor:
+    live = lora.lora_parameters(model.network).values()
+    return torch.cat([weight.grad.flatten() for weight in live if weight.grad is not None])
+
+
 # The loss
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2", "pocket"])
 def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) -> None:
     """On all tokens of all replies, whatever shares a pass: L = - (sum of the scores) / (tokens of the replies)."""
-    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
-    examples = [sft.encode_chat(model, c) for c in CHATS]
-    expected = -sum(reply_scores(model, CHATS)) / sum(len(e.reply) for e in examples)
+    chats: list[Any] = CHATS
+    if kind == "pocket":
+        chats = [
+            chat("Task: reach the exit\ndoor black\n> mist\n= 1\ngate troll\nStrategy:", "gate troll lamp. door black mist"),
+            chat("Task: reach the exit\ndoor black", "fern", "a system message, which pocket's template leaves out"),
+        ]
+    model: Any = open_model("pocket", threads=1) if kind == "pocket" else LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    examples = [sft.encode_chat(model, c) for c in chats]
+    expected = -sum(reply_scores(model, chats)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
         assert float(cross_entropy(*reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [sft.encode_chat(model, c) for c in CHATS]
+    forward = model.network.forward
     with torch.no_grad():
-        chosen, targets = reply_logits(model.network, examples)
-        monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
-        whole, again = reply_logits(model.network, examples)
+        chosen, targets = reply_logits(model.network, several(model))
+        monkeypatch.setattr(model.network, "forward", lambda **given: forward(**given))  # it knows no `logits_to_keep`
+        whole, again = reply_logits(model.network, several(model))
     assert chosen.shape == (len(targets), len(model.tokenizer))
     assert torch.equal(targets, again)
     assert torch.allclose(chosen, whole, atol=1e-5)
-
-
-def test_the_loss_of_pocket_is_what_score_says() -> None:
-    model: Any = open_model("pocket", threads=1)
-    chats = [
-        chat("Task: reach the exit\ndoor black\n> mist\n= 1\ngate troll\nStrategy:", "gate troll lamp. door black mist"),
-        chat("Task: reach the exit\ndoor black", "fern", "a system message, which pocket's template leaves out"),
-    ]
-    examples = [sft.encode_chat(model, c) for c in chats]
-    assert all(model.tokenizer.decode(e.reply).endswith("\n") for e in examples)
-    expected = -sum(reply_scores(model, chats)) / sum(len(e.reply) for e in examples)
-    with torch.no_grad():
-        assert float(cross_entropy(*reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 # A step
@@ -93,10 +100,6 @@ def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch
         lora.attach_lora(model.network, QUICK)
 
 
-def test_an_example_knows_its_length() -> None:
-    assert len(Example((1, 2), (3,))) == 3
-
-
 # Passes
 
 
@@ -124,10 +127,6 @@ def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed
     assert cost([[sizes[n] for n in pack] for pack in found]) == pytest.approx(cheapest)
 
 
-def several(model: LocalChatModel) -> list[Example]:
-    return [sft.encode_chat(model, c) for c in CHATS]
-
-
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[..., str], kind: str) -> None:
     model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
@@ -141,13 +140,13 @@ def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[
 
 
 def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) -> None:
-    examples = several(model)
+    examples = [replace(example, temperature=0.5) for example in several(model)]
     with torch.no_grad():
         logits = [reply_logits(model.network, [example])[0] for example in examples]
     wrapper = scattered(model)
     head = lora.make_critic(model.network)
     torch.nn.init.ones_(head.bias)
-    found = lora.reply_logprobs(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
+    found = lora.reply_logprobs(model.network, examples, base=wrapper.disable_adapter, critic=head)
     for example, plain, one in zip(examples, logits, found, strict=True):
         with torch.no_grad():
             own = reply_logits(model.network, [example])[0]
@@ -196,60 +195,62 @@ OBJECTIVES = [
 ]
 
 
-@pytest.mark.parametrize(
+def update(model: LocalChatModel, objective: Objective, **options: Any) -> tuple[lora.OptimizerStepResult, Any]:
+    """One update by `told` of a network with changes; and the critic, if there is one."""
+    wrapper = scattered(model)
+    samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
+    head = lora.make_critic(model.network) if objective.needs_critic else None
+    updates = lora.make_optimizer(model.network, objective.learning_rate, critic=head, critic_learning_rate=1e-3)
+    passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
+    return lora.learn(model.network, updates, samples, objective, **passes, **options), head
+
+
+every_objective = pytest.mark.parametrize(
     "objective", OBJECTIVES, ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}-{o.teacher.hint_weight}"
 )
+
+
+@every_objective
 def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tiny: str, objective: Objective) -> None:
     seen = []
     for cap in (1, 150, 10_000, 150):
         model = LocalChatModel(model=tiny, threads=1)
-        wrapper = scattered(model)
-        samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
-        head = lora.make_critic(model.network) if objective.needs_critic else None
-        updates = lora.make_optimizer(model.network, objective.learning_rate, critic=head, critic_learning_rate=1e-3)
-        before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
-        passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
-        done, said = lora.learn(model.network, updates, samples, objective, max_tokens=cap, **passes)
-        gradient = torch.cat(
-            [weight.grad.flatten() for weight in lora.lora_parameters(model.network).values() if weight.grad is not None]
-        )
-        seen.append(
-            (done, said, gradient, {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()})
-        )
-        assert any(not torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
-        assert done.tokens == sum(len(s.example.reply) for s in samples)
-        assert said["entropy"] > 0
-        assert ("kl" in said) == (objective.kl_weight > 0)
+        done, head = update(model, objective, max_tokens=cap)
+        seen.append((done, gradient(model), weights(model)))
+        assert done.tokens == sum(len(example.reply) for example in several(model))
+        assert done.statistics["entropy"] > 0
+        assert ("kl" in done.statistics) == (objective.kl_weight > 0)
         if head is not None:
             assert float(head.bias.detach().abs().sum()) > 0
-            assert said["value"] == pytest.approx(0.5)
+            assert done.statistics["value"] == pytest.approx(0.5)
     one, cut, whole, again = seen
+    assert float(one[1].abs().max()) > 0
     for other in (cut, whole):
         assert other[0].loss == pytest.approx(one[0].loss, abs=1e-5)
         assert other[0].grad_norm == pytest.approx(one[0].grad_norm, rel=1e-3)
-        assert other[1] == pytest.approx(one[1], abs=1e-4)
-        assert torch.allclose(other[2], one[2], atol=1e-5)
-    assert all(torch.equal(weight, again[3][name]) for name, weight in cut[3].items())
+        assert other[0].statistics == pytest.approx(one[0].statistics, abs=1e-4)
+        assert torch.allclose(other[1], one[1], atol=1e-5)
+    assert all(torch.equal(weight, again[2][name]) for name, weight in cut[2].items())
 
 
 def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: LocalChatModel) -> None:
     """A network that copies the teacher is where the gradient is 0; and afterwards the learner has its own weights back."""
     scattered(model)
     samples = [replace(s, hindsight=s.example) for s in told(model)]
-    own = {name: weight.detach().clone() for name, weight in lora.lora_parameters(model.network).items()}
+    own, live = weights(model), lora.lora_parameters(model.network)
 
     @contextmanager
     def other(scale: float) -> Iterator[None]:
-        lora.set_lora_parameters(model.network, {name: scale * weight for name, weight in own.items()})
+        lora.copy_tensors(live, {name: scale * weight for name, weight in own.items()})
         yield
-        lora.set_lora_parameters(model.network, own)
+        lora.copy_tensors(live, own)
 
     updates = lora.make_optimizer(model.network, RATE)
-    away, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
-    same, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
+    away = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
+    same = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
     assert same.grad_norm < 1e-4 < 1e-2 < away.grad_norm
     assert same.loss == pytest.approx(0, abs=1e-6)
-    assert all(torch.equal(weight, own[name]) for name, weight in lora.lora_parameters(model.network).items())
+    assert all(torch.equal(weight, own[name]) for name, weight in live.items())
 
 
 def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None:
@@ -265,7 +266,7 @@ def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None
     assert sum(change * (-1) ** n for n, change in enumerate(moved)) > 1
     objective = make_objective("sdpo", teacher="base", learning_rate=0.01)
     updates = lora.make_optimizer(model.network, objective.learning_rate)
-    seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter)[0].loss for _ in range(20)]
+    seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter).loss for _ in range(20)]
     assert seen[-1] < 0.7 * seen[0]
 
 
@@ -279,8 +280,8 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
         made.append(torch.is_grad_enabled())
         return forward(*args, **more)
 
-    monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
     monkeypatch.setattr(model.network, "forward", counted)
+    monkeypatch.setattr(lora, "_pass_overhead_tokens", lambda network: 1e9)
     for objective, expected in (
         (Objective(kind="reinforce"), [True]),
         (Objective(kind="reinforce", kl_weight=0.1), [False, True]),
@@ -289,36 +290,25 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
     ):
         made.clear()
         updates = lora.make_optimizer(model.network, objective.learning_rate)
-        monkeypatch.setattr(lora, "_pass_overhead_tokens", lambda network: 1e9)
         lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, max_tokens=100_000)
         assert made == expected
 
 
-@pytest.mark.parametrize(
-    "objective", OBJECTIVES, ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}-{o.teacher.hint_weight}"
-)
+@every_objective
 def test_layers_that_are_computed_again_give_the_same_gradient(tiny: str, objective: Objective) -> None:
     gradients, kept = [], []
     for limit in (math.inf, 0.0):
-        model = LocalChatModel(model=tiny, threads=1)
-        wrapper = scattered(model)
-        samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
-        head = lora.make_critic(model.network) if objective.needs_critic else None
-        updates = lora.make_optimizer(model.network, objective.learning_rate, critic=head, critic_learning_rate=1e-3)
-        passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
-        sizes: list[int] = []
+        model, sizes = LocalChatModel(model=tiny, threads=1), list[int]()
 
         def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
             sizes.append(tensor.numel())
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            lora.learn(model.network, updates, samples, replace(objective, activation_gib=limit), **passes)
-        weights = lora.lora_parameters(model.network).values()
-        gradients.append(torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]))
+            update(model, replace(objective, activation_gib=limit))
+        gradients.append(gradient(model))
         kept.append(sum(sizes))
         assert not any("forward" in vars(module) for module in model.network.modules())
-    assert gradients[0].abs().max() > 0
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-8)
     assert kept[1] < 0.7 * kept[0]
 
@@ -337,29 +327,27 @@ def test_the_estimate_of_a_pass_is_near_what_it_keeps(checkpoint: Callable[..., 
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = model.network.model(input_ids=torch.tensor([ids]), use_cache=False)
-    weights = {weight.untyped_storage().data_ptr() for weight in model.network.parameters()}
-    found = sum(size for place, size in kept.items() if place not in weights)
+    own = {weight.untyped_storage().data_ptr() for weight in model.network.parameters()}
+    found = sum(size for place, size in kept.items() if place not in own)
     assert out.last_hidden_state.requires_grad
     assert 0.5 < lora.activation_bytes(model.network, len(ids)) / found < 2
 
 
 def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) -> None:
     lora.attach_lora(model.network, QUICK)
-    samples = told(model)
-    before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
+    samples, before = told(model), weights(model)
     updates = lora.make_optimizer(model.network, RATE)
-    with pytest.raises(UserError, match="nothing to learn from"):
-        lora.learn(
-            model.network, updates, [replace(s, hindsight=None) for s in samples], Objective("sdpo"), teacher=nullcontext
-        )
-    with pytest.raises(UserError, match="nothing to learn from"):
-        lora.learn(model.network, updates, [], Objective(kind="reinforce"))
-    with pytest.raises(UserError, match="needs base and teacher passes"):
-        lora.learn(model.network, updates, samples, Objective("sdpo"))
     broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
-    with pytest.raises(UserError, match="gradient is nan"):
-        lora.learn(model.network, updates, broken, Objective(kind="reinforce"))
-    assert all(torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
+    reinforce, sdpo = Objective(kind="reinforce"), Objective("sdpo")
+    for learned, objective, teacher, said in (
+        ([replace(s, hindsight=None) for s in samples], sdpo, nullcontext, "nothing to learn from"),
+        ([], reinforce, None, "nothing to learn from"),
+        (samples, sdpo, None, "needs base and teacher passes"),
+        (broken, reinforce, None, "gradient is nan"),
+    ):
+        with pytest.raises(UserError, match=said):
+            lora.learn(model.network, updates, learned, objective, teacher=teacher)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(model).items())
 
 
 # Between updates
@@ -377,21 +365,18 @@ def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: st
     examples = several(one)
     step(one.network, updates, examples)
     lora.write_optimizer(updates, tmp_path / "a.safetensors", {"critic.bias": torch.ones(1)})
-    kept = {name: weight.detach().clone() for name, weight in lora.lora_parameters(one.network).items()}
+    kept = weights(one)
     step(one.network, updates, examples)
     moved = {}
     for rate in (1e-3, 1e-2):
         model, _, again = fresh(rate)
-        lora.set_lora_parameters(model.network, kept)
+        lora.copy_tensors(lora.lora_parameters(model.network), kept)
         assert lora.read_optimizer(again, tmp_path / "a.safetensors")["critic.bias"].tolist() == [1.0]
         assert [group["lr"] for group in again.param_groups] == [rate]
         step(model.network, again, examples)
-        moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.lora_parameters(model.network).items()}
+        moved[rate] = {name: weight - kept[name] for name, weight in weights(model).items()}
         if rate == 1e-3:
-            assert all(
-                torch.equal(weight, lora.lora_parameters(one.network)[name])
-                for name, weight in lora.lora_parameters(model.network).items()
-            )
+            assert all(torch.equal(weight, weights(one)[name]) for name, weight in weights(model).items())
             lora.write_optimizer(again, tmp_path / "b.safetensors")
             lora.write_optimizer(updates, tmp_path / "c.safetensors")
             assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
@@ -403,11 +388,9 @@ def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> Non
     lora.attach_lora(model.network, QUICK)
     samples, objective = told(model), Objective(kind="reinforce", learning_rate=1e-2)
     updates = lora.make_optimizer(model.network, objective.learning_rate)
-    before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
+    before = weights(model)
     lora.learn(model.network, updates, samples, objective, scale=0.25)
-    largest = max(
-        float((weight - before[name]).detach().abs().max()) for name, weight in lora.lora_parameters(model.network).items()
-    )
+    largest = max(float((weight - before[name]).abs().max()) for name, weight in weights(model).items())
     assert largest == pytest.approx(0.25e-2, rel=1e-2), "AdamW's first step is as long as its rate"
     assert [group["lr"] for group in updates.param_groups] == [1e-2]
 
@@ -423,8 +406,6 @@ def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, 
         lora.attach_lora(network, asked)
         with pytest.raises(UserError, match=said):
             lora.read_optimizer(lora.make_optimizer(network, RATE), tmp_path / "a.safetensors")
-        with pytest.raises(UserError, match="of another adapter"):
-            lora.set_lora_parameters(network, lora.lora_parameters(model.network))
     (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
     lora.attach_lora(other.network, QUICK)
     for name in ("b.safetensors", "absent.safetensors"):
