@@ -1,12 +1,13 @@
 """The collections of a Chroma store: how items are laid out there, who owns a directory, and what its errors mean.
 
 One record of Chroma is one item: its id is the JSON list `[*namespace, key]`, and its metadata holds the value as JSON
-(`value`), `namespace` (a JSON list, and `ns0`, `ns1`, … for filters), `key`, `created_at` and `updated_at`. Items with
-vectors are in a collection of their own; an item with several vectors has further records (`of`) there.
+(`value`), `namespace` (a JSON list, and `ns0`, `ns1`, … for filters), `key`, `created_at` and `updated_at`; of an indexed item
+also `vectors`, float32 in base64. Chroma's own index would be approximate, and holds nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -63,13 +64,8 @@ class StoredItem:
         return json.dumps([*self.namespace, self.key])
 
     def item(self) -> Item:
-        return Item(
-            value=json.loads(self.text),
-            key=self.key,
-            namespace=self.namespace,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-        )
+        times = {"created_at": self.created_at, "updated_at": self.updated_at}
+        return Item(value=json.loads(self.text), key=self.key, namespace=self.namespace, **times)
 
     def search_item(self, score: float | None) -> SearchItem:
         return SearchItem(self.namespace, self.key, json.loads(self.text), self.created_at, self.updated_at, score)
@@ -154,9 +150,7 @@ class ChromaCollections:
         return datetime.fromisoformat(rows[0][0]) if rows and rows[0][0] else None
 
     def _query(self, query: str, *arguments: str) -> list[Any] | None:
-        """The rows of a query to Chroma's database; None if it is not as we know it, or there are vectors, which it would not show."""
-        if self._vectors is not None:
-            return None
+        """The rows of a query to Chroma's database; None if it is not as we know it."""
         with self._errors("read"):
             self._items.count()  # Chroma applies what is still in its log
         try:
@@ -244,67 +238,23 @@ class ChromaCollections:
                 f"memory at {self.where} has layout {schema}, this learngraph knows layout {SCHEMA}: "
                 "install the version that wrote it, or a newer one"
             )
-        self._vectors = self._vector_collection()
         if embedder is None:
             return
-        name, dims = embedder
-        if self._vectors is None:
-            self._vectors = self._client.create_collection(
-                "learngraph-vectors",
-                metadata={"embedder": name, "dims": dims},
-                embedding_function=None,
-                get_or_create=True,
-            )
-        made = self._vectors.metadata or {}
-        if (made.get("embedder"), made.get("dims")) != embedder:
+        if "embedder" not in self._items.metadata:
+            self._items.modify(metadata={**self._items.metadata, "embedder": embedder[0], "dims": embedder[1]})
+        made, dims = self._items.metadata["embedder"], self._items.metadata["dims"]
+        if (made, dims) != embedder:
             raise UserError(
-                f"memory at {self.where} was indexed by {made.get('embedder')} ({made.get('dims')} dimensions), "
-                f"asked for {name} ({dims}): open it with that embedder, or export it into a new directory"
+                f"memory at {self.where} was indexed by {made} ({dims} dimensions), asked for {embedder[0]} ({embedder[1]}): "
+                "open it with that embedder, or export it into a new directory"
             )
-
-    def _vector_collection(self) -> Any:
-        from chromadb.errors import NotFoundError
-
-        try:
-            return self._client.get_collection("learngraph-vectors", embedding_function=None)
-        except NotFoundError:
-            return None
 
     def read(self, *, ids: Sequence[str] | None = None, where: dict[str, Any] | None = None) -> list[StoredItem]:
         """All items, or those with these ids, or those with this metadata; in the order of their creation."""
         chosen: dict[str, Any] = {k: v for k, v in (("ids", ids), ("where", where)) if v is not None}
         with self._errors("read"):
-            plain = self._items.get(**chosen, include=["metadatas"])
-            entries = {id: _entry(meta) for id, meta in zip(plain["ids"], plain["metadatas"], strict=True)}
-            if self._vectors is None and not self.owned:  # another client may have made it since
-                self._vectors = self._vector_collection()
-            if self._vectors is not None:
-                found = self._vectors.get(**chosen, include=["metadatas", "embeddings"])
-                if ids:
-                    further = {"of": {"$in": list(ids)}}
-                    more = self._vectors.get(where=further, include=["metadatas", "embeddings"])
-                    found = {
-                        "ids": found["ids"] + more["ids"],
-                        "metadatas": found["metadatas"] + more["metadatas"],
-                        "embeddings": [*found["embeddings"], *more["embeddings"]],
-                    }
-                self._join_vectors(entries, found)
-        return sorted(entries.values(), key=lambda e: (e.created_at, e.id))
-
-    @staticmethod
-    def _join_vectors(entries: dict[str, StoredItem], found: Mapping[str, Any]) -> None:
-        """Join items and their vectors. Vectors left by an interrupted write are older than their item and are ignored."""
-        rows: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-        for id, meta, row in zip(found["ids"], found["metadatas"], found["embeddings"], strict=True):
-            rows.setdefault((meta.get("of", id), meta["updated_at"]), []).append((meta["part"], row))
-            if "of" not in meta:
-                entry = _entry(meta)
-                if id not in entries or entries[id].updated_at < entry.updated_at:
-                    entries[id] = entry
-        for id, entry in entries.items():
-            if parts := rows.get((id, entry.updated_at.isoformat())):
-                matrix = np.asarray([row for _, row in sorted(parts, key=lambda part: part[0])], dtype=np.float32)
-                entry.vectors = matrix
+            found = self._items.get(**chosen, include=["metadatas"])
+        return sorted(map(_entry, found["metadatas"]), key=lambda e: (e.created_at, e.id))
 
     def read_for(self, ops: Sequence[Op]) -> list[StoredItem]:
         """The items that these operations touch, from a server that others write to as well."""
@@ -315,31 +265,17 @@ class ChromaCollections:
         ids = {json.dumps([*op.namespace, op.key]) for op in ops if isinstance(op, GetOp | PutOp)}
         return entries + (self.read(ids=sorted(ids)) if ids else [])
 
-    def write(self, kept: Sequence[StoredItem], gone: Sequence[StoredItem], before: Sequence[StoredItem]) -> None:
-        """Upsert `kept`, delete `gone`; `before` are the entries that `kept` replaces.
-
-        Each collection gets one upsert, which Chroma commits whole (in pieces above its own limit of some thousand records).
-        """
+    def write(self, kept: Sequence[StoredItem], gone: Sequence[StoredItem]) -> None:
+        """Upsert `kept`, which Chroma commits whole (in pieces above its own limit of some thousand records), and delete `gone`."""
         with self._errors("write"):
-            plain = [(e.id, [0.0], _metadata(e)) for e in kept if e.vectors is None]
-            indexed = [record for e in kept if e.vectors is not None for record in _records(e)]
-            self._upsert(self._items, plain)
-            self._upsert(self._vectors, indexed)
-            old = [*before, *gone]
-            self._delete(self._items, {e.id for e in old if e.vectors is None} - {id for id, _, _ in plain})
-            parts = {id for e in old if e.vectors is not None for id in _ids(e)}
-            self._delete(self._vectors, parts - {id for id, _, _ in indexed})
-
-    def _upsert(self, collection: Any, records: Sequence[tuple[str, list[float], dict[str, Any]]]) -> None:
-        size = self._client.get_max_batch_size()
-        for i in range(0, len(records), size):
-            ids, rows, metadatas = zip(*records[i : i + size], strict=True)
-            collection.upsert(ids=list(ids), embeddings=list(rows), metadatas=list(metadatas))
-
-    def _delete(self, collection: Any, ids: set[str]) -> None:
-        size, rest = self._client.get_max_batch_size(), sorted(ids)
-        for i in range(0, len(rest), size):
-            collection.delete(ids=rest[i : i + size])
+            size = self._client.get_max_batch_size()
+            for i in range(0, len(kept), size):
+                part = kept[i : i + size]
+                self._items.upsert(
+                    ids=[e.id for e in part], embeddings=[[0.0]] * len(part), metadatas=[_metadata(e) for e in part]
+                )
+            for i in range(0, len(gone), size):
+                self._items.delete(ids=[e.id for e in gone[i : i + size]])
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
@@ -395,6 +331,7 @@ class ChromaCollections:
 
 
 def _metadata(entry: StoredItem) -> dict[str, Any]:
+    vectors = entry.vectors
     return {
         **{f"ns{i}": label for i, label in enumerate(entry.namespace)},
         "namespace": json.dumps(entry.namespace),
@@ -402,34 +339,22 @@ def _metadata(entry: StoredItem) -> dict[str, Any]:
         "value": entry.text,
         "created_at": entry.created_at.isoformat(),
         "updated_at": entry.updated_at.isoformat(),
+        # None takes away what a former version of the item had
+        "vectors": None if vectors is None else base64.b64encode(vectors.tobytes()).decode(),
+        "count": None if vectors is None else len(vectors),
     }
 
 
 def _entry(meta: Mapping[str, Any]) -> StoredItem:
+    vectors = np.frombuffer(base64.b64decode(meta["vectors"]), np.float32) if "vectors" in meta else None
     return StoredItem(
         tuple(json.loads(meta["namespace"])),
         meta["key"],
         meta["value"],
         datetime.fromisoformat(meta["created_at"]),
         datetime.fromisoformat(meta["updated_at"]),
+        None if vectors is None else vectors.reshape(meta["count"], -1),
     )
-
-
-def _ids(entry: StoredItem) -> list[str]:
-    """The record ids of an indexed item, one per vector."""
-    assert entry.vectors is not None
-    return [f"{entry.id}#{part}" if part else entry.id for part in range(len(entry.vectors))]
-
-
-def _records(entry: StoredItem) -> list[tuple[str, list[float], dict[str, Any]]]:
-    """An indexed item: its record with its first vector, then one record for each further vector."""
-    assert entry.vectors is not None
-    full = _metadata(entry)
-    further = {k: v for k, v in full.items() if k not in ("key", "value", "created_at")} | {"of": entry.id}
-    return [
-        (id, row.tolist(), (further if part else full) | {"part": part})
-        for part, (id, row) in enumerate(zip(_ids(entry), entry.vectors, strict=True))
-    ]
 
 
 def _where(prefix: Namespace) -> dict[str, Any]:

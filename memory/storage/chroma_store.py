@@ -187,10 +187,17 @@ class ChromaStore(BaseStore):
                     f"the memory was opened in process {self._pid}, this is its fork {os.getpid()}: start workers by "
                     "spawn, and let them share a 'chroma run' server"
                 )
-            if self._chroma is None or self._chroma.owned:
+            chroma = self._chroma
+            if chroma is None or chroma.owned:
                 self._fetch(ops)
                 return self._run_once(ops, embedded, asked)
-            return self._chroma.outlast_restarts(lambda: self._run_at_server(ops, embedded, asked))
+
+            def run_at_server() -> list[Result]:  # of what others have written since; done twice, it is as good as done once
+                self._items, self._matrices = {}, {}
+                self._show(chroma.read_for(ops))
+                return self._run_once(ops, embedded, asked)
+
+            return chroma.outlast_restarts(run_at_server)
 
     def _fetch(self, ops: Sequence[Op]) -> None:
         """Load what these operations touch, of a directory that was not loaded on opening."""
@@ -213,7 +220,7 @@ class ChromaStore(BaseStore):
     def versions(self, namespace: Namespace) -> dict[str, tuple[str, str]] | None:
         """key -> (time of creation, time of the last write) of all items of a namespace, without loading them.
 
-        None if that cannot be told: the store owns no directory, has vectors, or Chroma's tables are others than we know.
+        None if that cannot be told: the store owns no directory, or Chroma's tables are others than we know.
         """
         with self._lock:
             if self._chroma is None or not self._chroma.owned or self._closed:
@@ -228,15 +235,6 @@ class ChromaStore(BaseStore):
     def before_close(self, call: Callable[[], object]) -> None:
         """Call a bound method, if its object still lives, before the store is closed."""
         self._savers.append(weakref.WeakMethod(call))
-
-    def _run_at_server(
-        self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
-    ) -> list[Result]:
-        """The same as `_run_once`, of what others have written since. Done twice, it is as good as done once."""
-        assert self._chroma is not None
-        self._items, self._matrices = {}, {}
-        self._show(self._chroma.read_for(ops))
-        return self._run_once(ops, embedded, asked)
 
     def _run_once(
         self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
@@ -319,8 +317,7 @@ class ChromaStore(BaseStore):
             kept.append(StoredItem(put.namespace, put.key, _json(put), old.created_at if old else now, now, vectors))
         self._writes.update({put.namespace for put in puts})
         if self._chroma:
-            before = [e for new in kept if (e := self._items.get(new.namespace, {}).get(new.key))]
-            self._chroma.write(kept, gone, before)
+            self._chroma.write(kept, gone)
             for namespace in {entry.namespace for entry in gone}:
                 if (folder := self.snapshot_folder(namespace)) is not None:  # what is deleted is nowhere kept
                     shutil.rmtree(folder, ignore_errors=True)

@@ -90,17 +90,13 @@ def test_created_is_kept_and_order_is_the_order_of_creation(tmp_path: Path) -> N
 
 def test_a_batch_is_one_upsert_and_its_last_write_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upserts: list[int] = []
-    upsert = chroma_collections.ChromaCollections._upsert
-
-    def counted(self: Any, collection: Any, records: Any) -> None:
-        upserts.append(len(records))
-        upsert(self, collection, records)
-
     with ChromaStore.open(tmp_path) as store:
-        monkeypatch.setattr(chroma_collections.ChromaCollections, "_upsert", counted)
+        collection = store._chroma._items  # type: ignore[union-attr]
+        upsert = collection.upsert
+        monkeypatch.setattr(collection, "upsert", lambda **given: (upserts.append(len(given["ids"])), upsert(**given)))
         ops = [PutOp(NS, "a", {"v": 1}), GetOp(NS, "a"), PutOp(NS, "b", {"v": 2}), PutOp(NS, "a", {"v": 3})]
         assert store.batch(ops) == [None, None, None, None]  # reads see what was there before
-        assert [n for n in upserts if n] == [2]
+        assert upserts == [2]
         assert everything(store) == {"b": {"v": 2}, "a": {"v": 3}}
 
 

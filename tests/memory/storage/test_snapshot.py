@@ -173,7 +173,7 @@ def test_a_snapshot_of_records_that_have_changed_is_not_used(tmp_path: Path, cha
                 entry = store._items[NAMES]["run/50"]
                 entry.created_at = entry.created_at.replace(year=2020)
                 assert store._chroma
-                store._chroma.write([entry], [], [])
+                store._chroma.write([entry], [])
         for path, content in kept.items():  # as if a copy had been put back
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
