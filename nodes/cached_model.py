@@ -8,7 +8,6 @@ Failed calls are not stored.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -239,9 +238,9 @@ class CachedChatModel(Runnable[Any, Any]):
         if place and (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         with cast(AbstractContextManager[Any], self.slots or nullcontext()):
-            start = self._start()
+            self._check_budget()
             reply = self.model.invoke(messages, config, **self._model_options(kwargs))
-        return self._count_reply(place, messages, reply, start)
+        return self._count_reply(place, messages, reply)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
@@ -249,9 +248,9 @@ class CachedChatModel(Runnable[Any, Any]):
         if place and (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         async with cast(AbstractAsyncContextManager[Any], self.slots or nullcontext()):
-            start = self._start()
+            self._check_budget()
             reply = await answer(self.model, messages, config, self._model_options(kwargs))
-        return self._count_reply(place, messages, reply, start)
+        return self._count_reply(place, messages, reply)
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> CachedChatModel:
         """The same model with tools that it may call."""
@@ -266,15 +265,14 @@ class CachedChatModel(Runnable[Any, Any]):
 
     def _score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Any:
         """The model's scores; the call counts."""
-        start = self._start()
+        self._check_budget()
         scores = self.model.score(messages, options)
-        self.cache.add_cost(self.stage, Usage(1, getattr(scores, "prompt_tokens", 0)), time.perf_counter() - start)
+        self.cache.add_cost(self.stage, Usage(1, getattr(scores, "prompt_tokens", 0)))
         return scores
 
-    def _start(self) -> float:
+    def _check_budget(self) -> None:
         if self.meter:
             self.meter.check()
-        return time.perf_counter()
 
     def _cache_key(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> str:
         """The key of a call; empty if calls are not stored."""
@@ -306,15 +304,15 @@ class CachedChatModel(Runnable[Any, Any]):
         takes_seed = not self.seeded or hasattr(self._model_and_options[0], "seed")
         return options if takes_seed else {name: value for name, value in options.items() if name != "seed"}
 
-    def _count_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
+    def _count_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any) -> AIMessage:
         """Count a reply, and store it under its key, if it has one."""
         if not isinstance(reply, AIMessage):
             raise TypeError(f"{self.name}: only chat models can be recorded; this one returned a {type(reply).__name__}")
-        usage, seconds = call_usage(messages, reply), time.perf_counter() - start
+        usage = call_usage(messages, reply)
         if not place:
-            self.cache.add_cost(self.stage, usage, seconds)
+            self.cache.add_cost(self.stage, usage)
             return reply
-        return AIMessage(**self.cache.put(place, reply_fields(reply), self.stage, usage, seconds))
+        return AIMessage(**self.cache.put(place, reply_fields(reply), self.stage, usage))
 
 
 def reply_fields(reply: AIMessage) -> dict[str, Any]:

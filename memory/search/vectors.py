@@ -7,28 +7,26 @@ found 54 of 100).
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import os
-import sqlite3
-import threading
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from ..errors import UserError
+from ..storage.cache import Cache, cache_key
 from ..storage.chroma_store import embedder_name
 from .encoders import Prompts
 from .similarity import KeyRows, RankedRows, split_key, with_goal_places
 
 __all__ = ["BadVectors", "CosineSimilarity"]
 
-EmbeddedText = tuple[bytes, NDArray[np.float32]]
+EmbeddedText = tuple[str, NDArray[np.float32]]
 """A text in the form that is compared: its hash, and its vector (dims,) of unit length (or zero)."""
 
 
@@ -60,7 +58,7 @@ _NO_PROMPTS = Prompts()
 
 
 class BadVectors(UserError, ValueError):
-    """An error: the vectors cannot be compared with the stored ones, or a file holds no vectors."""
+    """An error: the encoder's vectors cannot be compared with each other."""
 
 
 class CosineSimilarity:
@@ -82,53 +80,31 @@ class CosineSimilarity:
 
     Args:
         embeddings: the encoder, any LangChain `Embeddings` (`SentenceEncoder` for a local model).
-        path: the SQLite file of the vectors, made if missing; None: a temporary one, deleted on `close`.
-        dims: the dimension of a vector; None: that of the first one.
-        name: the encoder's name in the file; empty: its model's name, or its class.
+        path: the SQLite file of the vectors, made if missing, which several encoders may share; None: they last as long as the process.
         prompts: the texts that the encoder wants before queries and before stored texts.
 
     Raises:
-        BadVectors: the file is another program's, or was made with another encoder or dimension.
+        CacheError: the file is another program's, damaged, or cannot be written.
 
     It is safe to use from several threads and processes.
     """
 
     def __init__(
-        self,
-        embeddings: Embeddings,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        dims: int | None = None,
-        name: str = "",
-        prompts: Prompts = _NO_PROMPTS,
+        self, embeddings: Embeddings, path: str | os.PathLike[str] | None = None, *, prompts: Prompts = _NO_PROMPTS
     ) -> None:
-        if dims is not None and dims < 1:
-            raise BadVectors(f"vectors of {dims} numbers: dims is at least 1, or None for those of the encoder")
-        self.name = name or embedder_name(embeddings)
-        self.dims = dims
-        self.path = None if path is None else Path(path)
+        self.name = embedder_name(embeddings)
         self.prompts = prompts
         self._embeddings = embeddings
+        self._dims = 0  # 0: no vector was seen yet
         self._floor: float | None = None
-        self._lock = threading.Lock()
-        with self._errors("opened"):
-            if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(self.path or "", timeout=60, check_same_thread=False)
-        try:
-            with self._errors("opened"):
-                self._open()
-        except BaseException:
-            self._file.close()
-            raise
+        self._cache = Cache(None if path is None else Path(path))
 
     def __repr__(self) -> str:
-        return f"CosineSimilarity({self.name}, {'in this process' if self.path is None else self.path})"
+        return f"CosineSimilarity({self.name}, {self._cache.path or 'in this process'})"
 
     def close(self) -> None:
         """Close the file. Vectors that were read stay usable."""
-        with self._lock:
-            self._file.close()
+        self._cache.close()
 
     @property
     def minimum(self) -> float:
@@ -171,37 +147,28 @@ class CosineSimilarity:
         embedded = self._embed([*states, *goals])
         of_goals = iter(embedded[len(states) :])
         return [
-            EmbeddedKey(state, next(of_goals) if goal else (b"", np.zeros_like(state[1])))
+            EmbeddedKey(state, next(of_goals) if goal else ("", np.zeros_like(state[1])))
             for state, (goal, _) in zip(embedded, parts, strict=False)
         ]
 
     def _embed(self, texts: Sequence[str]) -> list[EmbeddedText]:
         """The vectors of these texts as they are."""
-        keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
-        known = self._stored_vectors(keys)
+        keys = [cache_key(self.name, text) for text in texts]
+        known = {key: value for key in dict.fromkeys(keys) if (value := self._cache.get(key)) is not None}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         if missing:
             made = self._unit(self._embeddings.embed_documents(list(missing.values())), len(missing))
-            known |= self._keep(dict(zip(missing, made, strict=True)))
-        return [(key, known[key]) for key in keys]
-
-    def _stored_vectors(self, keys: Sequence[bytes]) -> dict[bytes, NDArray[np.float32]]:
-        found: dict[bytes, NDArray[np.float32]] = {}
-        with self._lock, self._errors("read"):
-            for key in dict.fromkeys(keys):
-                if row := self._file.execute("SELECT vector FROM vectors WHERE text = ?", (key,)).fetchone():
-                    found[key] = np.frombuffer(row[0], np.float32)
-        return found
-
-    def _keep(self, made: dict[bytes, NDArray[np.float32]]) -> dict[bytes, NDArray[np.float32]]:
-        """Store these vectors and return the stored ones: if two threads embedded one text, the first one's vector."""
-        dims = len(next(iter(made.values())))
-        with self._lock, self._errors("written"), self._file:
-            self._file.execute("INSERT OR IGNORE INTO about VALUES ('dims', ?)", (dims,))
-            self._check(dims)
-            rows = ((key, vector.tobytes()) for key, vector in made.items())
-            self._file.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
-        return self._stored_vectors(list(made))
+            for key, vector in zip(missing, made, strict=True):  # if two threads embedded one text: the first one's vector
+                known[key] = self._cache.put(key, base64.b64encode(vector.tobytes()).decode(), "vectors")
+        vectors = {key: np.frombuffer(base64.b64decode(value), np.float32) for key, value in known.items()}
+        for vector in vectors.values():
+            self._dims = self._dims or len(vector)
+            if len(vector) != self._dims:
+                raise BadVectors(
+                    f"the vectors of {self.name} have {self._dims} dimensions, and one has {len(vector)}: use one encoder of this "
+                    "name, or name another file"
+                )
+        return [(key, vectors[key]) for key in keys]
 
     def _unit(self, vectors: Sequence[Sequence[float]], wanted: int) -> NDArray[np.float32]:
         """Vectors (wanted, dims) scaled to unit length; a zero vector stays zero and is similar to nothing."""
@@ -212,45 +179,6 @@ class CosineSimilarity:
             raise BadVectors(f"the encoder {self.name} returned a vector with a number that is not finite")
         length = np.linalg.norm(matrix, axis=1, keepdims=True)
         return cast(NDArray[np.float32], matrix / np.where(length == 0, 1, length))
-
-    def _open(self) -> None:
-        tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if tables and tables != {"about", "vectors"}:
-            raise BadVectors(
-                f"{self.path} is another program's database, with the tables {', '.join(sorted(tables))}: name another file"
-            )
-        with suppress(sqlite3.OperationalError):  # only speed; it does not wait for a process that is just making the file
-            self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute("PRAGMA synchronous = NORMAL")
-        with self._file:
-            self._file.execute("BEGIN IMMEDIATE")  # sqlite3 begins nothing for CREATE: another process would see one table
-            self._file.execute("CREATE TABLE IF NOT EXISTS about (what TEXT PRIMARY KEY, value)")
-            self._file.execute("CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB)")
-            self._file.execute("INSERT OR IGNORE INTO about VALUES ('encoder', ?)", (self.name,))
-            if self.dims is not None:
-                self._file.execute("INSERT OR IGNORE INTO about VALUES ('dims', ?)", (self.dims,))
-            self._check(self.dims)
-
-    def _check(self, dims: int | None) -> None:
-        """Raise `BadVectors`, before anything is written, if the file has another encoder or dimension."""
-        about: dict[str, Any] = dict(self._file.execute("SELECT what, value FROM about"))
-        made, there = about["encoder"], about.get("dims")
-        if made != self.name or (dims is not None and dims != there):
-            raise BadVectors(
-                f"the vectors {'in ' + str(self.path) if self.path else 'so far'} were made by {made}"
-                f"{f' ({there} dimensions)' if there else ''}, asked for {self.name}{f' ({dims})' if dims else ''}: "
-                "use that encoder, or name another file (the trajectories are embedded again then)"
-            )
-
-    @contextmanager
-    def _errors(self, done: str) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise BadVectors(
-                f"the vectors in {self.path or 'a temporary file'} cannot be {done}: {error}; name another file, or delete this "
-                "one: it holds nothing that cannot be made again from the trajectories"
-            ) from error
 
 
 _BLOCK = 4096
@@ -303,13 +231,11 @@ class _Vectors:
     """Distinct texts and their vectors, by number."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
-        self._hashes: list[bytes] = []
+        self._numbers: dict[str, int] = {}  # hash of a text -> number of its vector
+        self._hashes: list[str] = []
         self._blocks: list[NDArray[np.float32]] = []  # (_BLOCK, dims) each
-        self._last: tuple[bytes, NDArray[np.float32]] = (
-            b"",
-            np.zeros(0, np.float32),
-        )  # the text of the last `cosines`, and its result
+        self._last: tuple[str, NDArray[np.float32]] = ("", np.zeros(0, np.float32))
+        """The text of the last `cosines`, and its result."""
 
     def add(self, text: EmbeddedText) -> int:
         """The number of this text."""

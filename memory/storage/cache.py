@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -30,8 +30,8 @@ LOCK_TIMEOUT = 30.0
 APPLICATION_ID = 0x6C675F63
 """The mark of a cache in the file's header ("lg_c")."""
 TABLES = """
-CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, stage TEXT NOT NULL, seconds REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS spent (stage TEXT, what TEXT, amount REAL NOT NULL, PRIMARY KEY (stage, what)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, stage TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spent (stage TEXT, what TEXT, amount INTEGER NOT NULL, PRIMARY KEY (stage, what)) WITHOUT ROWID;
 """
 ADD_COST = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 HINTS = {
@@ -118,7 +118,7 @@ class Cache:
             row = self._base.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
-    def put(self, key: str, value: Any, stage: str, usage: Usage | None = None, seconds: float = 0.0) -> Any:
+    def put(self, key: str, value: Any, stage: str, usage: Usage | None = None) -> Any:
         """Store a value unless the key has one, and return the stored value, which every later `get` returns too.
 
         Args:
@@ -127,7 +127,6 @@ class Cache:
             stage: the purpose of the value; costs are added up by stage.
             usage: the cost of this value, without that of the values it was made from. It counts even if the value is not
                 stored, since it was paid.
-            seconds: the time that the value took.
 
         Raises:
             ValueError: the value is None, or the cache is closed.
@@ -136,51 +135,39 @@ class Cache:
         if value is None:
             raise ValueError("a cache holds no None: it says that nothing is stored")
         text = json.dumps(value)  # in ASCII: half a surrogate pair in a model's reply is not valid UTF-8
-        costs = [(stage, what, amount) for what, amount in _costs(usage, seconds) if amount]
-        with self._user_errors(), self._lock:
-            base = self._base
-            base.execute("BEGIN IMMEDIATE")
-            try:
-                base.executemany(ADD_COST, costs)
-                row = (key, text, stage, seconds)
-                new = base.execute("INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount
-                if not new:
-                    (text,) = base.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
-                base.execute("COMMIT")
-            except BaseException:
-                if base.in_transaction:  # a full disk may have ended it already
-                    base.execute("ROLLBACK")
-                raise
+        with self._writing() as base:
+            base.executemany(ADD_COST, _costs(stage, usage))
+            new = base.execute("INSERT INTO entries VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (key, text, stage)).rowcount
+            if not new:
+                (text,) = base.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
         return json.loads(text)
 
-    def add_cost(self, stage: str, usage: Usage, seconds: float = 0.0) -> None:
+    def add_cost(self, stage: str, usage: Usage) -> None:
         """Add up the cost of something that is not stored."""
-        costs = [(stage, what, amount) for what, amount in _costs(usage, seconds) if amount]
+        with self._writing() as base:
+            base.executemany(ADD_COST, _costs(stage, usage))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction."""
         with self._user_errors(), self._lock:
             self._base.execute("BEGIN IMMEDIATE")
             try:
-                self._base.executemany(ADD_COST, costs)
+                yield self._base
                 self._base.execute("COMMIT")
             except BaseException:
-                if self._base.in_transaction:
+                if self._base.in_transaction:  # a full disk may have ended it already
                     self._base.execute("ROLLBACK")
                 raise
 
     def usage_by_stage(self) -> dict[str, Usage]:
         """The cost of all values, by stage, over all processes and runs that used this file. Cached values cost nothing."""
-        found: dict[str, dict[str, int]] = {}
-        for stage, what, amount in self._costs():
-            if what != "seconds":
-                found.setdefault(stage, {})[what] = int(amount)
-        return {stage: Usage(**amounts) for stage, amounts in found.items()}
-
-    def seconds_by_stage(self) -> dict[str, float]:
-        """The seconds that the values took, by stage."""
-        return {stage: amount for stage, what, amount in self._costs() if what == "seconds"}
-
-    def _costs(self) -> list[tuple[str, str, float]]:
         with self._user_errors(), self._lock:
-            return self._base.execute("SELECT stage, what, amount FROM spent ORDER BY stage, what").fetchall()
+            rows = self._base.execute("SELECT stage, what, amount FROM spent ORDER BY stage, what").fetchall()
+        found: dict[str, dict[str, int]] = {}
+        for stage, what, amount in rows:
+            found.setdefault(stage, {})[what] = amount
+        return {stage: Usage(**amounts) for stage, amounts in found.items()}
 
     def close(self) -> None:
         """Close the file. Later calls raise ValueError."""
@@ -188,11 +175,9 @@ class Cache:
             self._base.close()
 
 
-def _costs(usage: Usage | None, seconds: float) -> Iterator[tuple[str, float]]:
-    if usage is not None:
-        for field in fields(usage):
-            yield field.name, getattr(usage, field.name)
-    yield "seconds", seconds
+def _costs(stage: str, usage: Usage | None) -> list[tuple[str, str, int]]:
+    counted = asdict(usage) if usage is not None else {}
+    return [(stage, what, amount) for what, amount in counted.items() if amount]
 
 
 def cache_key(*parts: Any) -> str:

@@ -287,9 +287,9 @@ class RolloutPlayer(Runnable[Any, Any]):
     def _store(self, place: str, rollout: Rollout) -> Rollout:
         usage = rollout.usage if self.counts_as_paid else Usage()
         if rollout.error:  # it has no reward, but its tokens were paid for
-            self.cache.put(cache_key("unjudged", place), rollout_to_json(rollout), self.stage, usage, rollout.seconds)
+            self.cache.put(cache_key("unjudged", place), rollout_to_json(rollout), self.stage, usage)
             return rollout
-        return rollout_from_json(self.cache.put(place, rollout_to_json(rollout), self.stage, usage, rollout.seconds))
+        return rollout_from_json(self.cache.put(place, rollout_to_json(rollout), self.stage, usage))
 
     def _build_rollout(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
         task, world = state["task"], self.environment

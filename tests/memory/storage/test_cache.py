@@ -55,14 +55,13 @@ def held(cache: Cache) -> int:
 def test_the_first_value_stays_and_both_writers_have_paid(where: str, path: Path) -> None:
     cache = Cache(path if where == "file" else None)
     assert cache.get("k") is None
-    assert cache.put("k", {"a": (1, 2)}, "policy", Usage(1, 10, 5), 2.0) == {"a": [1, 2]}
-    assert cache.put("k", "something else", "policy", Usage(1, 20, 5), 1.5) == {"a": [1, 2]}
+    assert cache.put("k", {"a": (1, 2)}, "policy", Usage(1, 10, 5)) == {"a": [1, 2]}
+    assert cache.put("k", "something else", "policy", Usage(1, 20, 5)) == {"a": [1, 2]}
     cache.put("j", 0, "critic", Usage(2, 7, 3))
     cache.put("i", "made of what is in the cache", "rollout")
     assert cache.get("k") == {"a": [1, 2]}
     assert cache.get("j") == 0, "a value that is false is a value"
     assert cache.usage_by_stage() == {"policy": Usage(2, 30, 10), "critic": Usage(2, 7, 3)}
-    assert cache.seconds_by_stage() == {"policy": 3.5}
     assert held(cache) == 3
 
 
