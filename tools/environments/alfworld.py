@@ -35,9 +35,9 @@ import re
 import sys
 import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split, pick_task
-from .support.live import LiveGames
+from .support.worlds import LiveWorld, Solvable
 
 __all__ = ["AlfWorld"]
 
@@ -81,8 +81,13 @@ share a registry that each writes into when it is loaded. Loading two at a time,
 process: so they are loaded in turn and never unloaded."""
 
 
-class AlfWorld:
+class AlfWorld(LiveWorld, Solvable):
     """An environment over the games of a folder, of all task types or of one.
+
+    An observation is the game's answer to the last action, then what the agent knows of itself: the place (all receptacles that it
+    faces), what it carries, with what it did to that (clean, hot, cool, sliced), and where it put what it had picked up. All of it can
+    be had from its own history, and nothing else: not where things are that it has not seen. The actions are the admissible ones
+    without `help` (which may be said all the same). The reward is 1 for reaching the goal, which ends the episode, else 0.
 
     The types, with the number of games in train, valid_train and valid_seen: look_at_obj_in_light (308, 19, 13: take
     something and turn on a lamp), pick_and_place_simple (790, 46, 35), pick_clean_then_place_in_recep (650, 37, 27),
@@ -106,8 +111,6 @@ class AlfWorld:
     """Any text may be an action, also one that is not listed."""
     lists_all_actions = True
     """No other text but `help` does anything: a model that writes one is asked again before a step is lost."""
-    solved: float = 1.0
-    """Lowest score that counts as solved."""
 
     def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8) -> None:
         if kind and kind not in TASK_TYPES:
@@ -118,16 +121,14 @@ class AlfWorld:
         if test not in _FOLDERS:
             raise UserError(f"alfworld: no folder of games {test!r}; there are {', '.join(_FOLDERS)}")
         self.kind = kind
-        self.name = "alfworld"  # one domain: what was learned of one type, or in seen rooms, may serve in others
-        self.horizon = horizon
+        super().__init__(
+            "alfworld", horizon, live
+        )  # one domain: what was learned of one type, or in seen rooms, may serve in others
         self._given = chosen.get("data")
         self._folders = {**SPLITS, "test": test}
-        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
-        self._lock = threading.RLock()
-        self._root: Path | None = None
-        self._listed: dict[str, tuple[Path, ...]] = {}
-        self._known: dict[int, Path] = {}
-        self._worlds: OrderedDict[Path, _World] = OrderedDict()
+        self._data = cache(self._find_data)
+        self._games = cache(self._list_games)
+        self._world = lru_cache(maxsize=64)(self._translate)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th game of a split.
@@ -138,21 +139,11 @@ class AlfWorld:
         Raises:
             UserError: no such split or task, no games, or a file that is not a game.
         """
-        file = pick_task(self.name, {split: self._games(split)}, split, seed)
+        check_split(self.name, split, self._folders)
+        file = pick_task(self.name, {split: [*self._games(self._folders[split]).values()]}, split, seed)
         folder = self._folders[split]
         where = split if folder == SPLITS[split] else folder
         return Task(f"{self.kind or 'alfworld'}-{where}-{seed}", _read(file).instruction, _number(file))
-
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions.
-
-        The text is the game's answer to the last action, then what the agent knows of itself: the place (all receptacles that
-        it faces), what it carries, with what it did to that (clean, hot, cool, sliced), and where it put what it had picked up.
-        All of it can be had from its own history, and nothing else: not where things are that it has not seen.
-        The actions are the admissible ones without `help` (which may be said all the same). The reward is 1 for reaching
-        the goal, which ends the episode, else 0.
-        """
-        return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
         """The game's last answer, its lists sorted and without articles, then the place, the things carried, and the places of
@@ -164,91 +155,56 @@ class AlfWorld:
         """True if the last action was not understood or not possible: it cost a step and changed nothing."""
         return observation.text.startswith(_NOTHING)
 
-    def gold(self, task: Task) -> tuple[str, ...]:
-        """The expert's walkthrough from the game file, cut at the horizon: 3 to 10 actions, 6 on average."""
-        return _read(self._file(task)).walkthrough[: self.horizon]
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1, or 0 if the horizon is too short for the walkthrough."""
-        return self.solved if self.knows_optimum(task) else 0.0
-
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the horizon is too short for the walkthrough: another way may win."""
-        return len(_read(self._file(task)).walkthrough) <= self.horizon
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """The expert's walkthrough from the game file: 3 to 10 actions, 6 on average."""
+        return _read(self._file(task)).walkthrough
 
     def close(self) -> None:
         """End the live games. The next use starts new ones."""
-        self._live.close()
-        with self._lock:
-            self._worlds.clear()
+        super().close()
+        self._world.cache_clear()
 
-    def _data(self) -> Path:
+    def _find_data(self) -> Path:
         """The folder that holds the splits."""
-        if self._root is None:
-            given = self._given or os.environ.get("ALFWORLD_DATA")
-            asked = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
-            near = (asked, asked / _GAMES, asked.parent)
-            found = next((root for root in near if any((root / folder).is_dir() for folder in _FOLDERS)), None)
-            if found is None and given:
-                raise UserError(
-                    f"{self.name}: {asked} holds no games: expected {_GAMES}/valid_seen/... in it; get them with {_DOWNLOAD}"
-                )
-            if found is None:
-                raise UserError(f"{self.name} needs its games: say data=DIR or set ALFWORLD_DATA to their folder; {_DOWNLOAD}")
-            self._root = found.resolve()
-        return self._root
+        given = self._given or os.environ.get("ALFWORLD_DATA")
+        asked = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
+        near = (asked, asked / _GAMES, asked.parent)
+        found = next((root for root in near if any((root / folder).is_dir() for folder in _FOLDERS)), None)
+        if found is not None:
+            return found.resolve()
+        if given:
+            raise UserError(
+                f"{self.name}: {asked} holds no games: expected {_GAMES}/valid_seen/... in it; get them with {_DOWNLOAD}"
+            )
+        raise UserError(f"{self.name} needs its games: say data=DIR or set ALFWORLD_DATA to their folder; {_DOWNLOAD}")
 
-    def _games(self, split: str) -> tuple[Path, ...]:
-        check_split(self.name, split, self._folders)
-        folder = self._folders[split]
-        with self._lock:
-            if folder not in self._listed:
-                found = sorted((self._data() / folder).glob(f"{self.kind or '*'}-*/*/game.tw-pddl"))
-                # The authors leave these out, too: their runs do not support them.
-                found = [path for path in found if not any(word in str(path.parent) for word in ("movable", "Sliced"))]
-                found = [path for path in found if path.parts[-3].partition("-")[0] in TASK_TYPES]
-                if not found:
-                    kind = f" of type {self.kind}" if self.kind else ""
-                    there = [name for name in _FOLDERS if (self._data() / name).is_dir() and name != folder]
-                    other = (
-                        f"there are {', '.join(there)}, and ?split=NAME plays another one as the split test; or "
-                        if there
-                        else ""
-                    )
-                    raise UserError(f"{self.name}: no games{kind} in {self._data() / folder}; {other}get them with {_DOWNLOAD}")
-                self._listed[folder] = tuple(sorted(found, key=_number))
-                self._known.update((_number(path), path) for path in found)
-            return self._listed[folder]
+    def _list_games(self, folder: str) -> dict[int, Path]:
+        """The games of a folder by number, in order."""
+        found = sorted((self._data() / folder).glob(f"{self.kind or '*'}-*/*/game.tw-pddl"))
+        # The authors leave these out, too: their runs do not support them.
+        found = [path for path in found if not any(word in str(path.parent) for word in ("movable", "Sliced"))]
+        found = [path for path in found if path.parts[-3].partition("-")[0] in TASK_TYPES]
+        if not found:
+            kind = f" of type {self.kind}" if self.kind else ""
+            there = [name for name in _FOLDERS if (self._data() / name).is_dir() and name != folder]
+            other = f"there are {', '.join(there)}, and ?split=NAME plays another one as the split test; or " if there else ""
+            raise UserError(f"{self.name}: no games{kind} in {self._data() / folder}; {other}get them with {_DOWNLOAD}")
+        return dict(sorted((_number(path), path) for path in found))
 
     def _file(self, task: Task) -> Path:
-        for split in self._folders:
-            if task.seed in self._known:
-                break
+        for folder in self._folders.values():
             with contextlib.suppress(UserError):  # a folder may lack a split
-                self._games(split)
-        if task.seed not in self._known:
-            raise UserError(
-                f"{self.name}: the game of {task.id} ({task.seed}) is not in {self._data()}: make tasks with task()"
-            )
-        return self._known[task.seed]
+                if path := self._games(folder).get(task.seed):
+                    return path
+        raise UserError(f"{self.name}: the game of {task.id} ({task.seed}) is not in {self._data()}: make tasks with task()")
 
-    def _world(self, path: Path) -> _World:
-        """The translated game; the last 64 are kept."""
-        with self._lock:
-            if path in self._worlds:
-                self._worlds.move_to_end(path)
-                return self._worlds[path]
+    def _translate(self, path: Path) -> _World:
         packages = _packages(self.name, self._data())
         game = _read(path)
         try:
-            world = _World.translate(packages, game)
+            return _World.translate(packages, game)
         except (Exception, SystemExit) as cause:  # the translator ends the process over a bad problem
             raise UserError(f"alfworld: {path} cannot be played: {type(cause).__name__}: {_line(cause)}") from cause
-        with self._lock:
-            self._worlds[path] = world
-            while len(self._worlds) > 64:
-                self._worlds.popitem(last=False)
-        return world
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         world = self._world(self._file(task))

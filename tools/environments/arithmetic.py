@@ -33,17 +33,17 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_actions, check_horizon, check_settings, check_split, check_step, pick_task
-from .support.written_answers import Solvable
+from .support.arguments import check_settings, check_split, pick_task
+from .support.worlds import TurnWorld
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["Game24"]
@@ -144,29 +144,19 @@ def _clean(line: str) -> str:
     return _PREFIX.sub("", line, count=1).rstrip("*_` ")
 
 
-class _Operation(NamedTuple):
-    """An operation as it was written, right or wrong."""
-
-    a: Fraction
-    sign: str
-    b: Fraction
-    claimed: Fraction
+_Operation = tuple[Fraction, str, Fraction, Fraction]
+"""An operation as it was written, right or wrong: a, the sign, b, the result that it claims."""
 
 
 def _operations_in(line: str) -> list[_Operation]:
     """The operations that a cleaned line can be read as: none, one, or two."""
-    if len(line) > _LONGEST_LINE:
-        return []
-    found = _QUOTIENTS.fullmatch(line)
-    lines = (
-        [f"{found[1]} / {found[2]}/{found[3]}{found[4]}", f"{found[1]}/{found[2]} / {found[3]}{found[4]}"] if found else [line]
-    )
-    readings = []
+    lines = [line] if len(line) <= _LONGEST_LINE else []
+    if lines and (found := _QUOTIENTS.fullmatch(line)):
+        lines = [f"{found[1]} / {found[2]}/{found[3]}{found[4]}", f"{found[1]}/{found[2]} / {found[3]}{found[4]}"]
+    readings = list[_Operation]()
     for reading in filter(None, map(_OPERATION.fullmatch, lines)):
-        try:
-            readings.append(_Operation(Fraction(reading[1]), reading[2], Fraction(reading[3]), Fraction(reading[4])))
-        except (ValueError, ZeroDivisionError):  # 1.5/3, 1/0
-            continue
+        with suppress(ValueError, ZeroDivisionError):  # 1.5/3, 1/0
+            readings.append((Fraction(reading[1]), reading[2], Fraction(reading[3]), Fraction(reading[4])))
     return readings
 
 
@@ -174,18 +164,14 @@ def _operations_in(line: str) -> list[_Operation]:
 
 
 class _Refused(Exception):
-    """An expression that is not accepted; the message says why."""
-
-
-class _Unreadable(_Refused):
-    """The text is not an expression."""
+    """An expression that is not accepted: its reward, None if it cannot be read at all, and why."""
 
 
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
 
 
-def refusal(answer: str, puzzle: Sequence[int]) -> str:
-    """The reason why an answer is not a solution, in words; empty if it is one.
+def judge_answer(answer: str, puzzle: Sequence[int]) -> tuple[float | None, str]:
+    """The reward of an answer, 1 if it is a solution, and the reason why it is not 1; None if it is no expression.
 
     What stands before the first `=` is the expression: whole numbers, + - * / and brackets, no sign in front of a number,
     no powers, no decimals. It is parsed by `ast`, never evaluated as code, worked out in fractions, and must make 24 and use
@@ -195,33 +181,25 @@ def refusal(answer: str, puzzle: Sequence[int]) -> str:
         answer: e.g. `(10 - 4) * (5 - 1) = 24`.
         puzzle: the numbers to be used.
     """
-    try:
-        _check(answer, puzzle)
-    except _Refused as why:
-        return str(why)
-    return ""
-
-
-def _check(answer: str, puzzle: Sequence[int]) -> None:
     expression, equals, result = (part.strip() for part in answer.partition("="))
     if len(expression) > _LONGEST_EXPRESSION:
-        raise _Unreadable(f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(expression)}")
+        return None, f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(expression)}"
     if strange := re.search(r"[^-+*/()0-9 \t]", expression):
-        raise _Unreadable(f"an expression has whole numbers, + - * / and brackets, {strange[0]!r} came")
-    try:
-        tree = ast.parse(expression, mode="eval").body
-    except SyntaxError as cause:
-        raise _Unreadable(
-            f"{expression!r} is no expression: {cause.msg}" if expression else "no expression was given"
-        ) from None
+        return None, f"an expression has whole numbers, + - * / and brackets, {strange[0]!r} came"
     used: list[int] = []
-    value = _evaluate(tree, used)
+    try:
+        value = _evaluate(ast.parse(expression, mode="eval").body, used)
+    except SyntaxError as cause:
+        return None, f"{expression!r} is no expression: {cause.msg}" if expression else "no expression was given"
+    except _Refused as refused:
+        return refused.args
     if sorted(used) != sorted(puzzle):
-        raise _Refused(f"it uses {_numbers_text(sorted(used))}, the numbers are {_numbers_text(sorted(puzzle))}")
+        return 0.0, f"it uses {_numbers_text(sorted(used))}, the numbers are {_numbers_text(sorted(puzzle))}"
     if value != _TARGET:
-        raise _Refused(f"it makes {value}, not {_TARGET}")
+        return 0.0, f"it makes {value}, not {_TARGET}"
     if equals and not _MAKES_24.match(result := result.rpartition("=")[2].strip()):
-        raise _Refused(f"it makes {_TARGET}, but {result!r} is said to come out")
+        return 0.0, f"it makes {_TARGET}, but {result!r} is said to come out"
+    return 1.0, ""
 
 
 def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
@@ -230,11 +208,11 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
         used.append(node.value)
         return Fraction(node.value)
     if not isinstance(node, ast.BinOp) or type(node.op) not in _SIGNS:
-        raise _Unreadable(f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
+        raise _Refused(None, f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
     a, b = _evaluate(node.left, used), _evaluate(node.right, used)
     sign = _SIGNS[type(node.op)]
     if sign == "/" and b == 0:
-        raise _Refused("it divides by 0")
+        raise _Refused(0.0, "it divides by 0")
     return _COMPUTE[sign](a, b)
 
 
@@ -289,20 +267,16 @@ def _short(sign: str, a: Fraction, b: Fraction, result: Fraction, *_: Numbers) -
     return f"{a} {sign} {b} = {result}"
 
 
-@lru_cache(maxsize=4096)
 def _take(before: _Turn, action: str, puzzle: tuple[int, ...]) -> _Turn:
     """Carry out one action; a wrong one changes nothing, and the comment says what is wrong."""
     lines = [line for line in action.splitlines() if line.strip()]
     line = _clean(lines[0]) if len(lines) == 1 else ""
     left = before.left
     if answer := _ANSWER.fullmatch(line):
-        try:
-            _check(answer[1], puzzle)
-        except _Unreadable as why:  # nothing can be said of its worth
+        reward, why = judge_answer(answer[1], puzzle)
+        if reward is None:  # nothing can be said of its worth
             return _Turn(left, None, None, True, f"cannot be read: {why}")
-        except _Refused as why:
-            return _Turn(left, 0.0, 0.0, True, f"wrong: {why}")
-        return _Turn(left, 1.0, 10.0, True, "right: 24")
+        return _Turn(left, reward, 10 * reward, True, f"wrong: {why}" if why else "right: 24")
     outcomes = [_carry_out(before, operation) for operation in _operations_in(line)]
     if not outcomes:
         comment = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
@@ -327,8 +301,9 @@ def _carry_out(before: _Turn, operation: _Operation) -> _Turn:
         problem = f"{a} {sign} {b} is {result}, not {claimed}"
     if problem:
         return _Turn(before.left, comment=f"wrong, nothing done: {problem}")
-    after = _Turn(tuple(sorted((*left, operands[0].join(sign, operands[1])), key=lambda term: term.value)))
-    return replace(after, worth=3.0 if reachable(after.numbers, True) else 1.0 if reachable(after.numbers) else 0.0)
+    after = tuple(sorted((*left, operands[0].join(sign, operands[1])), key=lambda term: term.value))
+    numbers = tuple(term.value for term in after)
+    return _Turn(after, worth=3.0 if reachable(numbers, True) else 1.0 if reachable(numbers) else 0.0)
 
 
 def _start(puzzle: Sequence[int]) -> _Turn:
@@ -361,7 +336,7 @@ def demonstration(puzzle: tuple[int, ...]) -> str:
     return "\n".join((*lines, answer))
 
 
-class Game24(Solvable):
+class Game24(TurnWorld[_Turn]):
     """An environment for the Game of 24.
 
     Args:
@@ -371,21 +346,20 @@ class Game24(Solvable):
     """
 
     instant = True
+    takes_empty = True
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = _STEPS) -> None:
         settings = settings or {}
-        check_horizon("game24", horizon)
         check_settings("game24:", settings, ("order", "puzzle", "demos"))
         if "puzzle" in settings and "order" in settings:
             raise UserError("game24: either puzzle=… or order=…, not both")
         demos = settings.get("demos", "5")
         if not re.fullmatch("[0-5]", demos):
             raise UserError(f"game24: demos must be a number from 0 to {len(DEMONSTRATIONS)}, got {demos!r}")
-        self.horizon = horizon
         self.only = _puzzle(settings["puzzle"]) if "puzzle" in settings else None
         order, rows = self._load_order(settings.get("order", ""))
         source = f"puzzle={_numbers_text(self.only)}" if self.only else f"order={order}"
-        self.name = f"game24?{source}" + (f",demos={demos}" if demos != "5" else "")
+        super().__init__(f"game24?{source}" + (f",demos={demos}" if demos != "5" else ""), horizon)
         self.demonstrations = DEMONSTRATIONS[: int(demos)]
         rest = [row for n, row in enumerate(rows) if n not in _TEST and n not in _DEV]
         random.Random("game24 train").shuffle(rest)
@@ -441,7 +415,17 @@ class Game24(Solvable):
 
     def puzzle(self, task: Task) -> tuple[int, ...]:
         """The numbers of a task."""
-        return _puzzle(" ".join(str(task.seed // 100**place % 100) for place in (3, 2, 1, 0)))
+        return self._numbers(task.seed)
+
+    @staticmethod
+    def _numbers(task_seed: int) -> tuple[int, ...]:
+        return _puzzle(" ".join(str(task_seed // 100**place % 100) for place in (3, 2, 1, 0)))
+
+    def _first(self, task_seed: int) -> _Turn:
+        return _start(self._numbers(task_seed))
+
+    def _next(self, before: _Turn, action: str, task_seed: int) -> _Turn:
+        return _take(before, action, self._numbers(task_seed))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The numbers left after these actions, and what was wrong with the last one.
@@ -449,25 +433,15 @@ class Game24(Solvable):
         Raises:
             UserError: an action is no text, or the episode was over before it.
         """
-        turn = self._play(task, actions)[-1]
+        turn = self.turn(task, actions)
+        over = turn.over or len(actions) >= self.horizon
         text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.comment}" if turn.comment else "")
-        return Observation(text, () if turn.over else _admissible(turn.left), turn.reward, turn.over)
+        return Observation(text, () if over else _admissible(turn.left), turn.reward, over)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
         """The reward of each action by the rule: 3, 1 or 0 for an operation, 10 or 0 for an answer, None for one that cannot be read."""
-        return [turn.worth for turn in self._play(task, actions)[1:]]
-
-    def _play(self, task: Task, actions: Sequence[str]) -> list[_Turn]:
-        """The start and the result of each action."""
-        check_actions(self.name, actions)
-        puzzle = self.puzzle(task)
-        turns = [_start(puzzle)]
-        for step, action in enumerate(actions):
-            check_step(self.name, task, step, action, over=turns[-1].over or step >= self.horizon, empty=True)
-            turns.append(_take(turns[-1], action, puzzle))
-        if len(actions) >= self.horizon:
-            turns[-1] = replace(turns[-1], over=True)
-        return turns
+        self.turn(task, actions)
+        return [self.turn(task, actions[: n + 1]).worth for n in range(len(actions))]
 
     def read(self, reply: str) -> tuple[str, ...]:
         """The actions in a written answer, in the short form: up to three operations and the answer.
@@ -501,7 +475,7 @@ class Game24(Solvable):
         """The numbers left, ascending, without their origin from the puzzle's numbers."""
         return observation.text.partition("\n")[0]
 
-    def gold(self, task: Task) -> tuple[str, ...]:
-        """A solution: three operations and the answer, or the answer alone if the horizon is shorter than 4."""
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """Three operations and the answer, or the answer alone if the horizon is shorter than 4."""
         path = _solve(self.puzzle(task))
         return path if self.horizon >= len(path) else path[-1:]

@@ -38,16 +38,12 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import pick_task
-from .support.calls import Call, ToolDescription, UnreadableCall, list_calls, read_call
-from .support.live import LiveGames
-
-if TYPE_CHECKING:  # imports parts of LangChain, which only agents need
-    from .support.tool_episodes import ToolEpisode
+from .support.calls import Call, ToolDescription, ToolWorld, UnreadableCall, list_calls, read_call
 
 __all__ = ["FunctionCalling"]
 
@@ -66,7 +62,7 @@ _CHECKER = "bfcl_eval.eval_checker.multi_turn_eval"
 _numbers = itertools.count()
 
 
-class FunctionCalling:
+class FunctionCalling(ToolWorld):
     """An environment for one of the four kinds of tasks.
 
     Args:
@@ -75,16 +71,11 @@ class FunctionCalling:
         live: number of episodes kept open between steps.
     """
 
-    solved = 1.0
-    free_text = True
-
     def __init__(self, category: str = "base", horizon: int = HORIZON, live: int = 16) -> None:
         if category not in CATEGORIES:
             raise UserError(f"bfcl: no kind of tasks {category!r}; there are {', '.join(CATEGORIES)}")
+        super().__init__(f"bfcl:{category}", horizon, live)
         self.category = category
-        self.name = f"bfcl:{category}"
-        self.horizon = horizon
-        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
         self._lock = threading.Lock()
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -101,44 +92,18 @@ class FunctionCalling:
         )
         return Task(f"{self.category}-{split}-{seed}", text, number)
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these calls: the present request, and the answer of the last call."""
-        return self._live.observe(task, actions)
-
-    def abstract(self, observation: Observation) -> str:
-        """The observation's text: the present request, and what was read last."""
-        return observation.text
-
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The benchmark's own solution."""
         conversation = self._conversations[task.seed]
         actions: list[str] = []
         for calls in conversation.solution:
             actions += [*(str(read_call(call, conversation.functions)) for call in calls), str(Call("end_turn"))]
-        return tuple(actions[: self.horizon])
-
-    def optimum(self, task: Task) -> float:
-        """1, the highest score, if the step limit leaves room for the benchmark's solution; else 0, which is what is known."""
-        return float(self.knows_optimum(task))
-
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the step limit is too short for the benchmark's solution."""
-        return sum(len(calls) + 1 for calls in self._conversations[task.seed].solution) <= self.horizon
-
-    def episode(self, task: Task) -> ToolEpisode:
-        """An episode that an agent of LangChain plays with the benchmark's tools; a message ends its turn."""
-        from .support.tool_episodes import ToolEpisode
-
-        return ToolEpisode(self, task)
+        return tuple(actions)
 
     def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
         """The functions that may be called in the present turn, with the benchmark's descriptions."""
         tools = self._conversations[task.seed].tools(_turn(actions))
         return tuple(tool for tool in tools.values() if tool is not _END)
-
-    def system_prompt(self, task: Task) -> str:
-        """Empty: the benchmark gives models that call functions no system message."""
-        return ""
 
     def request(self, task: Task, actions: Sequence[str]) -> str:
         """The user's message of the present turn."""
@@ -152,10 +117,6 @@ class FunctionCalling:
     def closing_call(self, task: Task, text: str) -> str:
         """The call that ends a turn. What is said to the user plays no part."""
         return str(Call("end_turn"))
-
-    def close(self) -> None:
-        """End the open episodes."""
-        self._live.close()
 
     @cached_property
     def _conversations(self) -> Mapping[int, _Conversation]:

@@ -14,7 +14,7 @@ Needs Playwright and a Chromium on the system: `pip install playwright && apt in
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from html import escape
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from ...memory.records import Observation, Task
-from .support.live import LiveGames
 from .support.page_templates import HostMap
 from .support.web_actions import WebAction
 from .support.web_game import Verdict, WebGame, WebTask
+from .support.worlds import LiveWorld, Solvable
 from .web_shop import PageElement, WebShop
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def abstract_page(text: str) -> str:
     return join_sections({"page": found.get("page", ""), "task": found.get("task", ""), "context": context})
 
 
-class BrowserWorld(ABC):
+class BrowserWorld(LiveWorld):
     """A world in a browser.
 
     Args:
@@ -74,7 +74,6 @@ class BrowserWorld(ABC):
 
     free_text = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
     solved = 1.0
-    """Lowest score that counts as solved."""
 
     @property
     def state_similarity(self) -> SectionSimilarity:
@@ -82,8 +81,7 @@ class BrowserWorld(ABC):
         return page_similarity()
 
     def __init__(self, name: str, horizon: int) -> None:
-        self.name, self.horizon = name, horizon
-        self._games = LiveGames(name, self._start, horizon, size=4, free_text=True)
+        super().__init__(name, horizon, live=4)
 
     @abstractmethod
     def web_task(self, task: Task) -> WebTask:
@@ -97,24 +95,12 @@ class BrowserWorld(ABC):
             game.close()
             raise
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The page after these actions.
-
-        Raises:
-            UserError: the episode was over before the last one, or the browser cannot be used.
-        """
-        return self._games.observe(task, actions)
-
     def abstract(self, observation: Observation) -> str:
         """Kind of page, task, and what was done; see `abstract_page`."""
         return abstract_page(observation.text)
 
-    def close(self) -> None:
-        """Close the tabs; the browser stays, for other worlds."""
-        self._games.close()
 
-
-class BrowserShop(BrowserWorld):
+class BrowserShop(BrowserWorld, Solvable):
     """Our own shop (`web_shop.py`) as pages in a browser.
 
     No server is started: the browser's requests to the shop's address are answered in this process. An episode's page shows what the
@@ -138,7 +124,7 @@ class BrowserShop(BrowserWorld):
         actions: list[str] = []
 
         async def judge(answer: str | None) -> tuple[float, bool]:
-            page = self.shop.page(task, actions)
+            page = self.shop.turn(task, actions)
             return page.score, page.kind == "done"
 
         async def answer_request(route: Route) -> None:
@@ -165,7 +151,7 @@ class BrowserShop(BrowserWorld):
 
     def _page_source(self, task: Task, actions: Sequence[str]) -> str:
         """The HTML of the page after these actions: the pieces of the text observation, in the same order."""
-        page = self.shop.page(task, actions)
+        page = self.shop.turn(task, actions)
         pieces = "\n".join(map(_element, self.shop.shop.page_elements(page)))
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Web shop: {page.kind}</title></head>\n<body>\n'
@@ -173,19 +159,8 @@ class BrowserShop(BrowserWorld):
             f'<main><form method="post">\n{pieces}\n</form></main>\n</body></html>\n'
         )
 
-    def gold(self, task: Task) -> tuple[str, ...]:
-        """The actions that buy the goal's product, cut at the horizon."""
-        return self._purchase(task)[: self.horizon]
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1; 0 if the horizon is too short to buy the goal's product."""
-        return self.solved if self.knows_optimum(task) else 0.0
-
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the horizon is too short to buy the goal's product."""
-        return len(self._purchase(task)) <= self.horizon
-
-    def _purchase(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """The actions that buy the goal's product."""
         actions = list[str]()
         for action in self.shop.shop.buying_actions(self.shop.goal(task)):
             kind, _, text = action[:-1].partition("[")

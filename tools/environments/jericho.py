@@ -22,8 +22,8 @@ from typing import Any
 from ...memory.errors import UserError, import_package
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split
-from .support.live import LiveGames
 from .support.time_limit import call_within
+from .support.worlds import LiveWorld
 
 __all__ = ["Jericho", "ValidActions"]
 
@@ -81,7 +81,7 @@ _EMPTY_WORDS = frozenset(
 )
 
 
-class Jericho:
+class Jericho(LiveWorld):
     """An environment for one game.
 
     The observation is the game's answer, then what `look` and `inventory` would show (asked and taken back, so they cost no
@@ -119,10 +119,8 @@ class Jericho:
     ) -> None:
         chosen = dict(settings or {})
         check_settings(f"jericho:{game}:", chosen, ("games", "cache", "seed"))
-        self.game = game
-        self.name = f"jericho:{game}"
-        self.horizon = horizon
-        self.time_limit = time_limit
+        super().__init__(f"jericho:{game}", horizon, live)
+        self.game, self.time_limit = game, time_limit
         seed = chosen.get("seed")
         if seed is not None and not re.fullmatch("[0-9]{1,6}", seed):
             raise UserError(f"{self.name}: seed is a whole number from 0 to 999999, got {seed!r}")
@@ -134,7 +132,6 @@ class Jericho:
             raise UserError(
                 f"{self.name}: {self.path} is damaged, or not a version of a game that Jericho knows (by its checksum, {known})"
             )
-        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
         self._lock = threading.Lock()
         self._idle: dict[int, list[Any]] = {}
         self._best: float | None = None
@@ -162,10 +159,6 @@ class Jericho:
     def start(self, task: Task) -> str:
         """A name for how the task starts: tasks with the same one are the same game, random numbers included."""
         return f"{self.game}-{task.seed}"
-
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions."""
-        return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
         """Location and inventory without the game's answer to the last action; the things in both are sorted.
@@ -200,7 +193,7 @@ class Jericho:
 
     def close(self) -> None:
         """End the live games."""
-        self._live.close()
+        super().close()
         with self._lock:
             self._idle.clear()
 

@@ -33,7 +33,7 @@ from functools import lru_cache
 
 from ...memory.errors import UserError, plural
 from ...memory.records import Observation, Task
-from .support.arguments import check_horizon
+from .support.worlds import Solvable
 
 __all__ = ["Domain", "KeywordKeep", "PosteriorExpert"]
 
@@ -95,24 +95,25 @@ def domain(seed: int) -> Domain:
     return Domain(seed, rules | {"chest gem": "gem", "exit keep": "on"}, (*places, "chest gem"))
 
 
-class KeywordKeep:
+class KeywordKeep(Solvable):
     """An environment for the toy world.
 
     Splits by domain seed: `test` has those divisible by 10, `dev` those ending in 5, `train` all others; so nothing learned
     or trained on one split has met a rule set of another. A task fixes rules and order of places. `variant(task, n)` has
     the same rules and another order: then only knowledge of the rules helps, a remembered action sequence does not.
 
+    The state is the place, which is all that the agent sees. It does not say whether the place was paid before: on its way back
+    an agent meets the same state with less to gain.
+
     Args:
         horizon: number of steps after which an episode ends; the optimum needs 9.
     """
 
-    name = "toy"
     instant = True
     solved = OPTIMUM
 
     def __init__(self, horizon: int = HORIZON) -> None:
-        check_horizon(self.name, horizon)
-        self.horizon = horizon
+        super().__init__("toy", horizon)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th task of a split; `Task.seed` is the seed of its domain."""
@@ -173,22 +174,18 @@ class KeywordKeep:
                 at += 1
         return Observation(path[at], () if over else _actions(path[at]), reward, over)
 
-    def abstract(self, observation: Observation) -> str:
-        """The place, which is all that the agent sees. It does not say whether the place was paid before: on its way back
-        an agent meets the same state with less to gain."""
-        return observation.text
-
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The right answer at each place in turn."""
         rules = domain(task.seed).rules
-        return tuple(rules[place] for place in self.path(task))[: self.horizon]
+        return tuple(rules[place] for place in self.path(task))
 
     def optimum(self, task: Task) -> float:
         """The highest score: 10, or less if the horizon is shorter than the corridor."""
         return OPTIMUM if self.horizon > 8 else float(self.horizon)
 
-    def close(self) -> None:
-        """Does nothing: no process or file is held open."""
+    def knows_optimum(self, task: Task) -> bool:
+        """True: the highest score is known for every horizon."""
+        return True
 
 
 @lru_cache(maxsize=64)

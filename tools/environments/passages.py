@@ -43,16 +43,15 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
+from .support.arguments import check_settings, pick_task
 from .support.question_files import find_row, read_objects
 from .support.ranking import Ranking, words
-from .support.written_answers import Solvable
+from .support.worlds import TurnWorld
 
 __all__ = ["Passages"]
 
@@ -128,7 +127,7 @@ class _Turn:
     """Names and numbers read so far, sorted; empty unless actions are listed."""
 
 
-class Passages(Solvable):
+class Passages(TurnWorld[_Turn]):
     """An environment of multi-hop questions over the passages of a file.
 
     Args:
@@ -143,13 +142,11 @@ class Passages(Solvable):
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         chosen = dict(settings or {})
         check_settings("hotpot:", chosen, _SETTINGS)
-        check_horizon("hotpot", horizon)
         for key, known in (("source", ("own",)), ("split", ("train", "dev", "test")), ("listed", ("0", "1"))):
             if chosen.get(key, known[0]) not in known:
                 raise UserError(f"hotpot: {key} is one of {', '.join(known)}, got {chosen[key]!r}")
         if "source" in chosen and "file" in chosen:
             raise UserError("hotpot: source=own needs no file; leave out one of the two")
-        self.horizon = horizon
         self.listed = chosen.get("listed") == "1"
         path = Path(chosen.get("file", _OWN))
         self.questions, self.passages = _load(path)
@@ -158,7 +155,7 @@ class Passages(Solvable):
             content = repr((self.questions, self.passages)).encode()
             source = f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}"
         changed = [f"{key}={chosen[key]}" for key in ("listed", "split") if chosen.get(key, "0") != "0"]
-        self.name = f"hotpot?{','.join((source, *changed))}"
+        super().__init__(f"hotpot?{','.join((source, *changed))}", horizon)
         self.instant = len(self.passages) <= _INSTANT
         self._splits = {
             split: tuple(n for n in range(len(self.questions)) if (chosen.get("split") or _SPLITS[n % len(_SPLITS)]) == split)
@@ -168,7 +165,6 @@ class Passages(Solvable):
         for place, passage in enumerate(self.passages):
             self._titles.setdefault(normalise_answer(passage.title), place)
         self._ranking = Ranking([" ".join((p.title, *p.sentences)) for p in self.passages], "hotpot")
-        self._turn = lru_cache(maxsize=4096)(self._play)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th question of a split; `Task.seed` is its number in the file, from 0.
@@ -191,14 +187,10 @@ class Passages(Solvable):
         """The question; after actions, the passages found, or the end. Below it the line on the actions.
 
         Raises:
-            UserError: an action is no text, or the episode was over before it.
+            UserError: an action is no text, the episode was over before it, or the task is of another file.
         """
-        check_actions(self.name, actions)
         self.question(task)
-        turn = self._turn(task.seed, ())
-        for step, action in enumerate(actions):
-            check_step(self.name, task, step, action, over=turn.over or step >= self.horizon)
-            turn = self._turn(task.seed, tuple(actions[: step + 1]))
+        turn = self.turn(task, actions)
         over = turn.over or len(actions) >= self.horizon
         listed = () if over or not self.listed else self._list_actions(task, turn)
         return Observation(turn.text if over else turn.text + HELP, listed, turn.reward, over)
@@ -207,7 +199,7 @@ class Passages(Solvable):
         """The observation without the line on the actions."""
         return observation.text.removesuffix(HELP)
 
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """Searches for the passages that support the answer, if the file names them, then the answer."""
         question = self.question(task)
         searches = [f"search[{title}]" for title in question.titles]
@@ -217,16 +209,15 @@ class Passages(Solvable):
         """The answer alone: a lesson that tells it is no lesson."""
         return self.question(task).answer
 
-    def _play(self, number: int, actions: tuple[str, ...]) -> _Turn:
-        """The result of the last of these actions; cached, because the next call has one action more."""
-        question = self.questions[number]
-        if not actions:
-            return _Turn(f"question: {question.text}", names=self._read(question.text))
-        before = self._turn(number, actions[:-1])
-        turn = self._take_action(before, actions[-1], question)
+    def _first(self, task_seed: int) -> _Turn:
+        text = self.questions[task_seed].text
+        return _Turn(f"question: {text}", names=self._read(text))
+
+    def _next(self, before: _Turn, action: str, task_seed: int) -> _Turn:
+        turn = self._take(before, action, self.questions[task_seed])
         return replace(turn, names=tuple(sorted({*before.names, *turn.names})))
 
-    def _take_action(self, before: _Turn, action: str, question: _Question) -> _Turn:
+    def _take(self, before: _Turn, action: str, question: _Question) -> _Turn:
         read = _ACTION.fullmatch(" ".join(action.split()))
         asked = read[2].strip() if read else ""
         if not read or not asked:

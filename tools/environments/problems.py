@@ -48,7 +48,7 @@ from ...memory.records import Task
 from .support.arguments import check_settings, check_split, pick_task
 from .support.question_files import find_row, read_objects
 from .support.verifying import Unverified, Workers
-from .support.written_answers import VerifiedAnswer
+from .support.worlds import VerifiedAnswer
 
 __all__ = ["DatasetReport", "MathProblem", "Problems"]
 
@@ -191,7 +191,6 @@ class Problems(VerifiedAnswer):
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         settings = settings or {}
         check_settings("math:", settings, _SETTINGS)
-        super().__init__("math", horizon)
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
         self.workers = Workers("math")
@@ -205,7 +204,7 @@ class Problems(VerifiedAnswer):
         if "file" in settings:
             content = repr([(problem.text, problem.answer) for problem in self.problems]).encode()
             changed.insert(0, f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}")
-        self.name = "math" + ("?" if changed else "") + ",".join(changed)
+        super().__init__("math" + ("?" if changed else "") + ",".join(changed), horizon)
 
     def _check_rows(self, rows: Sequence[MathProblem]) -> tuple[DatasetReport, list[MathProblem]]:
         """A report on the rows, and those that can be used."""
@@ -289,16 +288,16 @@ class Problems(VerifiedAnswer):
         except Unverified:
             return " ".join(answer.split())
 
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The true answer in its box, without a solution."""
         return (f"\\boxed{{{self.problem(task).answer}}}",)
 
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
         """True if the answer is right, and no reason; or None and the reason."""
-        return (True, "") if gold == answer else self._ask("equal", gold=gold, answer=answer)
+        return (True, "") if gold == answer else self._work("equal", gold=gold, answer=answer)
 
     def _normalise(self, answer: str) -> str:
-        normal, why = self._ask("normal", answer=answer)
+        normal, why = self._work("normal", answer=answer)
         return " ".join(answer.split()) if why else str(normal)
 
 

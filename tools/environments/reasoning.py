@@ -30,7 +30,7 @@ from ...memory.records import Task
 from .problems import final_answer
 from .support.arguments import check_settings
 from .support.verifying import Unverified, Workers
-from .support.written_answers import VerifiedAnswer, seed_split, split_seed
+from .support.worlds import VerifiedAnswer, seed_split, split_seed
 
 __all__ = ["Reasoning"]
 
@@ -74,7 +74,6 @@ class Reasoning(VerifiedAnswer):
     missing = "no answer: it belongs between <answer> and </answer>"
 
     def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        super().__init__("reasoning", horizon)
         if generator in UNUSABLE_GENERATORS:
             raise UserError(f"reasoning: {generator} cannot be used: {UNUSABLE_GENERATORS[generator]}")
         if find_spec("reasoning_gym") is None:
@@ -83,7 +82,7 @@ class Reasoning(VerifiedAnswer):
         self.workers = Workers("reasoning")
         self._settings = json.dumps(self._parse_settings(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
-        self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
+        super().__init__(f"reasoning:{generator}" + (f"?{given}" if given else ""), horizon)
         self._drawn = lru_cache(maxsize=65536)(self._draw)
         self._scored = lru_cache(maxsize=65536)(self._score)
         if settings:
@@ -129,7 +128,7 @@ class Reasoning(VerifiedAnswer):
         """The answer in a reply in single spaces, for votes; empty without one."""
         return " ".join((written_answer(text) or "").split())
 
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The generator's own answer.
 
         Raises:
@@ -153,7 +152,7 @@ class Reasoning(VerifiedAnswer):
     def _score(self, code: int, answer: str) -> tuple[float | None, str]:
         """The score of an answer, or why it has none."""
         problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
-        score, why = self._ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
+        score, why = self._work("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
         return (None, why) if why else (float(score), "")
 
 

@@ -31,15 +31,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, pick_task
-from .support.java import GameServer, Java, JavaMachines
-from .support.live import LiveGames
+from .support.java import GameServer, Java, JavaWorld
 
-__all__ = ["DocumentEmbedder", "Grounding", "ScienceWorld", "is_all_tasks", "task_name"]
+__all__ = ["Grounding", "ScienceWorld", "is_all_tasks", "task_name"]
 
 ALL = "all"
 """In the place of a task: all thirty of them."""
@@ -103,16 +103,17 @@ _VESSELS = ("containers.", *_APPLIANCES, "taskitems.AnswerBox", "misc.InclinedPl
 _ALWAYS = frozenset({"open", "close", "activate", "deactivate", "read", "flush", "wait", "wait1", "put", "teleport"})
 
 
-class DocumentEmbedder(Protocol):
-    """The part of LangChain's `Embeddings` that `Grounding` needs."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vectors of the texts, one each."""
-        ...
+Embed = Callable[[list[str]], Sequence[Sequence[float]]]
+"""Texts -> their vectors, such as `embed_documents` of LangChain's `Embeddings`."""
 
 
-class ScienceWorld:
+class ScienceWorld(JavaWorld):
     """An environment for one of the thirty tasks, or for all of them.
+
+    An observation is the game's answer to the last action (unless that is what follows anyway), then the place with what is
+    there, its doors, and what is carried, each list sorted. The reward is the change of the score, in points. What the start itself
+    is worth (up to 8 points, for standing in a room with open doors) comes with the first step, so that the rewards add up to the
+    score.
 
     Any text may be an action, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
     `examine`). If it cannot, and an embedding model was given, the text stands for the valid action nearest in meaning (see
@@ -135,7 +136,7 @@ class ScienceWorld:
             not listed in that state again. `none`: nothing, for half the time per step; the
             forms of the commands are then part of the instruction.
             `embedder`: a sentence-transformers model to ground actions with, by name or path.
-        embed: the embedder as an object: LangChain's `Embeddings`, or a function from texts to vectors.
+        embed: the embedder as a function.
         horizon: number of steps after which an episode ends; goes before `limit`.
         live: number of unfinished games kept open between steps, each in a Java machine of its own of 200 to 370 MB.
     """
@@ -143,14 +144,13 @@ class ScienceWorld:
     free_text = True
     """Any text may be an action, also one that is not listed."""
     solved: float = 100.0
-    """Lowest score that counts as solved."""
 
     def __init__(
         self,
         task: str = "find-non-living-thing",
         settings: Mapping[str, str] | None = None,
         *,
-        embed: DocumentEmbedder | Callable[[list[str]], Sequence[Sequence[float]]] | None = None,
+        embed: Embed | None = None,
         horizon: int | None = None,
         live: int = 4,
     ) -> None:
@@ -161,24 +161,24 @@ class ScienceWorld:
         check_settings(f"scienceworld:{task}:", chosen, tuple(usual))
         changed = {key: value for key, value in sorted(chosen.items()) if value != usual[key]}
         self.games = tuple(OFFICIAL_STEP_LIMITS) if task == ALL else (task,)
-        self.name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
+        name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
         chosen = usual | chosen
-        (self._simple,) = {_simplifications(self.name, game, chosen["simplifications"]) for game in self.games}
+        (self._simple,) = {_simplifications(name, game, chosen["simplifications"]) for game in self.games}
         self.actions = chosen["actions"]
         if self.actions not in ("compact", "valid", "none"):
-            raise UserError(f"{self.name}: no list of actions {self.actions!r}; there are compact, valid, none")
-        self.horizon = _limit(self.name, task, chosen["limit"]) if horizon is None else horizon
+            raise UserError(f"{name}: no list of actions {self.actions!r}; there are compact, valid, none")
         if embed is not None and chosen["embedder"]:
-            raise UserError(f"{self.name}: got an embedder by name and another as an object: choose one")
-        self._grounding = Grounding(embed or _sentence_transformer(chosen["embedder"])) if embed or chosen["embedder"] else None
-        self._live = LiveGames(self.name, self._start, self.horizon, size=live, free_text=True)
-        self._machines = JavaMachines(self._launch, self._new_server)
-        self._folds: dict[str, dict[str, tuple[int, ...]]] = {}
+            raise UserError(f"{name}: got an embedder by name and another as a function: choose one")
+        embed = _named_embedder(chosen["embedder"]) if chosen["embedder"] else embed
+        self._grounding = Grounding(embed) if embed else None
+        limit = _limit(name, task, chosen["limit"]) if horizon is None else horizon
+        super().__init__(name, limit, live, constants="scienceworld.constants", install=INSTALL, options=_STEADY)
         self._classes: dict[int, str] = {}
-        self._instructions: dict[tuple[str, int], str] = {}
-        self._solutions: dict[str, tuple[str, ...]] = {}
-        self._gold: dict[str, tuple[str, ...]] = {}
-        self._walkthroughs: dict[str, float] = {}
+        self._official = cache(self._read_variations)
+        self._instruction = cache(self._read_instruction)
+        self._solution = cache(self._read_solution)
+        self._gold = cache(lambda task: self._live.cut_at_end(task, self.solution(task)))
+        self._walkthrough = cache(self._play_gold)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th official variation of a split; `Task.seed` is the variation. With all tasks, they come in turn.
@@ -190,26 +190,15 @@ class ScienceWorld:
         game = self.games[turn]
         note = f" of {game} (seed {seed})" if len(self.games) > 1 else ""
         variation = pick_task(self.name, self._official(game), split, place, note)
-        if (game, variation) not in self._instructions:
-            server = self._machines.server()
-            server.ask("load", game, variation, self._simple, False)
+        return Task(f"{game}-{variation}", self._instruction(game, variation), variation)
+
+    def _read_instruction(self, game: str, variation: int) -> str:
+        with self._server("load", game, variation, self._simple, False) as server:
             instruction = " ".join(str(server.ask("getTaskDescription")).split())
             if self.actions == "none":
                 commands = [str(command) for command in server.ask("getPossibleActions")]
                 instruction += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
-            server.release()
-            self._instructions[game, variation] = instruction
-        return Task(f"{game}-{variation}", self._instructions[game, variation], variation)
-
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions.
-
-        The text is the game's answer to the last action (unless that is what follows anyway), then the place with what is
-        there, its doors, and what is carried, each list sorted. The reward is the change of the score, in points. What the
-        start itself is worth (up to 8 points, for standing in a room with open doors) comes with the first step, so that the
-        rewards add up to the score.
-        """
-        return self._live.observe(task, actions)
+            return instruction
 
     def abstract(self, observation: Observation) -> str:
         """The place and the game's answer in one line, then the things there, the doors, and the things carried.
@@ -223,49 +212,30 @@ class ScienceWorld:
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, up to success and cut at the horizon. It is not the shortest."""
-        if task.id not in self._gold:
-            self._gold[task.id] = self._live.cut_at_end(task, self._solution(task))
-        return self._gold[task.id]
+        return self._gold(task)
 
     def optimum(self, task: Task) -> float:
         """The highest score, 100, or, if the horizon is too short for the game's solution, the points that it earns until then."""
-        if self.knows_optimum(task):
-            return self.solved
-        if task.id not in self._walkthroughs:
-            path = self.gold(task)
-            earned = [self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path))]
-            self._walkthroughs[task.id] = sum(earned)
-        return self._walkthroughs[task.id]
+        return self.solved if self.knows_optimum(task) else self._walkthrough(task)
 
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the horizon is too short for the game's solution: another way may earn more."""
-        return len(self._solution(task)) <= self.horizon
+    def _play_gold(self, task: Task) -> float:
+        path = self.gold(task)
+        return sum(self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path)))
 
-    def close(self) -> None:
-        """End the live games and their Java machines. The next use starts them again."""
-        self._live.close()
-        self._machines.end()
-
-    def _solution(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, whatever the horizon."""
-        if task.id not in self._solutions:
-            game, variation = self._variation(task)
-            server = self._machines.server()
-            server.ask("load", game, variation, self._simple, True)
-            self._solutions[task.id] = tuple(server.solution())
-        return self._solutions[task.id]
+        return self._solution(task)
 
-    def _official(self, game: str) -> dict[str, tuple[int, ...]]:
-        if game not in self._folds:
-            server = self._machines.server()
-            server.ask("load", game, 0, self._simple, False)
-            folds = server.official_splits("getVariations")
+    def _read_solution(self, task: Task) -> tuple[str, ...]:
+        with self._server("load", *self._variation(task), self._simple, True) as server:
+            return tuple(str(action) for action in server.ask("getGoldActionSequence"))
+
+    def _read_variations(self, game: str) -> dict[str, tuple[int, ...]]:
+        with self._server("load", game, 0, self._simple, False) as server:
             if not self._classes:
                 classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
                 self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
-            server.release()
-            self._folds[game] = folds
-        return self._folds[game]
+            return server.official_splits("getVariations")
 
     def _variation(self, task: Task) -> tuple[str, int]:
         """The game and the variation of a task."""
@@ -273,9 +243,6 @@ class ScienceWorld:
         if game in self.games and any(task.seed in variations for variations in self._official(game).values()):
             return game, task.seed
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
-
-    def _launch(self) -> Java:
-        return Java.launch(self.name, "scienceworld.constants", INSTALL, _STEADY)
 
     @staticmethod
     def _new_server(java: Java) -> Any:
@@ -305,15 +272,13 @@ class Grounding:
     wrong thing is fatal. The nearest action is taken if its cosine similarity is above `min_similarity`.
 
     Args:
-        embed: LangChain's `Embeddings`, or a function from a list of texts to their vectors.
+        embed: gives the vectors of texts.
         min_similarity: least cosine similarity; 0.8 in ICRL's code.
     """
 
-    def __init__(
-        self, embed: DocumentEmbedder | Callable[[list[str]], Sequence[Sequence[float]]], min_similarity: float = 0.8
-    ) -> None:
+    def __init__(self, embed: Embed, min_similarity: float = 0.8) -> None:
         self.min_similarity = min_similarity
-        self._embed: Any = getattr(embed, "embed_documents", embed)
+        self._embed = embed
         self._known: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -487,24 +452,16 @@ def _limit(name: str, task: str, text: str) -> int:
     return int(text)
 
 
-def _sentence_transformer(name: str) -> Callable[[list[str]], Sequence[Sequence[float]]]:
-    """An embedding function by a sentence-transformers model, which is opened at the first call."""
-    opened: list[Any] = []
+def _named_embedder(name: str) -> Embed:
+    """An embedding function by the name of its model, which is opened at the first call."""
 
-    def embed(texts: list[str]) -> Sequence[Sequence[float]]:
-        if not opened:
-            from sentence_transformers import SentenceTransformer
+    @cache
+    def opened() -> Any:
+        from ...memory.search.encoders import EncoderOptions, open_encoder  # here, because naming the worlds imports no package
 
-            try:
-                opened.append(SentenceTransformer(name, device="cpu"))
-            except Exception as cause:
-                raise UserError(
-                    f"cannot open the embedder {name!r}: {cause}; expected a sentence-transformers model, by name or path"
-                ) from cause
-        vectors: Sequence[Sequence[float]] = opened[0].encode(texts, show_progress_bar=False).tolist()
-        return vectors
+        return open_encoder(EncoderOptions(name))[0]
 
-    return embed
+    return lambda texts: opened().embed_documents(texts)
 
 
 def _choices(said: str) -> dict[str, str]:

@@ -40,16 +40,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, pick_task
-from .support.calls import Call, ToolDescription, UnreadableCall, list_calls, read_call
-from .support.live import LiveGames
-
-if TYPE_CHECKING:  # imports parts of LangChain, which only agents need
-    from .support.tool_episodes import ToolEpisode
+from .support.calls import Call, ToolDescription, ToolWorld, UnreadableCall, list_calls, read_call
 
 __all__ = ["TauBench"]
 
@@ -79,7 +75,7 @@ _TICKET = {"MMS": "MMS messages", "mobile data": "mobile data", "phone service":
 """Kind of ticket -> the words by which it is known."""
 
 
-class TauBench:
+class TauBench(ToolWorld):
     """An environment for one of the domains.
 
     Args:
@@ -88,8 +84,6 @@ class TauBench:
         horizon: number of calls after which an episode ends without a reward.
         live: number of episodes kept open between steps.
     """
-
-    solved = 1.0
 
     def __init__(
         self, domain: str = "telecom", settings: Mapping[str, str] | None = None, horizon: int = HORIZON, live: int = 16
@@ -100,13 +94,10 @@ class TauBench:
         check_settings(f"tau2:{domain}:", chosen, ("policy",))
         if chosen["policy"] not in ("none", "manual"):
             raise UserError(f"tau2:{domain}: policy is one of none, manual, got {chosen['policy']!r}")
-        self.name = f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else "")
+        super().__init__(f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else ""), horizon, live)
         self.is_solo = domain == "telecom"
-        self.horizon = horizon
         self._tells_policy = chosen["policy"] == "manual"
         self._domain = domain.removesuffix("-told-at-once")
-        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
-        self.free_text = True
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th task of a split. `Task.seed` is its place in the benchmark's own list.
@@ -124,34 +115,12 @@ class TauBench:
             text = f"{self._benchmark.policy}\n\n{text}"
         return Task(f"{self._domain}-{split}-{seed}", text, place)
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these calls: in telecom the ticket in a line, then the answer of the last call."""
-        return self._live.observe(task, actions)
-
-    def abstract(self, observation: Observation) -> str:
-        """The observation's text: the kind of ticket, and what was read last."""
-        return observation.text
-
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The benchmark's own solution, with the end."""
         criteria = self._benchmark.tasks[task.seed].evaluation_criteria
         calls = [str(Call(action.name, action.arguments)) for action in criteria.actions or ()]
         said = ", ".join(criteria.communicate_info or ())
-        return (*calls, self.closing_call(task, said))[: self.horizon]
-
-    def optimum(self, task: Task) -> float:
-        """1, the highest score, if the step limit leaves room for the benchmark's solution; else 0, which is what is known."""
-        return float(self.knows_optimum(task))
-
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the step limit is too short for the benchmark's solution: another one may be shorter."""
-        return len(self._benchmark.tasks[task.seed].evaluation_criteria.actions or ()) < self.horizon
-
-    def episode(self, task: Task) -> ToolEpisode:
-        """An episode that an agent of LangChain plays with the benchmark's tools."""
-        from .support.tool_episodes import ToolEpisode
-
-        return ToolEpisode(self, task)
+        return (*calls, self.closing_call(task, said))
 
     def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
         """The tools, with the benchmark's descriptions. In telecom `done` is among them; elsewhere a message ends the episode."""
@@ -172,10 +141,6 @@ class TauBench:
     def closing_call(self, task: Task, text: str) -> str:
         """The call that ends the episode; in telecom a text to the user is lost, as the benchmark has none there."""
         return "done()" if self.is_solo else str(Call("done", {"message": text}))
-
-    def close(self) -> None:
-        """End the open episodes."""
-        self._live.close()
 
     @cached_property
     def _benchmark(self) -> _Benchmark:

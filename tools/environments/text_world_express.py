@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import pick_task
-from .support.java import GameServer, Java, JavaMachines
-from .support.live import LiveGames
+from .support.java import GameServer, Java, JavaWorld
 
 __all__ = ["TextWorldExpress"]
 
@@ -78,8 +78,13 @@ _LISTING = re.compile(r"^(.* (?:has|have|contains?)) (.+?)( on it)?$")
 _READ = "You last read: "
 
 
-class TextWorldExpress:
+class TextWorldExpress(JavaWorld):
     """An environment for one of the eight games.
+
+    An observation is the game's answer to the last action, then what `look around` and `inventory` would show, then (in the games
+    with a cookbook, map, problem or instructions) what was last read. Rewards are the changes of the game's score, a number in
+    [0, 1] that we hold at 0 where the game says -1 (a failure): their sum is the score and never below 0, though a failure that
+    loses points has a negative reward.
 
     Args:
         game: coin, cookingworld, twc, mapreader, arithmetic, sorting, simonsays or peckingorder.
@@ -103,17 +108,21 @@ class TextWorldExpress:
         changed = {key: value for key, value in chosen.items() if usual.get(key) != value}
         self.game = game
         self.params = usual | chosen
-        self.name = f"twx:{game}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in sorted(changed.items()))
-        self.horizon = horizon
-        self.solved = 1.0
+        name = f"twx:{game}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in sorted(changed.items()))
         self._settings = ",".join(f"{key}={value}" for key, value in sorted(self.params.items()))
         # The package keeps parts of a sorting game in static variables: two in one Java machine take each other's objects
         # (17 of 24 interleaved random episodes went wrong; none of 24 in each of the seven other games).
         is_alone = game == "sorting"
-        self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if is_alone else live)
-        self._machines = JavaMachines(self._launch, self._new_server, is_shared=not is_alone)
-        self._folds: dict[str, tuple[int, ...]] = {}
-        self._gold: dict[int, tuple[str, ...]] = {}
+        super().__init__(
+            name,
+            horizon,
+            min(live, 4) if is_alone else live,
+            constants="textworld_express.constants",
+            install=INSTALL,
+            is_shared=not is_alone,
+        )
+        self._official = cache(self._read_folds)
+        self._gold = cache(self._find_gold)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th task of one of the package's folds, each of 1,000 official seeds; `Task.seed` is the official one.
@@ -122,21 +131,9 @@ class TextWorldExpress:
             UserError: no such split or task, no package, no Java, or parameters that the game refuses.
         """
         official = pick_task(self.name, self._official(), split, seed)
-        server = self._machines.server()
-        server.ask("generateNewGameJSON", official, split, False)
-        instruction = _tidy(str(server.ask("getTaskDescription")))
-        server.release()
+        with self._server("generateNewGameJSON", official, split, False) as server:
+            instruction = _tidy(str(server.ask("getTaskDescription")))
         return Task(f"{self.game}-{split}-{seed}", instruction, official)
-
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions.
-
-        The text is the game's answer to the last action, then what `look around` and `inventory` would show, then (in the
-        games with a cookbook, map, problem or instructions) what was last read. Rewards are the changes of the game's
-        score, a number in [0, 1] that we hold at 0 where the game says -1 (a failure): their sum is the score and never
-        below 0, though a failure that loses points has a negative reward.
-        """
-        return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
         """The state without the game's answer to the last action: the room, the things in it, the exits and the things
@@ -169,13 +166,14 @@ class TextWorldExpress:
         It is the shortest that the package's own player finds with the random numbers 0, 1, 2 and so on. The player explores on
         the way, so where the horizon is too short for it, its needless actions are left out if that earns more.
         """
-        if task.seed not in self._gold:
-            path = self._solution(task)
-            if len(path) > self.horizon:
-                shorter = self._without_needless(task, path)
-                path = max((path, shorter), key=lambda one: sum(self._rewards(task, one[: self.horizon])))
-            self._gold[task.seed] = path[: self.horizon]
-        return self._gold[task.seed]
+        return self._gold(task)
+
+    def _find_gold(self, task: Task) -> tuple[str, ...]:
+        path = self.solution(task)
+        if len(path) > self.horizon:
+            shorter = self._without_needless(task, path)
+            path = max((path, shorter), key=lambda one: sum(self._rewards(task, one[: self.horizon])))
+        return path[: self.horizon]
 
     def optimum(self, task: Task) -> float:
         """The score that `gold` reaches: 1, the highest there is, unless the horizon cuts it."""
@@ -186,18 +184,9 @@ class TextWorldExpress:
         """False if the horizon is too short for `gold`: another path may then earn more."""
         return self.optimum(task) == self.solved
 
-    def close(self) -> None:
-        """End the live games and their Java machine. The next use starts them again."""
-        self._live.close()
-        self._machines.end()
-
-    def _official(self) -> dict[str, tuple[int, ...]]:
-        if not self._folds:
-            server = self._machines.server()
-            folds = server.official_splits("getSeeds")
-            server.release()
-            self._folds = folds
-        return self._folds
+    def _read_folds(self) -> dict[str, tuple[int, ...]]:
+        with self._server() as server:
+            return server.official_splits("getSeeds")
 
     def _fold(self, task: Task) -> str:
         for split, seeds in self._official().items():
@@ -205,20 +194,20 @@ class TextWorldExpress:
                 return split
         raise UserError(f"{self.name}: {task.id} has seed {task.seed}, which is in no fold: make tasks with task()")
 
-    def _solution(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """The shortest solution of several attempts of the package's player, whatever the horizon.
 
         `generateNewGame` of the package gives one too, but by random numbers that differ from process to process (in coin it had
         8, 14, 17 and 17 steps).
         """
-        fold, server, found = self._fold(task), self._machines.server(), set[tuple[str, ...]]()
-        for number in range(_MOST_ATTEMPTS):
-            server.ask("generateNewGameJSON", task.seed, fold, False)
-            found |= {path} if (path := _attempt(server, self.game, number)) else set()
-            # Players that do not walk at random agree at once.
-            if found and number + 1 >= (_SAME_ATTEMPTS if len(found) == 1 else _ATTEMPTS):
-                break
-        server.release()
+        fold, found = self._fold(task), set[tuple[str, ...]]()
+        with self._server() as server:
+            for number in range(_MOST_ATTEMPTS):
+                server.ask("generateNewGameJSON", task.seed, fold, False)
+                found |= {path} if (path := _attempt(server, self.game, number)) else set()
+                # Players that do not walk at random agree at once.
+                if found and number + 1 >= (_SAME_ATTEMPTS if len(found) == 1 else _ATTEMPTS):
+                    break
         for path in sorted(found, key=lambda one: (len(one), one)):
             rewards = self._rewards(task, path)
             if self._is_solved(sum(rewards)):
@@ -252,9 +241,6 @@ class TextWorldExpress:
             rewards.append(shown.reward or 0.0)
         episode.close()
         return rewards
-
-    def _launch(self) -> Java:
-        return Java.launch(self.name, "textworld_express.constants", INSTALL)
 
     def _new_server(self, java: Java) -> Any:
         """A server with the game loaded, which takes 30 to 70 ms; a new episode on it takes 0.5 ms."""

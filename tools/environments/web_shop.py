@@ -44,8 +44,9 @@ from typing import Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
+from .support.arguments import check_settings, pick_task
 from .support.ranking import Ranking, words
+from .support.worlds import TurnWorld
 
 __all__ = ["Goal", "Page", "PageElement", "Product", "Shop", "WebShop", "reward"]
 
@@ -229,6 +230,11 @@ class Page:
     """The reward of the purchase, in [0, 1]."""
     notice: str = ""
     """The reason why the last action changed nothing; empty if it did."""
+
+    @property
+    def over(self) -> bool:
+        """True after a purchase."""
+        return self.kind == "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +493,7 @@ def _goals(draw: random.Random, product: Product) -> list[Goal]:
 # The environment
 
 
-class WebShop:
+class WebShop(TurnWorld[Page]):
     """An environment for the shop.
 
     Args:
@@ -498,23 +504,19 @@ class WebShop:
 
     free_text = ("search",)
     """Any text may be an action, also one that is not listed; what is searched for seldom is."""
-    solved = 1.0
-    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON, *, shop: Shop | None = None) -> None:
-        check_horizon("webshop", horizon)
         check_settings("webshop:", settings or {}, tuple(_USUAL))
         if settings and shop:
             raise UserError("webshop: got settings and a shop: choose one")
         chosen = _USUAL | dict(settings or {})
-        self.horizon = horizon
         self.shop = shop or draw_shop(
             _number("products", chosen["products"], 24, 20_000), _number("seed", chosen["seed"], 0, 10**9)
         )
         changed = [f"{key}={int(value)}" for key, value in chosen.items() if int(value) != int(_USUAL[key])]
-        self.name = "webshop" + ("?" if changed else "") + ",".join(changed) if shop is None else "webshop?own"
+        name = "webshop" + ("?" if changed else "") + ",".join(changed) if shop is None else "webshop?own"
+        super().__init__(name, horizon)
         self.instant = len(self.shop.products) <= _INSTANT
-        self._pages = lru_cache(maxsize=4096)(self._follow_actions)
         self._splits = _splits(self.shop.goals)
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -542,51 +544,27 @@ class WebShop:
         Raises:
             UserError: an action is no text, or the episode was over before it.
         """
-        page = self.page(task, actions)
-        over = page.kind == "done" or len(actions) >= self.horizon
+        self.goal(task)
+        page = self.turn(task, actions)
         text = SEPARATOR.join(piece.text for piece in self.shop.page_elements(page))
-        if over:
+        if page.over or len(actions) >= self.horizon:
             return Observation(text, (), page.score, True)
         return Observation(text + HELP, self.shop.admissible(page, self.goal(task)), page.score, False)
 
-    def page(self, task: Task, actions: Sequence[str]) -> Page:
-        """The page after these actions, whose text `observe` shows.
+    def _first(self, task_seed: int) -> Page:
+        return Page()
 
-        Raises:
-            UserError: as `observe`.
-        """
-        check_actions(self.name, actions)
-        self.goal(task)
-        page = Page()
-        for step, action in enumerate(actions):
-            check_step(self.name, task, step, action, over=page.kind == "done" or step >= self.horizon)
-            page = self._pages(task.seed, tuple(actions[: step + 1]))
-        return page
-
-    def _follow_actions(self, number: int, actions: tuple[str, ...]) -> Page:
-        """The page after the last of these actions; cached, because the next call has one action more."""
-        before = self._pages(number, actions[:-1]) if len(actions) > 1 else Page()
-        return self.shop.follow(before, self.shop.goals[number], actions[-1])
+    def _next(self, before: Page, action: str, task_seed: int) -> Page:
+        return self.shop.follow(before, self.shop.goals[task_seed], action)
 
     def abstract(self, observation: Observation) -> str:
         """The page without its fixed buttons and without the line on the actions."""
         pieces = [piece for piece in observation.text.removesuffix(HELP).split(SEPARATOR) if piece.lower() not in _BUTTONS]
         return " | ".join(pieces)
 
-    def gold(self, task: Task) -> tuple[str, ...]:
-        """The actions that buy the goal's product, cut at the horizon."""
-        return self.shop.buying_actions(self.goal(task))[: self.horizon]
-
-    def optimum(self, task: Task) -> float:
-        """The highest score, 1, because every goal was made from a product; 0 if the horizon is too short to buy that product."""
-        return self.solved if self.knows_optimum(task) else 0.0
-
-    def knows_optimum(self, task: Task) -> bool:
-        """False if the horizon is too short to buy the goal's product: another one may be in reach, for part of the score."""
-        return len(self.shop.buying_actions(self.goal(task))) <= self.horizon
-
-    def close(self) -> None:
-        """Does nothing: no process or file is held open."""
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """The actions that buy the goal's product."""
+        return self.shop.buying_actions(self.goal(task))
 
 
 def _splits(goals: Sequence[Goal]) -> dict[str, range]:

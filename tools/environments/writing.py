@@ -31,8 +31,8 @@ from pathlib import Path
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.arguments import check_settings, check_written_answer, pick_task
-from .support.written_answers import WrittenAnswer, seed_split, split_seed
+from .support.arguments import check_settings, pick_task
+from .support.worlds import WrittenAnswer, seed_split, split_seed
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["Writing"]
@@ -98,7 +98,6 @@ class Writing(WrittenAnswer):
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        super().__init__("writing", horizon)
         check_settings("writing:", settings or {}, ("source",))
         source = (settings or {}).get("source", "")
         if source not in ("", "own", "published"):
@@ -110,7 +109,7 @@ class Writing(WrittenAnswer):
         rows = [tuple(_SENTENCE_END.split(line.strip())) for line in lines]
         self.rows = [row for row in rows if len(row) == PARAGRAPHS]
         """Quadruples of the published file; none: our own are drawn."""
-        self.name = f"writing?source={'published' if self.rows else 'own'}"
+        super().__init__(f"writing?source={'published' if self.rows else 'own'}", horizon)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th quadruple of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train.
@@ -144,24 +143,18 @@ class Writing(WrittenAnswer):
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
         return self._task_sentences(seed, split)
 
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The four sentences; after the passage, the paragraphs that end with theirs.
+    def _ask(self, task: Task) -> str:
+        return f"end the four paragraphs with:\n{_number_lines(self.sentences(task))}"
 
-        Raises:
-            UserError: the passage is no text, or more than one was given.
-        """
-        check_written_answer(self.name, task, actions)
-        sentences = self.sentences(task)
-        if not actions:
-            return Observation(f"end the four paragraphs with:\n{_number_lines(sentences)}")
-        right = check_endings(actions[0], sentences)
+    def _verdict(self, task: Task, reply: str) -> tuple[float | None, str]:
+        right = check_endings(reply, self.sentences(task))
         if not right:
-            return Observation("this cannot be read: a passage of four paragraphs was expected", (), None, True)
+            return None, "this cannot be read: a passage of four paragraphs was expected"
         if len(right) != PARAGRAPHS:
-            return Observation(f"the passage has {len(right)} paragraphs, four are asked for", (), 0.0, True)
+            return 0.0, f"the passage has {len(right)} paragraphs, four are asked for"
         kept = [str(n) for n, good in enumerate(right, 1) if good]
         text = f"of the four paragraphs {len(kept)} end with their sentence" + (f": {', '.join(kept)}" if kept else "")
-        return Observation(text, (), len(kept) / PARAGRAPHS, True)
+        return len(kept) / PARAGRAPHS, text
 
     def read(self, reply: str) -> tuple[str, ...]:
         """The passage in a written answer: the text after the last `Passage:` at the beginning or the end of a line, or the
@@ -181,7 +174,7 @@ class Writing(WrittenAnswer):
         first, *rest = observation.text.split("\n")
         return "end with: " + " / ".join(" ".join(line.split()[1:5]) for line in rest) if rest else first
 
-    def gold(self, task: Task) -> tuple[str, ...]:
+    def solution(self, task: Task) -> tuple[str, ...]:
         """A passage that follows the rule, but is no good text."""
         return ("\n\n".join(f"So much is known for certain: {sentence}" for sentence in self.sentences(task)),)
 

@@ -129,7 +129,7 @@ def test_tasks_come_in_a_fixed_mixed_order(tree: Path) -> None:
     assert [task.id for task in tasks["test"][:2]] == ["alfworld-test-0", "alfworld-test-1"]
     again = AlfWorld(settings={"data": str(tree)})
     assert tasks == {split: [again.task(n, split) for n in range(120)] for split in SPLITS}
-    kinds = [env._known[task.seed].parts[-3].partition("-")[0] for task in tasks["test"]]
+    kinds = [env._file(task).parts[-3].partition("-")[0] for task in tasks["test"]]
     assert Counter(kinds) == dict.fromkeys(TASK_TYPES, 20)
     assert len(set(kinds[:20])) == 6
     assert all(task.instruction.startswith("Your task is to: put pen ") for task in tasks["train"])
@@ -142,7 +142,7 @@ def test_tasks_come_in_a_fixed_mixed_order(tree: Path) -> None:
 def test_a_task_means_the_same_game_whatever_else_is_there(tree: Path, tmp_path: Path) -> None:
     env = AlfWorld(settings={"data": str(tree)})
     task = env.task(3)
-    path = env._known[task.seed]
+    path = env._file(task)
     for other in (tree / "json_2.1.1" / "valid_seen").glob("look*/*/game.tw-pddl"):
         if other != path:
             other.unlink()

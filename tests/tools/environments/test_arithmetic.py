@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import arithmetic
-from learngraph.tools.environments.arithmetic import DEMONSTRATIONS, Game24, demonstration, reachable, refusal
+from learngraph.tools.environments.arithmetic import DEMONSTRATIONS, Game24, demonstration, judge_answer, reachable
 from learngraph.tools.environments.tree_of_thoughts import tree_of_thoughts_file
 
 CSV = tree_of_thoughts_file("24/24.csv")
@@ -220,7 +220,7 @@ def test_solutions_are_verified_and_changed_ones_judged_as_python_does(every: in
             signs = re.findall(r"\d+|[-+*/()]", mutant)
             sign_first = any(s in "+-" and (n == 0 or signs[n - 1] in "(+-*/") for n, s in enumerate(signs))
             right = value(mutant) == 24 and numbers == list(puzzle) and not sign_first and not re.search(r"\*\*|//", mutant)
-            assert (refusal(mutant, puzzle) == "") == right, mutant
+            assert (judge_answer(mutant, puzzle)[1] == "") == right, mutant
             refused += not right
     assert refused > 2 * len(PUZZLES[::every])
 
@@ -238,7 +238,7 @@ def test_solutions_are_verified_and_changed_ones_judged_as_python_does(every: in
     ],
 )
 def test_accepted_answers(answer: str) -> None:
-    accepted = refusal(answer, (1, 4, 5, 10)) == ""
+    accepted = judge_answer(answer, (1, 4, 5, 10))[1] == ""
     assert accepted == ("10 * 5" not in answer)
 
 
@@ -273,7 +273,7 @@ def test_accepted_answers(answer: str) -> None:
     ],
 )
 def test_refused_answers_say_why(answer: str, why: str) -> None:
-    assert why in refusal(answer, (4, 5, 6, 10))
+    assert why in judge_answer(answer, (4, 5, 6, 10))[1]
 
 
 # Playing
@@ -580,7 +580,7 @@ def test_no_text_raises(text: str) -> None:
     assert (worth is None) == (after.reward is None)
     assert (worth == 10) == (after.reward == 1)
     assert ENV.abstract(after).startswith("left: ")
-    refusal(text, (4, 5, 6, 10))
+    judge_answer(text, (4, 5, 6, 10))
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)

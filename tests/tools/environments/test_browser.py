@@ -47,6 +47,9 @@ class Site(BrowserWorld):
         super().__init__("site", 6)
         self.url, self.first, self.error, self.by_script = url, first, verdict, by_script
 
+    def task(self, seed: int, split: str = "test") -> Task:
+        return TASK
+
     def web_task(self, task: Task) -> WebTask:
         async def open_page(page: Any) -> Verdict:
             await page.goto(self.url + self.first, wait_until="domcontentloaded")

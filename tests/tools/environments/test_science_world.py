@@ -7,14 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
+from learngraph.memory.search import encoders
+from learngraph.memory.search.encoders import Prompts
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.science_world import OFFICIAL_STEP_LIMITS, Grounding, ScienceWorld, _state
 from learngraph.tools.environments.support.java import Java
@@ -163,27 +163,24 @@ def test_grounding_takes_the_nearest_of_the_same_kind_and_embeds_each_text_once(
     assert grounding("unbar the door", valid) == "open door"
     assert len(asked) == len(set(asked))
 
-    class Model:
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            return embed(texts)
-
-    assert Grounding(Model())("unbar the door", valid) == "open door"
     assert Grounding(embed, min_similarity=0.99)("unbar the door", valid) is None
 
 
 def test_an_embedder_is_opened_by_name_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = list[str]()
 
-    class SentenceTransformer:
-        def __init__(self, name: str, device: str) -> None:
+    class Encoder:
+        prompts = Prompts()
+
+        def __init__(self, name: str) -> None:
             opened.append(name)
             if name.startswith("/nowhere"):
-                raise OSError("no such folder")
+                raise UserError(f"no sentence-transformers model {name!r}")
 
-        def encode(self, texts: list[str], show_progress_bar: bool) -> Any:
-            return np.asarray([MEANINGS.get(text, [-1.0, 0.0]) for text in texts])
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [MEANINGS.get(text, [-1.0, 0.0]) for text in texts]
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=SentenceTransformer))
+    monkeypatch.setattr(encoders, "SentenceEncoder", Encoder)
     known, unknown = (ScienceWorld("boil", {"embedder": name}) for name in ("some/model", "/nowhere/model"))
     assert known.name == "scienceworld:boil?embedder=some/model"
     assert opened == []
@@ -192,7 +189,7 @@ def test_an_embedder_is_opened_by_name_when_it_is_needed(monkeypatch: pytest.Mon
     assert known._grounding("wait here", ["go to kitchen"]) is None
     assert opened == ["some/model"]
     assert unknown._grounding is not None
-    with pytest.raises(UserError, match="cannot open the embedder '/nowhere/model': no such folder"):
+    with pytest.raises(UserError, match="no sentence-transformers model '/nowhere/model'"):
         unknown._grounding("sing", ["wait"])
     with pytest.raises(UserError, match="choose one"):
         ScienceWorld("boil", {"embedder": "x"}, embed=lambda texts: [[1.0] for _ in texts])

@@ -69,29 +69,18 @@ def check_actions(name: str, actions: Sequence[str]) -> None:
         raise UserError(f"{name}: actions must be a sequence of strings, got the string {actions!r}")
 
 
-def check_text(name: str, task: Task, step: int, action: object, *, empty: bool = False) -> None:
-    """Raise a UserError if an action is not a text.
+def check_step(name: str, task: Task, step: int, action: object, over: bool, *, empty: bool = False) -> None:
+    """Raise a UserError if the episode was over before an action, or the action is not a text.
 
     Args:
         name: the environment's, for messages.
         task: the episode's task.
         step: number of the action, from 0.
         action: the action.
+        over: whether the episode was over before it.
         empty: whether white space alone is allowed.
     """
-    if not isinstance(action, str) or not (empty or action.strip()):
-        raise UserError(f"{name}: step {step} of {task.id}: the action must be a text, got {action!r}")
-
-
-def check_step(name: str, task: Task, step: int, action: object, over: bool, *, empty: bool = False) -> None:
-    """Raise a UserError if the episode was over before an action, or the action is not a text (see `check_text`)."""
     if over:
         raise UserError(f"{name}: {task.id} was over after {plural(step, 'step')}, got one more action: {action!r}")
-    check_text(name, task, step, action, empty=empty)
-
-
-def check_written_answer(name: str, task: Task, actions: Sequence[str]) -> None:
-    """Raise a UserError if the actions of an environment of one written answer are not one text at most."""
-    check_actions(name, actions)
-    for step, action in enumerate(actions):
-        check_step(name, task, step, action, over=step > 0, empty=True)
+    if not isinstance(action, str) or not (empty or action.strip()):
+        raise UserError(f"{name}: step {step} of {task.id}: the action must be a text, got {action!r}")

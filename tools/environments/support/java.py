@@ -8,13 +8,16 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....memory.errors import UserError
+from .worlds import LiveWorld, Solvable
 
-__all__ = ["GameServer", "Java", "JavaMachines"]
+__all__ = ["GameServer", "Java", "JavaMachines", "JavaWorld"]
 
 
 @dataclass
@@ -106,12 +109,6 @@ class GameServer:
         """
         return {split: tuple(int(n) for n in self.ask(getter + split.capitalize())) for split in ("train", "dev", "test")}
 
-    def solution(self) -> list[str]:
-        """The solution of the loaded task that the game generates; releases the server."""
-        path = [str(action) for action in self.ask("getGoldActionSequence")]
-        self.release()
-        return path
-
     def release(self) -> None:
         """Give the server back to its machine for the next game, unless it has failed."""
         if self.is_healthy:
@@ -154,6 +151,54 @@ class JavaMachines:
             machines, self.machines = self.machines, []
         for java in machines:
             java.end()
+
+
+class JavaWorld(LiveWorld, Solvable):
+    """A world whose games run in Java machines.
+
+    Args:
+        name: the world's, with its settings.
+        horizon: number of steps after which an episode ends.
+        live: number of games kept open between steps.
+        constants: the module with the path of the game's archive, e.g. `textworld_express.constants`.
+        install: the command that installs what the game needs.
+        options: further command line options of Java.
+        is_shared: whether a machine may hold several games.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        horizon: int,
+        live: int,
+        *,
+        constants: str,
+        install: str,
+        options: Sequence[str] = (),
+        is_shared: bool = False,
+    ) -> None:
+        super().__init__(name, horizon, live)
+        self._machines = JavaMachines(
+            lambda: Java.launch(name, constants, install, options), self._new_server, is_shared=is_shared
+        )
+
+    @abstractmethod
+    def _new_server(self, java: Java) -> Any:
+        """A game server in a machine."""
+
+    @contextmanager
+    def _server(self, *call: Any) -> Iterator[GameServer]:
+        """A game server for a question outside of any episode, after a first call (a method with its arguments)."""
+        server = self._machines.server()
+        if call:
+            server.ask(*call)
+        yield server
+        server.release()
+
+    def close(self) -> None:
+        """End the open games and their Java machines. The next use starts them again."""
+        super().close()
+        self._machines.end()
 
 
 class _Prompt(socket.socket):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ....memory.errors import UserError
 from ....memory.records import Observation, Task
-from .arguments import check_actions, check_horizon, check_step
+from .arguments import check_actions, check_step
 
 __all__ = ["LiveGame", "LiveGames"]
 
@@ -32,7 +32,7 @@ class LiveGame(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _Seat:
     """A live game, the history that led to its present state, and its last observation."""
 
@@ -62,7 +62,6 @@ class LiveGames:
         size: int = 16,
         free_text: bool = False,
     ) -> None:
-        check_horizon(name, horizon)
         self.name = name
         self.horizon = horizon
         self.size = size
@@ -81,9 +80,10 @@ class LiveGames:
         """
         check_actions(self.name, actions)
         asked = tuple(actions)
-        known = self._cached_observation(task, asked)
-        if known is not None:
-            return known
+        with self._lock:
+            for known in self._seats:
+                if known.actions == asked and known.task == task:
+                    return known.observation
         seat = self._take(task, asked)
         try:
             return self._advance(seat, task, asked)
@@ -105,20 +105,13 @@ class LiveGames:
         for seat in seats:
             seat.game.close()
 
-    def _cached_observation(self, task: Task, actions: tuple[str, ...]) -> Observation | None:
-        with self._lock:
-            for seat in self._seats:
-                if seat.actions == actions and seat.task == task:
-                    return seat.observation
-        return None
-
     def _take(self, task: Task, actions: tuple[str, ...]) -> _Seat | None:
         """Take the game with the longest matching history out of the pool, so that no other thread steps it."""
         with self._lock:
             fitting = [s for s in self._seats if s.task == task and s.actions == actions[: len(s.actions)]]
             seat = max(fitting, key=lambda s: len(s.actions), default=None)
             if seat is not None:
-                self._seats = [s for s in self._seats if s is not seat]
+                self._seats.remove(seat)
             return seat
 
     def _put(self, seat: _Seat) -> None:

@@ -8,44 +8,16 @@ official reward, and `replay_actions` makes it a trajectory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 
-from ....memory.records import Observation, Task
-from .calls import Call, ToolDescription
+from ....memory.records import Task
+from .calls import Call, ToolWorld
 
-__all__ = ["ToolEnvironment", "ToolEpisode"]
-
-
-class ToolEnvironment(Protocol):
-    """An environment whose actions are tool calls, and what it says about its episodes beside `observe`."""
-
-    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions."""
-        ...
-
-    def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
-        """The tools that an agent may call after these actions, without the calls that `say` stands for."""
-        ...
-
-    def system_prompt(self, task: Task) -> str:
-        """The system message that the benchmark gives its agents; empty for none."""
-        ...
-
-    def request(self, task: Task, actions: Sequence[str]) -> str:
-        """The user's message that the agent has to answer after these actions."""
-        ...
-
-    def answer(self, observation: Observation) -> str:
-        """The last call's answer, as its tool gave it."""
-        ...
-
-    def closing_call(self, task: Task, text: str) -> str:
-        """The action that stands for a message from the agent to the user."""
-        ...
+__all__ = ["ToolEpisode"]
 
 
 class ToolEpisode:
@@ -56,7 +28,7 @@ class ToolEpisode:
         task: one of its tasks.
     """
 
-    def __init__(self, environment: ToolEnvironment, task: Task) -> None:
+    def __init__(self, environment: ToolWorld, task: Task) -> None:
         self.environment = environment
         self.task = task
         self.actions: list[str] = []

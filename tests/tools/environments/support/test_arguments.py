@@ -12,7 +12,6 @@ from learngraph.tools.environments.support.arguments import (
     check_settings,
     check_split,
     check_step,
-    check_written_answer,
     pick_task,
 )
 
@@ -56,12 +55,3 @@ def test_actions_are_texts_and_end_with_the_episode() -> None:
         check_step("w", TASK, 4, " ", over=False)
     with pytest.raises(UserError, match="w: puzzle-3 was over after 4 steps, got one more action: 'go'"):
         check_step("w", TASK, 4, "go", over=True)
-
-
-def test_a_written_answer_is_one_text() -> None:
-    check_written_answer("w", TASK, [])
-    check_written_answer("w", TASK, [""])
-    with pytest.raises(UserError, match="w: step 0 of puzzle-3: the action must be a text, got 3"):
-        check_written_answer("w", TASK, [3])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="w: puzzle-3 was over after 1 step, got one more action: 'b'"):
-        check_written_answer("w", TASK, ["a", "b"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from learngraph.tools.environments.support.java import GameServer, Java, JavaMachines
+from learngraph.tools.environments.support.java import Java, JavaMachines
 
 
 class FakeProcess:
@@ -27,13 +27,7 @@ class FakeProcess:
 
 
 def fake_interface() -> Any:
-    """A game server with three splits and a solution; its methods have the names of the Java side."""
-    return SimpleNamespace(
-        getSeedsTrain=lambda: [1, 2],
-        getSeedsDev=list,
-        getSeedsTest=lambda: [5],
-        getGoldActionSequence=lambda: ["open door", "take coin"],
-    )
+    return SimpleNamespace()
 
 
 def machines(is_shared: bool) -> tuple[JavaMachines, list[Any]]:
@@ -74,11 +68,3 @@ def test_a_dead_machine_is_replaced_and_its_servers_are_forgotten() -> None:
     pool.end()
     assert launched[1].process.is_killed
     assert pool.server().java is launched[2]
-
-
-def test_splits_and_solution_are_read_from_the_server() -> None:
-    java = machines(is_shared=False)[0].server().java
-    server = GameServer(java, fake_interface())
-    assert server.official_splits("getSeeds") == {"train": (1, 2), "dev": (), "test": (5,)}
-    assert server.solution() == ["open door", "take coin"]
-    assert java.idle == [server.interface]  # the solution releases the server
