@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
 from ...memory.claas.replay_queries import ReplayRow
-from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_paths
+from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, UserError, hide_paths, public_text
 from ...memory.records import ExchangeQuery
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
-from .adapter_state import AdapterState, gradient_steps_of
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
-from .obstacles import Obstacle, ObstacleSurvey, find_obstacles, summarize_obstacles
-from .versions import LiveVersions
+from .obstacles import KINDS, Obstacle, find_obstacles, summarize_obstacles
+from .versions import LiveVersions, ServedAdapter, gradient_steps_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Administration"]
 
 RECORD_STATES = ("pending", "ready", "held", "leased", "consumed", "rejected")
+SURVEY_SHARE = 0.05
+"""Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
 
 class Administration:
@@ -65,9 +67,10 @@ class Administration:
         self._live = live
         self._learning = learning
         self._metrics = metrics
-        self._survey = ObstacleSurvey(lambda: learning.adapters() if learning is not None else (), self._obstacles)
         self._state = "new"
         self._running: Counter[str] = Counter()
+        self._survey_lock, self._surveyed_until = threading.Lock(), float("-inf")
+        self._survey: dict[str, list[Obstacle]] = {}
 
     def _require_open(self) -> None:
         if self._state != "open":
@@ -110,11 +113,9 @@ class Administration:
         counts = await asyncio.to_thread(self.replay.counts, tenant)
         tainted = await asyncio.to_thread(self.replay.delete, tenant, id)
         await asyncio.to_thread(self._live.taint, tenant, tainted)
-        for state in self._live.states_of(tenant):
-            if id is None:
-                state.rewards.clear()
-            else:
-                state.rewards.pop(id, None)
+        for served in self._live.adapters_of(tenant):
+            for known in [id] if id is not None else list(served.rewards):
+                served.rewards.pop(known, None)
         return {"deleted": 1 if id is not None else sum(counts.values()), "tainted": list(tainted)}
 
     # -- learning ---------------------------------------------------------------------------------------------------------
@@ -122,17 +123,14 @@ class Administration:
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a feedback's job, or of a `train` job; None: the tenant has no such job."""
         if self._learning is not None and (asked := self._learning.job(tenant, id)) is not None:
-            held_up = asked["taken"] < asked["steps"]
-            return {
-                **asked,
-                "held_up": await asyncio.to_thread(self._obstacle_rows, tenant, asked["adapter"]) if held_up else [],
-            }
+            waits = asked["taken"] < asked["steps"]
+            return {**asked, "held_up": await self._held_up(tenant, asked["adapter"]) if waits else []}
         row = await asyncio.to_thread(self.replay.job, tenant, id)
         if row is None:
             return None
-        uses = await asyncio.to_thread(self.replay.uses, tenant, row.exchange.id)
-        adapter, used = row.exchange.adapter, list(dict.fromkeys(version for _, version in uses))
-        waits = row.state in ("ready", "leased")
+        adapter = row.exchange.adapter
+        used = list(dict.fromkeys(version for _, version in await asyncio.to_thread(self.replay.uses, tenant, row.exchange.id)))
+        states = self._live.adapter(tenant, adapter).versions.states()
         return {
             "job": id,
             "kind": "feedback",
@@ -141,30 +139,44 @@ class Administration:
             "response_id": row.exchange.id,
             "adapter": adapter,
             "versions": used,
-            "outcomes": await asyncio.to_thread(self._outcomes, tenant, adapter, used),
-            "held_up": await asyncio.to_thread(self._obstacle_rows, tenant, adapter) if waits else [],
+            "outcomes": {label: states.get(label, "deleted") for label in used},
+            "held_up": await self._held_up(tenant, adapter) if row.state in ("ready", "leased") else [],
         }
 
-    def _outcomes(self, tenant: str, adapter: str, labels: Sequence[str]) -> dict[str, str]:
-        """The states of versions, by label: `live`, `retired`, `dropped`, `candidate`, `canary` or `deleted`."""
-        states = self._live.state(tenant, adapter).versions.states()
-        return {label: states.get(label, "deleted") for label in labels}
-
-    def _obstacle_rows(self, tenant: str, adapter: str) -> list[dict[str, Any]]:
-        return [asdict(each) for each in self._obstacles(tenant, adapter)]
+    async def _held_up(self, tenant: str, adapter: str) -> list[dict[str, Any]]:
+        return [asdict(each) for each in await asyncio.to_thread(self._obstacles, tenant, adapter)]
 
     def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
         """The obstacles to an adapter's learning, with their remedies."""
         if self._learning is None:
             return []
-        report, counts = self._learning.report(tenant, adapter), self.replay.counts(tenant, adapter)
-        versions = self._live.state(tenant, adapter).versions
-        return find_obstacles(self.settings, self.replay, versions, report, counts)
+        versions = self._live.adapter(tenant, adapter).versions
+        turn, pause = self._learning.turn(tenant, adapter), self._learning.pause(tenant, adapter)
+        return list(find_obstacles(self.settings, self.replay, versions, turn, pause))
+
+    def _survey_obstacles(self) -> dict[str, list[Obstacle]]:
+        """Tenant -> the obstacles of its adapters; tenants without any are there, too.
+
+        A survey is used again until it is twenty times as old as it took to make (`SURVEY_SHARE`), so that many adapters and frequent
+        health checks do not keep the service busy.
+        """
+        with self._survey_lock:
+            began = time.monotonic()
+            if began >= self._surveyed_until and self._learning is not None:
+                found: dict[str, list[Obstacle]] = {}
+                for tenant, adapter in self._learning.adapters():
+                    try:
+                        found.setdefault(tenant, []).extend(self._obstacles(tenant, adapter))
+                    except UserError as error:  # damaged files, or it was deleted meanwhile
+                        found[tenant].append(Obstacle("failure", public_text(error), KINDS["failure"]))
+                self._survey = found
+                self._surveyed_until = time.monotonic() + (time.monotonic() - began) / SURVEY_SHARE
+            return self._survey
 
     async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
         """Take this many gradient steps as soon as the learner is free. A step needs at least two ready exchanges."""
         self._require_open()
-        self._live.existing_state(tenant, adapter)
+        self._live.adapter(tenant, adapter)
         if self._learning is None:
             raise Unavailable("this service only answers: it was started with --learner off")
         return self._learning.request_steps(tenant, adapter, steps)
@@ -176,38 +188,19 @@ class Administration:
         return [await asyncio.to_thread(self._adapter_row, tenant, adapter) for adapter in self._live.names(tenant)]
 
     def _adapter_row(self, tenant: str, adapter: str) -> dict[str, Any]:
-        state = self._live.state(tenant, adapter)
-        reasons = {line["label"]: hide_paths(line["why"]) for line in state.versions.log() if line.get("why")}
-        rewards, sizes = state.rewards_by_version(), self.replay.minibatch_sizes(tenant, adapter)
-        rows = []
-        for version in state.versions.versions():
-            mine = rewards.get(version.label, [])
-            rows.append(
-                {
-                    "label": version.label,
-                    "name": version.name,
-                    "step": version.step,
-                    "parent": version.parent,
-                    "state": version.state,
-                    "tainted": version.tainted,
-                    "created": version.created,
-                    "why": reasons.get(version.label, ""),
-                    "gate": version.about.get("gate", []),
-                    "reward": sum(mine) / len(mine) if mine else None,
-                    "feedbacks": len(mine),
-                    "learned_from": sizes.get(version.label),
-                }
-            )
-        means = [
-            {
-                "version": label or "base",
-                "step": gradient_steps_of(label),
-                "reward": sum(mine) / len(mine),
-                "feedbacks": len(mine),
-            }
-            for label, mine in rewards.items()
+        served = self._live.adapter(tenant, adapter)
+        reasons = {line["label"]: hide_paths(line["why"]) for line in served.versions.log() if line.get("why")}
+        rewards, sizes = served.rewards_by_version(), self.replay.minibatch_sizes(tenant, adapter)
+        means = {label: {"reward": sum(mine) / len(mine), "feedbacks": len(mine)} for label, mine in rewards.items()}
+        rows = [
+            {name: getattr(version, name) for name in ("label", "name", "step", "parent", "state", "tainted", "created")}
+            | {"why": reasons.get(version.label, ""), "gate": version.about.get("gate", [])}
+            | means.get(version.label, {"reward": None, "feedbacks": 0})
+            | {"learned_from": sizes.get(version.label)}
+            for version in served.versions.versions()
         ]
-        return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows, "rewards": means}
+        by_version = [{"version": label or "base", "step": gradient_steps_of(label), **mean} for label, mean in means.items()]
+        return {"adapter": adapter, "live": served.live, "canary": served.canary, "versions": rows, "rewards": by_version}
 
     async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
         """Make an adapter, which is the base model until it learns.
@@ -217,7 +210,7 @@ class Administration:
         """
         if adapter in self._live.names(tenant):
             raise AdapterConflict(f"there is an adapter {adapter!r} already")
-        self._live.state(tenant, adapter, create=True)
+        self._live.adapter(tenant, adapter, create=True)
         return await asyncio.to_thread(self._adapter_row, tenant, adapter)
 
     async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
@@ -227,14 +220,15 @@ class Administration:
             AdapterConflict: the gate failed it, or it learned from an exchange that was deleted.
         """
         label = self._live.find_label(tenant, adapter, version)
-        await self._live.promote(tenant, adapter, label, "asked for")
+        await self._live.promote(self._live.adapter(tenant, adapter), label, "asked for")
         return await asyncio.to_thread(self._adapter_row, tenant, adapter)
 
     async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
         """Go back to a version, to the base model (empty), or to the version that was live before (None)."""
         target = self._live.find_label(tenant, adapter, to) if to else to
-        async with self._live.existing_state(tenant, adapter).switch_lock:
-            await self._live.switch_back(tenant, adapter, target, "asked for")
+        served = self._live.adapter(tenant, adapter)
+        async with served.switch_lock:
+            await self._live.switch_back(served, target, "asked for")
         return await asyncio.to_thread(self._adapter_row, tenant, adapter)
 
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
@@ -243,40 +237,40 @@ class Administration:
         Raises:
             Unavailable: a gradient step of the adapter is under way.
         """
-        state = self._live.existing_state(tenant, adapter)
+        served = self._live.adapter(tenant, adapter)
         if version is not None:
-            async with state.switch_lock:
+            async with served.switch_lock:
                 label = self._live.find_label(tenant, adapter, version)
-                await asyncio.to_thread(state.versions.delete, label)  # refused for what answers
+                await asyncio.to_thread(served.versions.delete, label)  # refused for what answers
             await self.engine.unload(label)
             return await asyncio.to_thread(self._adapter_row, tenant, adapter)
         with self._learning.exclude(tenant, adapter) if self._learning is not None else nullcontext(True) as is_free:
             if not is_free:
                 raise Unavailable("the learner is at work on this adapter; try again in a moment")
-            async with state.switch_lock:
-                if not self._live.is_current(state):
+            async with served.switch_lock:
+                if not self._live.has(served):
                     raise UnknownAdapter(f"there is no adapter {adapter!r} any more")
-                await self._remove_adapter(tenant, adapter, state)
+                await asyncio.to_thread(self._remove_adapter, served)
         for label in self.engine.loaded_versions():
             if label.startswith(f"{tenant}/{adapter}@"):
                 await self.engine.unload(label)
         return {"adapter": adapter, "live": "", "canary": "", "versions": []}
 
-    async def _remove_adapter(self, tenant: str, adapter: str, state: AdapterState) -> None:
+    def _remove_adapter(self, served: ServedAdapter) -> None:
         """Delete the exchanges first, then the folder: if the service is killed in between, an adapter without exchanges is
         left."""
-        await asyncio.to_thread(state.versions.roll_back, "", "the adapter is deleted")
-        state.refresh()
-        await asyncio.to_thread(self.replay.set_head, tenant, adapter, "")
-        await self._delete_exchanges(tenant, adapter)
-        await asyncio.to_thread(state.versions.remove)
-        self._live.forget_state(tenant, adapter)
-        await self._delete_exchanges(tenant, adapter)  # those whose replies were being made meanwhile
+        served.versions.roll_back("", "the adapter is deleted")
+        served.refresh()
+        self.replay.set_head(*served.scope, "")
+        self._delete_exchanges(served)
+        served.versions.remove()
+        self._live.forget(served)
+        self._delete_exchanges(served)  # those whose replies were being made meanwhile
 
-    async def _delete_exchanges(self, tenant: str, adapter: str) -> None:
-        while rows := await asyncio.to_thread(self.replay.rows, ExchangeQuery(tenant, adapter, limit=200)):
+    def _delete_exchanges(self, served: ServedAdapter) -> None:
+        while rows := self.replay.rows(ExchangeQuery(*served.scope, limit=200)):
             for row in rows:
-                await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
+                self.replay.delete(served.scope[0], row.exchange.id)
 
     async def export(self, tenant: str, adapter: str, version: str) -> Path:
         """A zip that PEFT can open, alone in a temporary folder. The caller deletes both."""
@@ -284,7 +278,7 @@ class Administration:
         folder = Path(tempfile.mkdtemp(prefix="learngraph-"))
         try:
             path = folder / f"{label.rpartition('@')[2]}.zip"
-            return await asyncio.to_thread(self._live.state(tenant, adapter).versions.export, label, path)
+            return await asyncio.to_thread(self._live.adapter(tenant, adapter).versions.export, label, path)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -307,7 +301,7 @@ class Administration:
             "running": self._running.total() if tenant is None else self._running[tenant],
         }
         if tenant is None:
-            survey = await asyncio.to_thread(self._survey.obstacles)
+            survey = await asyncio.to_thread(self._survey_obstacles)
             found["held_up"] = summarize_obstacles(each for obstacles in survey.values() for each in obstacles)
         else:
             names = self._live.names(tenant)
@@ -316,24 +310,23 @@ class Administration:
 
     def _learning_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         """An adapter's progress, with its newest 500 gradient steps."""
-        state = self._live.state(tenant, adapter)
-        outcomes = state.versions.states()
-        updates = []
-        for update in reversed(self.replay.updates(tenant, adapter, 500)):
-            outcome = outcomes.get(update["version"], "candidate")
-            updates.append({**update, "created": update["time"], "outcome": outcome})
+        scope, served = (tenant, adapter), self._live.adapter(tenant, adapter)
+        outcomes = served.versions.states()
         return {
             "tenant": tenant,
             "adapter": adapter,
-            "live": state.live,
-            "canary": state.canary,
-            "paused": self._learning.report(tenant, adapter).pause if self._learning is not None else "",
-            "held_up": self._obstacle_rows(tenant, adapter),
-            "step": self.replay.step(tenant, adapter),
-            "head": self.replay.head(tenant, adapter),
-            "counts": self.replay.counts(tenant, adapter),
-            "ages": {str(age): n for age, n in self.replay.ages(tenant, adapter).items()},
-            "updates": updates,
+            "live": served.live,
+            "canary": served.canary,
+            "paused": self._learning.pause(*scope) if self._learning is not None else "",
+            "held_up": [asdict(each) for each in self._obstacles(*scope)],
+            "step": self.replay.step(*scope),
+            "head": self.replay.head(*scope),
+            "counts": self.replay.counts(*scope),
+            "ages": {str(age): n for age, n in self.replay.ages(*scope).items()},
+            "updates": [
+                {**update, "created": update["time"], "outcome": outcomes.get(update["version"], "candidate")}
+                for update in reversed(self.replay.updates(*scope, 500))
+            ],
         }
 
     async def metrics(self) -> list[Metric]:
@@ -345,35 +338,26 @@ class Administration:
             self._metrics.replay_records.labels(state).set(counts.get(state, 0))
         if self._learning is not None:
             self._metrics.set_adapters(self._learning.outcomes())
-            survey = await asyncio.to_thread(self._survey.obstacles)
+            survey = await asyncio.to_thread(self._survey_obstacles)
             self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
             self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
         return list(self._metrics.registry.collect())
 
 
 def _exchange_row(row: ReplayRow) -> dict[str, Any]:
-    exchange = row.exchange
-    reply = exchange.reply
+    exchange, reply = row.exchange, row.exchange.reply
     return {
-        "id": exchange.id,
-        "adapter": exchange.adapter,
+        **{
+            name: getattr(exchange, name) for name in ("id", "adapter", "family", "scenario", "turn", "user", "step", "created")
+        },
+        **{name: getattr(row, name) for name in ("state", "age", "job", "kl")},
         "version": reply.version,
-        "state": row.state,
         "reason": hide_paths(row.reason),
-        "created": exchange.created,
         "messages": list(exchange.request.messages),
         "raw": exchange.request.raw,
         "reply": reply.text,
         "tool_calls": list(reply.tool_calls),
         "finish": reply.finish,
         "feedback": asdict(exchange.feedback) if exchange.feedback is not None else None,
-        "family": exchange.family,
-        "scenario": exchange.scenario,
-        "turn": exchange.turn,
-        "user": exchange.user,
-        "step": exchange.step,
-        "age": row.age,
         "times": row.sample_count,
-        "job": row.job,
-        "kl": row.kl,
     }

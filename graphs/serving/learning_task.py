@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -27,7 +27,7 @@ from ...memory.errors import Unavailable, UserError, hide_paths, public_text
 from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 
-__all__ = ["LearningTask", "TurnReport"]
+__all__ = ["LearningTask", "Turn"]
 
 LOG = logging.getLogger("learngraph.trainer")
 MAX_WAIT = 300.0
@@ -45,13 +45,13 @@ AdapterKey = tuple[str, str]
 
 
 @dataclass
-class _Turn:
-    """An adapter's place in the learner's schedule."""
+class Turn:
+    """An adapter's place in the learner's schedule, and its last turn."""
 
     served: int = 0
     """Number of its last turn; smaller is longer ago."""
     due: bool = True
-    """True if there may be something to learn from."""
+    """True if there may be something to learn from. False: it has no turn before feedback comes."""
     skips: int = 0
     """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
     outcome: str = ""
@@ -66,29 +66,17 @@ class _Turn:
     """Ready exchanges when they were last counted, in a buffer that other processes share; 0 after a step, which uses some up."""
     error: str = ""
     """Message of the last failure, for tenants; empty after a success."""
-    jobs: list[str] = field(default_factory=list)
-    """Ids of the `train` jobs that wait, oldest first."""
-
-
-@dataclass(frozen=True)
-class TurnReport:
-    """An adapter's last turn at the learner."""
-
-    outcome: str = ""
-    """`too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none since the service started."""
-    why: str = ""
-    """Reason of this outcome."""
-    pause: str = ""
-    """Reason why its learning waits after a failure, and for how long; empty: it does not."""
-    skips: int = 0
-    """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
-    waits: bool = False
-    """True if it has no turn before feedback comes."""
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    """The `train` jobs that wait, oldest first."""
 
     @property
     def rests(self) -> bool:
         """True if it waits because so many minibatches in a row taught nothing."""
-        return self.waits and self.skips >= MAX_SKIPS
+        return not self.due and self.skips >= MAX_SKIPS
+
+    def wake(self) -> None:
+        """Note that feedback came."""
+        self.due, self.skips = True, 0
 
 
 class LearningTask:
@@ -118,8 +106,8 @@ class LearningTask:
         self._on_live_change = on_live_change
         self._clock = clock
         self._exists = exists
-        self._turns: dict[AdapterKey, _Turn] = {}
-        self._jobs: dict[str, OrderedDict[str, dict[str, Any]]] = {}  # by tenant, oldest first
+        self._turns: dict[AdapterKey, Turn] = {}
+        self._jobs: dict[str, dict[str, dict[str, Any]]] = {}  # by tenant, oldest first
         self._next_look = 0.0
         self._served: dict[str, int] = {}  # tenant -> number of its last turn
         self._numbers = count(1)
@@ -143,8 +131,7 @@ class LearningTask:
 
     def wake(self, tenant: str, adapter: str) -> None:
         """Give an adapter a turn, since feedback came for it."""
-        turn = self._turns.setdefault((tenant, adapter), _Turn())
-        turn.due, turn.skips = True, 0
+        self._turns.setdefault((tenant, adapter), Turn()).wake()
         self._wake.set()
 
     @contextmanager
@@ -173,44 +160,39 @@ class LearningTask:
         """
         if steps < 1:
             raise UserError(f"train: steps are at least 1, got {steps}")
-        jobs = self._jobs.setdefault(tenant, OrderedDict())
+        jobs = self._jobs.setdefault(tenant, {})
         if len(jobs) >= MAX_JOBS:
             done = next((id for id, job in jobs.items() if job["state"] == "done"), None)
             if done is None:
                 raise Unavailable(f"{len(jobs)} train jobs wait already, which is the most; try again when one is done")
             del jobs[done]
-        number = next(self._numbers)
-        mark = blake2b(f"{tenant}/{adapter}/{number}/{time.time_ns()}".encode(), digest_size=8).hexdigest()
         job: dict[str, Any] = {
-            "job": f"train-{mark}",
+            "job": f"train-{uuid.uuid4().hex[:16]}",
             "kind": "train",
             "state": "waiting",
             "adapter": adapter,
             "steps": steps,
-            "taken": 0,
         }
-        jobs[job["job"]] = {**job, "versions": [], "why": ""}
-        self._turns.setdefault((tenant, adapter), _Turn()).jobs.append(job["job"])
+        jobs[job["job"]] = kept = job | {"taken": 0, "versions": [], "why": ""}
         self.wake(tenant, adapter)
-        return dict(job)
+        self._turns[tenant, adapter].jobs.append(kept)
+        return job | {"taken": 0}
 
     def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a `train` job; None: this tenant has none of this id. Jobs are not kept on disk."""
-        job = self._jobs.get(tenant, dict[str, dict[str, Any]]()).get(id)
+        job = self._jobs.get(tenant, {}).get(id)
         return None if job is None else {**job, "why": hide_paths(job["why"])}
 
-    def _advance(self, tenant: str, turn: _Turn, state: dict[str, Any]) -> None:
+    def _advance(self, turn: Turn, state: dict[str, Any]) -> None:
         """Count a step for the job that asked for it."""
-        job = self._jobs.get(tenant, dict[str, dict[str, Any]]()).get(turn.jobs[0])
-        if job is not None and state["outcome"] in ("stepped", "live", "canary", "dropped"):
-            if state.get("update") and state.get("batch"):
-                job["taken"] += 1
-                job["versions"].append(state["update"].version)
-            job["state"], job["why"] = "running", state["why"]
-        if job is None or job["taken"] >= job["steps"] or state["outcome"] in ("too few", "skipped"):
+        job, ends = turn.jobs[0], state["outcome"] in ("too few", "skipped")
+        if not ends and state.get("update") and state.get("batch"):
+            job["taken"] += 1
+            job["versions"].append(state["update"].version)
+        is_done = ends or job["taken"] >= job["steps"]
+        job["state"], job["why"] = "done" if is_done else "running", state["why"]
+        if is_done:
             turn.jobs.pop(0)
-            if job is not None:
-                job["state"], job["why"] = "done", state["why"]
 
     # -- the loop ---------------------------------------------------------------------------------------------------------
 
@@ -235,14 +217,14 @@ class LearningTask:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
         for scope in await asyncio.to_thread(self._replay.adapters):
             if scope not in self._turns and self._exists(*scope):
-                self._turns[scope] = _Turn()
+                self._turns[scope] = Turn()
         now = self._clock()
         if self._replay.is_shared and now >= self._next_look:
             self._next_look = now + OTHERS_SECONDS
             counts = await asyncio.to_thread(self._replay.ready_counts)
             for scope, turn in self._turns.items():
                 if counts.get(scope, 0) > turn.ready:  # feedback that came to another process, too
-                    turn.due, turn.skips = True, 0
+                    turn.wake()
                 turn.ready = counts.get(scope, 0)
         due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
         waiting = [scope for scope, turn in due.items() if turn.until <= now]
@@ -257,10 +239,8 @@ class LearningTask:
         turn, began = self._turns[scope], self._clock()
         turn.served, self.busy = next(self._numbers), scope
         self._served[scope[0]] = turn.served
-        asked: dict[str, Any] = {"tenant": scope[0], "adapter": scope[1]}
         is_for_job = bool(turn.jobs)  # a job that is asked for meanwhile gets a run of its own
-        if is_for_job:
-            asked["least"] = 2
+        asked = {"tenant": scope[0], "adapter": scope[1], **({"least": 2} if is_for_job else {})}
         turn.due = False  # feedback that comes meanwhile makes it due again
         self._step = asyncio.create_task(self._graph.ainvoke(asked))
         try:
@@ -271,53 +251,40 @@ class LearningTask:
         finally:
             self.busy = None
         turn.failures, turn.error, turn.until = 0, "", 0.0
-        self._count(state, self._clock() - began)
-        if state["outcome"] != "too few":
-            LOG.info("%s/%s: %s", *scope, describe_run(state))
-        if is_for_job:
-            self._advance(scope[0], turn, state)
         turn.outcome, turn.why = state["outcome"], state["why"]
-        if state["outcome"] != "too few":
+        if is_for_job:
+            self._advance(turn, state)
+        if turn.outcome != "too few":
+            LOG.info("%s/%s: %s", *scope, describe_run(state))
+            self._count(state, self._clock() - began)
             turn.ready = 0
-        if state["outcome"] in ("skipped", "dropped"):
-            turn.skips += 1
-        elif state["outcome"] != "too few":
-            turn.skips = 0
-        rests = state["outcome"] == "too few" or (turn.skips >= MAX_SKIPS and not turn.jobs)
+            turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
+        rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS
         turn.due = turn.due or bool(turn.jobs) or not rests
-        if state["outcome"] in ("live", "canary", "dropped"):
+        if turn.outcome in ("live", "canary", "dropped"):
             self._on_live_change(*scope)
 
-    def _record_failure(self, scope: AdapterKey, turn: _Turn, error: Exception) -> None:
+    def _record_failure(self, scope: AdapterKey, turn: Turn, error: Exception) -> None:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, public_text(error)
         wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
         turn.until = self._clock() + wait
         self._metrics.learner_errors.inc()
-        LOG.error(
-            "%s/%s: the step failed and is tried again in %g s: %s",
-            *scope,
-            wait,
-            str(error) or type(error).__name__,
-            exc_info=None if isinstance(error, UserError) else error,
-        )
+        text, trace = str(error) or type(error).__name__, None if isinstance(error, UserError) else error
+        LOG.error("%s/%s: the step failed and is tried again in %g s: %s", *scope, wait, text, exc_info=trace)
 
     def _count(self, state: dict[str, Any], seconds: float) -> None:
         metrics, outcome, update = self._metrics, state["outcome"], state.get("update")
-        if outcome == "too few":
-            return
         metrics.step_seconds.observe(seconds)
         metrics.skipped.inc(outcome == "skipped")
         metrics.promoted.inc(outcome in ("live", "canary"))
         metrics.dropped.inc(outcome == "dropped")
         for check in state["checks"]:
             result = "passed" if check.passed else "failed"
-            metrics.gate_checks.labels(check.name, result if check.value is not None else "too few").inc()
+            metrics.gate.labels(check.name, result if check.value is not None else "too few").inc()
         if outcome != "skipped" and update is not None and state["batch"]:
             metrics.steps.inc()
-            metrics.loss.set(update.loss)
-            metrics.entropy.set(update.entropy)
-            metrics.kl.set(update.kl)
-            metrics.shrink.set(update.shrink)
+            for name in ("loss", "entropy", "kl", "shrink"):
+                getattr(metrics, name).set(getattr(update, name))
             metrics.ess.set(state["correction"].ess)
 
     # -- status -----------------------------------------------------------------------------------------------------------
@@ -326,28 +293,28 @@ class LearningTask:
         """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
         its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
-        worst = max(turns, key=lambda item: item[1].failures, default=None)
-        if worst is not None and worst[1].failures >= MAX_FAILURES:
-            return {"state": "failed", "error": worst[1].error, "tenant": worst[0][0], "adapter": worst[0][1]}
+        (owner, adapter), worst = max(turns, key=lambda item: item[1].failures, default=(("", ""), Turn()))
+        if worst.failures >= MAX_FAILURES:
+            return {"state": "failed", "error": worst.error, "tenant": owner, "adapter": adapter}
         if self._task is None or self._task.done():
             return {"state": "off", "error": ""}
-        error = worst[1].error if worst is not None else ""
-        mine = {"tenant": worst[0][0]} if worst is not None and error else {}
-        busy = self.busy is not None and tenant in (None, self.busy[0])
-        return {"state": "training" if busy else "idle", "error": error, **mine}
+        is_busy = self.busy is not None and tenant in (None, self.busy[0])
+        mine = {"tenant": owner} if worst.error else {}
+        return {"state": "training" if is_busy else "idle", "error": worst.error, **mine}
 
     def outcomes(self) -> Counter[str]:
         """Number of adapters by the outcome of their last turn; those that fail are `failed`."""
         return Counter("failed" if turn.error else turn.outcome for turn in self._turns.values() if turn.error or turn.outcome)
 
-    def report(self, tenant: str, adapter: str) -> TurnReport:
-        """An adapter's last turn."""
-        turn = self._turns.get((tenant, adapter))
-        if turn is None:
-            return TurnReport()
+    def turn(self, tenant: str, adapter: str) -> Turn:
+        """An adapter's place in the schedule."""
+        return self._turns.get((tenant, adapter), Turn())
+
+    def pause(self, tenant: str, adapter: str) -> str:
+        """The reason why an adapter's learning waits after a failure, and for how long; empty: it does not."""
+        turn = self.turn(tenant, adapter)
         wait = max(turn.until - self._clock(), 0)
-        pause = f"{turn.error} (failed {turn.failures} times, tried again in {wait:.0f} s)" if turn.error else ""
-        return TurnReport(turn.outcome, turn.why, pause, turn.skips, not turn.due)
+        return f"{turn.error} (failed {turn.failures} times, tried again in {wait:.0f} s)" if turn.error else ""
 
     def adapters(self) -> list[AdapterKey]:
         """(tenant, adapter) of all that had or wait for a turn."""

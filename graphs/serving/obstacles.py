@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
-from ...memory.claas.settings import Objective
-from ...memory.errors import AdapterError, UserError, hide_paths, public_text
+from ...memory.errors import AdapterError, hide_paths, plural
 from ...nodes.learn.gate import HELD_OUT_CHECK
 from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
-from .learning_task import TurnReport
+from .learning_task import Turn
 
-__all__ = ["Obstacle", "ObstacleSurvey"]
+__all__ = ["Obstacle"]
 
 KINDS = {
     "failure": "the service's log says more; it tries again by itself, and nothing is lost",
@@ -30,15 +27,19 @@ KINDS = {
     "held out": "rewards, also of the replies that are held out",
 }
 """Kind of an obstacle -> what helps against it in general. GET /v1/status has more on each adapter."""
-SURVEY_SHARE = 0.05
-"""Largest share of the time that surveys take, where they are asked for all the time."""
+HELP_BY_LOSS = {
+    "mixed": KINDS["nothing to learn"],
+    "sdpo": "words with the feedback, or a liked reply to the same prompt; --loss.kind mixed and --loss.kind reinforce learn from rewards",
+}
+"""What helps where a minibatch taught nothing, by the kind of loss; for the others rewards that differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """Something that holds learning up, or a check of the gate that cannot be made."""
 
-    kind: Literal["failure", "too few", "ahead", "nothing to learn", "gate", "resting", "bound", "held out"]
+    kind: str
+    """A key of `KINDS`."""
     why: str
     """What is the case, with its numbers."""
     help: str
@@ -47,57 +48,48 @@ class Obstacle:
     """Feedbacks that are missing for the next step, at least; 0: more feedback alone does not help."""
 
 
-def find_obstacles(
-    settings: CLaaS, replay: Replay, versions: Adapters, report: TurnReport, counts: Mapping[str, int]
-) -> list[Obstacle]:
-    """All that holds an adapter's learning up; empty: nothing does.
+def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Turn, pause: str) -> Iterator[Obstacle]:
+    """All that holds an adapter's learning up; nothing: nothing does.
 
     Args:
         settings: CLaaS's settings.
         replay: the buffer.
         versions: the adapter's.
-        report: the adapter's last turn at the learner.
-        counts: number of its records by state.
+        turn: the adapter's last turn at the learner.
+        pause: why it waits after a failure; empty: it does not.
     """
-    found = []
-    if report.pause:
-        found.append(Obstacle("failure", report.pause, KINDS["failure"]))
-    tenant, adapter = versions.tenant, versions.adapter
+    if pause:
+        yield Obstacle("failure", pause, KINDS["failure"])
+    scope = versions.tenant, versions.adapter
+    counts, ahead = replay.counts(*scope), steps_ahead(replay, *scope, settings.max_lead_steps)
     ready = counts.get("ready", 0) + counts.get("leased", 0)
-    least = least_exchanges(settings.replay.min_exchanges, replay.step(tenant, adapter), counts.get("held", 0))
-    ahead = steps_ahead(replay, tenant, adapter, settings.max_lead_steps)
+    least = least_exchanges(settings.replay.min_exchanges, replay.step(*scope), counts.get("held", 0))
     if ahead and ready >= least:
         times = "the last step" if ahead == 1 else f"the last {ahead} steps"
         why = f"{times} learned from replies of older versions only: what the model says now is in none of them"
-        found.append(Obstacle("ahead", why, KINDS["ahead"], 1))
+        yield Obstacle("ahead", why, KINDS["ahead"], 1)
     if ready < least:
         missing = least - ready
         why = f"{ready} of {least} exchanges with feedback are ready for the next step"
-        found.append(Obstacle("too few", why, f"{missing} more {'feedback' if missing == 1 else 'feedbacks'}", missing))
-    elif report.outcome == "too few" and report.waits and not ahead:
+        yield Obstacle("too few", why, plural(missing, "more feedback"), missing)
+    elif turn.outcome == "too few" and not turn.due and not ahead:
         why = f"{ready} exchanges are ready, most of them of one end user, who alone teaches nothing where several chat"
-        found.append(Obstacle("too few", why, "feedback of other end users (--replay.max-user-share)", 1))
-    if report.outcome == "skipped":
-        found.append(Obstacle("nothing to learn", hide_paths(report.why), _help_with_feedback(settings.loss)))
-    drops = versions.drops_in_a_row
-    if drops:
+        yield Obstacle("too few", why, "feedback of other end users (--replay.max-user-share)", 1)
+    if turn.outcome == "skipped":
+        help = HELP_BY_LOSS.get(settings.loss.kind, "rewards that differ: feedback on good replies and on bad ones")
+        yield Obstacle("nothing to learn", hide_paths(turn.why), help)
+    if drops := versions.drops_in_a_row:
         newest = next(line for line in reversed(versions.log()) if line["state"] == "dropped")
-        why = f"{drops} {'version' if drops == 1 else 'versions in a row'} failed the gate, the last by: {hide_paths(newest['why'])}"
-        found.append(Obstacle("gate", why, _help_with_gate(newest)))
-    if report.rests:
-        why = f"learning rests: {report.skips} minibatches in a row taught nothing, or made versions that failed the gate"
-        found.append(Obstacle("resting", why, KINDS["resting"], 1))
-    if newest_update := replay.updates(tenant, adapter, 1):
-        found += _find_bound(settings, newest_update[0])
-    return [*found, *_find_untested(settings, versions)]
-
-
-def _help_with_feedback(loss: Objective) -> str:
-    if loss.kind == "mixed":
-        return "words, or rewards that differ: feedback on good replies and on bad ones"
-    if loss.kind == "sdpo":
-        return "words with the feedback, or a liked reply to the same prompt; --loss.kind mixed and --loss.kind reinforce learn from rewards"
-    return "rewards that differ: feedback on good replies and on bad ones"
+        which = "version" if drops == 1 else "versions in a row"
+        yield Obstacle(
+            "gate", f"{drops} {which} failed the gate, the last by: {hide_paths(newest['why'])}", _help_with_gate(newest)
+        )
+    if turn.rests:
+        why = f"learning rests: {turn.skips} minibatches in a row taught nothing, or made versions that failed the gate"
+        yield Obstacle("resting", why, KINDS["resting"], 1)
+    if settings.gate.enabled:
+        yield from _find_bound(settings, replay.updates(*scope, 1))
+        yield from _find_untested(settings, versions)
 
 
 def _help_with_gate(line: Mapping[str, Any]) -> str:
@@ -111,78 +103,29 @@ def _help_with_gate(line: Mapping[str, Any]) -> str:
     return "; ".join(help)
 
 
-def _find_bound(settings: CLaaS, update: Mapping[str, Any]) -> list[Obstacle]:
+def _find_bound(settings: CLaaS, newest: Iterable[Mapping[str, Any]]) -> Iterator[Obstacle]:
     """The bound on the distance from the base model, if the newest step reached it."""
-    shrink = float(update.get("shrink", 1.0))
-    if not (settings.gate.enabled and shrink < 1.0):
-        return []
-    why = (
-        f"the model is as far from the base model as the gate allows (KL {update.get('kl', 0.0):.2f} of {settings.gate.max_kl:g} nats "
-        f"a token): the last step scaled all that was learned by {shrink:.2f}"
-    )
-    help = "it learns on, and what is not repeated fades; a wider bound (--gate.max-kl), or another adapter for other wishes"
-    return [Obstacle("bound", why, help)]
+    for update in newest:
+        if (shrink := float(update.get("shrink", 1.0))) < 1.0:
+            why = (
+                f"the model is as far from the base model as the gate allows (KL {update.get('kl', 0.0):.2f} of {settings.gate.max_kl:g} "
+                f"nats a token): the last step scaled all that was learned by {shrink:.2f}"
+            )
+            yield Obstacle("bound", why, f"it learns on, and what is not repeated fades; {KINDS['bound']}")
 
 
-def _find_untested(settings: CLaaS, versions: Adapters) -> list[Obstacle]:
+def _find_untested(settings: CLaaS, versions: Adapters) -> Iterator[Obstacle]:
     """Held-out feedback that is too little for the gate, if the live version passed without it."""
-    if not (settings.gate.enabled and settings.replay.held_out_share > 0 and versions.current):
-        return []
-    try:
-        checks = versions.version(versions.current).about.get("gate", [])
-    except AdapterError:  # a damaged version is withdrawn when it is loaded
-        return []
-    note = next((check["note"] for check in checks if check["name"] == HELD_OUT_CHECK and check["value"] is None), None)
-    if note is None:
-        return []
-    help = (
-        f"rewards: {settings.replay.held_out_share:.0%} of the replies are held out for this test, and those need a reward each"
-    )
-    return [Obstacle("held out", f"the live version was not tested on held-out feedback: {note}", help)]
-
-
-class ObstacleSurvey:
-    """The obstacles of all adapters, by tenant. Safe for threads.
-
-    A survey is used again until it is twenty times as old as it took to make (`SURVEY_SHARE`), so that many adapters and frequent health
-    checks do not keep the service busy.
-
-    Args:
-        scopes: lists (tenant, adapter) of all that may learn.
-        find: the obstacles of one.
-        clock: seconds.
-    """
-
-    def __init__(
-        self,
-        scopes: Callable[[], Iterable[tuple[str, str]]],
-        find: Callable[[str, str], list[Obstacle]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._scopes = scopes
-        self._find = find
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._found: dict[str, list[Obstacle]] = {}
-        self._until = float("-inf")
-
-    def obstacles(self) -> Mapping[str, list[Obstacle]]:
-        """Tenant -> the obstacles of its adapters; tenants without any are there, too."""
-        with self._lock:
-            began = self._clock()
-            if began >= self._until:
-                found: dict[str, list[Obstacle]] = {}
-                for tenant, adapter in self._scopes():
-                    found.setdefault(tenant, []).extend(self._of_adapter(tenant, adapter))
-                self._found = found
-                self._until = self._clock() + (self._clock() - began) / SURVEY_SHARE
-            return self._found
-
-    def _of_adapter(self, tenant: str, adapter: str) -> list[Obstacle]:
+    share = settings.replay.held_out_share
+    if share > 0 and versions.current:
         try:
-            return self._find(tenant, adapter)
-        except UserError as error:  # damaged files, or it was deleted meanwhile
-            return [Obstacle("failure", public_text(error), KINDS["failure"])]
+            checks = versions.version(versions.current).about.get("gate", [])
+        except AdapterError:  # a damaged version is withdrawn when it is loaded
+            return
+        for check in checks:
+            if check["name"] == HELD_OUT_CHECK and check["value"] is None:
+                help = f"rewards: {share:.0%} of the replies are held out for this test, and those need a reward each"
+                yield Obstacle("held out", f"the live version was not tested on held-out feedback: {check['note']}", help)
 
 
 def summarize_obstacles(found: Iterable[Obstacle]) -> list[dict[str, Any]]:

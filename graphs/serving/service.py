@@ -33,7 +33,7 @@ from .administration import Administration
 from .feedback import FeedbackWatch
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
-from .versions import LiveVersions
+from .versions import DELETED, LiveVersions
 
 __all__ = ["Service"]
 
@@ -85,7 +85,7 @@ class Service(Administration):
             graph = build_learning(learner, replay, self.versions, settings, live.load, retention)
             learning = LearningTask(graph, replay, metrics, live.on_live_change, exists=live.exists)
         super().__init__(model, engine, replay, live, learning, metrics, settings)
-        self._watch = FeedbackWatch(live, replay, settings, metrics, self._wake_learning)
+        self._watch = FeedbackWatch(live, replay, settings.rollout, metrics, self._wake_learning)
         self._serving = build_serving(engine, replay, live.route, interrupt_after=["record"])
         self._keep = KeepFeedback(replay)
         # A pool of its own, so that feedback does not queue behind chats that are being stored.
@@ -100,9 +100,10 @@ class Service(Administration):
         """
         for tenant, adapter in await asyncio.to_thread(self._live.list_adapters):
             try:
-                await asyncio.to_thread(self._live.taint, tenant, self.replay.tainted_versions(tenant), adapter)
-                await asyncio.to_thread(self._watch.restore_rewards, tenant, adapter)
-                await self._live.load_live(tenant, adapter)
+                served = await asyncio.to_thread(self._live.adapter, tenant, adapter)
+                await asyncio.to_thread(served.versions.taint, self.replay.tainted_versions(tenant), DELETED)
+                await asyncio.to_thread(self._watch.restore_rewards, served)
+                await self._live.load_live(served)
             except Exception as error:
                 LOG.error("%s/%s cannot be opened, the other adapters can: %s", tenant, adapter, error, exc_info=error)
         self._state = "open"
@@ -140,15 +141,15 @@ class Service(Administration):
         Raises:
             UnknownAdapter: the tenant has no such adapter.
         """
-        return self._live.state(tenant, adapter).versions
+        return self._live.adapter(tenant, adapter).versions
 
     async def models(self, tenant: str) -> list[dict[str, Any]]:
         """The models that a tenant can name: `MODEL` (the adapter `default`), and `MODEL:ADAPTER`."""
         rows = []
         for adapter in self._live.names(tenant):
-            state = self._live.state(tenant, adapter)
-            label = state.live
-            created = (await asyncio.to_thread(state.versions.version, label)).created if label else 0
+            served = self._live.adapter(tenant, adapter)
+            label = served.live
+            created = (await asyncio.to_thread(served.versions.version, label)).created if label else 0
             name = self.model if adapter == DEFAULT_SCOPE else f"{self.model}:{adapter}"
             rows.append({"id": name, "created": int(created), "version": label})
         return sorted(rows, key=lambda row: row["id"] != self.model)
@@ -171,7 +172,7 @@ class Service(Administration):
             UserError: the engine's; `UnknownAdapter`; `Unavailable` before `start` and after `close`.
         """
         self._require_open()
-        self._live.existing_state(call.tenant, call.adapter)
+        served = self._live.adapter(call.tenant, call.adapter)
         began, is_first, is_finished = self._clock(), True, False
         self._metrics.requests.inc()
         self._running[call.tenant] += 1
@@ -180,15 +181,13 @@ class Service(Administration):
                 async for item in stream:
                     if is_first:
                         is_first = False
-                        self._metrics.first_token_seconds.observe(self._clock() - began)
+                        self._metrics.ttft_seconds.observe(self._clock() - began)
                     if isinstance(item, Exchange):
                         is_finished = True
-                        self._metrics.chat_seconds.observe(self._clock() - began)
+                        self._metrics.latency_seconds.observe(self._clock() - began)
                         self._metrics.prompt_tokens.inc(len(item.reply.prompt_ids))
                         self._metrics.reply_tokens.inc(len(item.reply.token_ids))
-                        if call.store and not self._live.has_state(
-                            call.tenant, call.adapter
-                        ):  # the adapter was deleted meanwhile
+                        if call.store and not self._live.has(served):  # the adapter was deleted meanwhile
                             await asyncio.to_thread(self.replay.delete, call.tenant, call.id)
                     yield item
         finally:
@@ -236,7 +235,7 @@ class Service(Administration):
         )
         if not receipt.is_repeat:
             self._metrics.feedbacks.inc()
-            self._watch.note_feedback(tenant, exchange, feedback)
+            self._watch.note_feedback(exchange, feedback)
             self._wake_learning(tenant, exchange.adapter)
         return receipt
 

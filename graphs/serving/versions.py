@@ -1,16 +1,18 @@
 """The adapter versions that answer, and those that the engine holds.
 
 The live version answers a request, or the canary does for a share of the request ids. A version that was live before stays
-loaded, so that going back to it takes no longer than writing its name into CURRENT.
+loaded, so that going back to it takes no longer than a line in its adapter's log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -22,12 +24,15 @@ from ...memory.claas.replay_file import NAME
 from ...memory.errors import AdapterError, Unavailable, UnknownAdapter, UnknownVersion, UserError, machine_error
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
-from .adapter_state import MAX_NAMED, AdapterState, gradient_steps_of
 from .metrics import ServiceMetrics
 
-__all__ = ["LiveVersions"]
+__all__ = ["LiveVersions", "ServedAdapter"]
 
 LOG = logging.getLogger("learngraph.service")
+DELETED = "learned from an exchange that was deleted"
+"""Reason for the mark on a version."""
+MAX_NAMED = 4
+"""Most versions of an adapter that stay loaded because requests named them."""
 MAX_PINS = 10_000
 """Most requests whose version is pinned before they begin; beyond that the oldest pin is dropped."""
 MAX_RETRY_WAIT = 60.0
@@ -39,11 +44,57 @@ def hash_fraction(id: str) -> float:
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
+def gradient_steps_of(label: str) -> int:
+    """The number of gradient steps behind a version, which its name begins with; 0 for the base model."""
+    return int(label.rpartition("@")[2].partition("-")[0]) if label else 0
+
+
 def is_permanent(error: BaseException) -> bool:
     """True if a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example
     an engine that is away or a disk that does not answer."""
     failure = machine_error(error)
     return isinstance(error, AdapterError) and (failure is None or isinstance(failure, FileNotFoundError))
+
+
+@dataclass(eq=False)
+class ServedAdapter:
+    """An adapter between requests: the versions that answer, and its newest rewards. All of it can be read from disk again."""
+
+    versions: Adapters
+    live: str = ""
+    """Label of the version that answers requests; empty: the base model."""
+    canary: str = ""
+    """Label of the canary; empty: there is none."""
+    previous_live: str = ""
+    """Label of the version that was live before. It stays loaded."""
+    rewards: OrderedDict[str, tuple[str, float, float]] = field(default_factory=OrderedDict)
+    """Exchange id -> (label, reward, Unix time of the reply), oldest first."""
+    has_new_rewards: bool = False
+    """True if there are rewards that the watch has not seen."""
+    named: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NAMED))
+    """Labels of the versions that requests named last. They stay loaded."""
+    switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """(tenant, adapter)."""
+        return self.versions.tenant, self.versions.adapter
+
+    def refresh(self) -> None:
+        """Read from disk which versions answer from now on."""
+        live = self.versions.current
+        if live != self.live:
+            self.previous_live = self.live
+        self.live = live
+        self.canary = self.versions.canary
+
+    def rewards_by_version(self, since: float = -math.inf) -> dict[str, list[float]]:
+        """Label -> rewards of replies that were made at `since` (Unix time) or later, oldest first."""
+        found: dict[str, list[float]] = {}
+        for label, reward, created in self.rewards.values():
+            if created >= since:
+                found.setdefault(label, []).append(reward)
+        return found
 
 
 class LiveVersions:
@@ -73,7 +124,7 @@ class LiveVersions:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._states: dict[tuple[str, str], AdapterState] = {}
+        self._adapters: dict[tuple[str, str], ServedAdapter] = {}
         self._pins: OrderedDict[str, str] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -116,52 +167,39 @@ class LiveVersions:
 
     def exists(self, tenant: str, adapter: str) -> bool:
         """True if there is this adapter."""
-        return (tenant, adapter) in self._states or adapter in self.names(tenant)
+        return (tenant, adapter) in self._adapters or adapter in self.names(tenant)
 
-    def has_state(self, tenant: str, adapter: str) -> bool:
-        """True if an adapter's state is in memory; false for one that was deleted."""
-        return (tenant, adapter) in self._states
+    def has(self, served: ServedAdapter) -> bool:
+        """True if an adapter is still served, not deleted since."""
+        return self._adapters.get(served.scope) is served
 
-    def is_current(self, state: AdapterState) -> bool:
-        """True if an adapter's state is still in use, not deleted since."""
-        return self._states.get((state.versions.tenant, state.versions.adapter)) is state
-
-    def state(self, tenant: str, adapter: str, create: bool = False) -> AdapterState:
-        """An adapter's state. `default` is made when it is first asked for, another one with `create` only.
+    def adapter(self, tenant: str, adapter: str, create: bool = False) -> ServedAdapter:
+        """An adapter. `default` is made when it is first asked for, another one with `create` only.
 
         Raises:
             UnknownAdapter: there is no such adapter, or it was deleted.
             UserError: a name that is not allowed.
         """
-        state = self._states.get((tenant, adapter))
-        if state is None:
+        served = self._adapters.get((tenant, adapter))
+        if served is None:
             for what, name in (("a tenant", tenant), ("an adapter", adapter)):
                 if not NAME.fullmatch(name):
                     raise UserError(f"{what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
-            if not create:
-                self.require_adapter(tenant, adapter)
-            state = AdapterState(Adapters(self._root, tenant, adapter, self._settings.rollout.keep_versions))
-            state.refresh()
-            self._states[tenant, adapter] = state
-        return state
-
-    def require_adapter(self, tenant: str, adapter: str) -> None:
-        """Raise `UnknownAdapter` if the tenant has no such adapter."""
-        if adapter != DEFAULT_SCOPE and adapter not in self.names(tenant):
+        if not create and adapter != DEFAULT_SCOPE and adapter not in self.names(tenant):
             raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self.names(tenant))}")
+        if served is None:
+            served = ServedAdapter(Adapters(self._root, tenant, adapter, self._settings.rollout.keep_versions))
+            served.refresh()
+            self._adapters[tenant, adapter] = served
+        return served
 
-    def existing_state(self, tenant: str, adapter: str) -> AdapterState:
-        """As `state`, but looks at the disk first: raises `UnknownAdapter` for an adapter that was deleted meanwhile."""
-        self.require_adapter(tenant, adapter)
-        return self.state(tenant, adapter)
+    def adapters_of(self, tenant: str) -> Iterable[ServedAdapter]:
+        """A tenant's adapters that are in memory."""
+        return [served for (owner, _), served in self._adapters.items() if owner == tenant]
 
-    def states_of(self, tenant: str) -> Iterable[AdapterState]:
-        """The states of a tenant's adapters that are in memory."""
-        return [state for (owner, _), state in self._states.items() if owner == tenant]
-
-    def forget_state(self, tenant: str, adapter: str) -> None:
-        """Drop the state of an adapter that was deleted."""
-        self._states.pop((tenant, adapter), None)
+    def forget(self, served: ServedAdapter) -> None:
+        """Serve an adapter no more that was deleted."""
+        self._adapters.pop(served.scope, None)
 
     def find_label(self, tenant: str, adapter: str, version: str) -> str:
         """A version's label from its label, its name, or its number of steps.
@@ -169,21 +207,17 @@ class LiveVersions:
         Raises:
             UnknownAdapter, UnknownVersion: there is none.
         """
-        versions = self.existing_state(tenant, adapter).versions.versions()
+        versions = self.adapter(tenant, adapter).versions.versions()
         for one in versions:
             if version in (one.label, one.name, one.name.partition("-")[0], str(one.step)):
                 return one.label
         known = ", ".join(one.name for one in versions[:5]) or "none yet"
         raise UnknownVersion(f"adapter {adapter!r} has no version {version!r}; the newest are {known}")
 
-    def taint(self, tenant: str, labels: Sequence[str], adapter: str | None = None) -> None:
-        """Mark versions that learned from an exchange that was deleted; of one adapter, or of all of the tenant's (None)."""
-        by_adapter: dict[str, list[str]] = {}
-        for label in labels:
-            by_adapter.setdefault(label.rpartition("@")[0].partition("/")[2], []).append(label)
-        for name, mine in by_adapter.items():
-            if adapter in (None, name) and name in self.names(tenant):  # else the adapter is deleted
-                self.state(tenant, name).versions.taint(mine, "learned from an exchange that was deleted")
+    def taint(self, tenant: str, labels: Sequence[str]) -> None:
+        """Mark versions that learned from an exchange that was deleted."""
+        for name in {label.rpartition("@")[0].partition("/")[2] for label in labels} & set(self.names(tenant)):
+            self.adapter(tenant, name).versions.taint(labels, DELETED)
 
     # -- routing ----------------------------------------------------------------------------------------------------------
 
@@ -194,56 +228,49 @@ class LiveVersions:
         Args:
             wanted: a version's name, label or number of steps, or `base`; empty: the one that is live.
         """
-        if not wanted:
-            label = self._label_for(tenant, adapter, id)
-        elif wanted == "base":
-            self.require_adapter(tenant, adapter)
-            label = ""
-        else:
-            label = self.find_label(tenant, adapter, wanted)
-            self._keep_named(self.state(tenant, adapter), label)
+        served = self.adapter(tenant, adapter)
+        label = self._label_for(served, id)
+        if wanted:
+            label = "" if wanted == "base" else self.find_label(tenant, adapter, wanted)
+        if label and wanted:
+            if label in served.named:
+                served.named.remove(label)
+            is_full = len(served.named) == MAX_NAMED
+            served.named.append(label)
+            if is_full:  # what was named longest ago is unloaded
+                self.spawn(self._unload_idle(served))
         self._pins[f"{tenant}/{id}"] = label
         if len(self._pins) > MAX_PINS:
             self._pins.popitem(last=False)
         return label
 
-    def _keep_named(self, state: AdapterState, label: str) -> None:
-        """Note that a request named a version; what was named longer ago is unloaded."""
-        if label in state.named:
-            state.named.remove(label)
-        is_full = len(state.named) == MAX_NAMED
-        state.named.append(label)
-        if is_full:
-            self.spawn(self._unload_idle(state))
-
-    def _label_for(self, tenant: str, adapter: str, id: str) -> str:
-        state = self.state(tenant, adapter)
-        return state.canary if state.canary and hash_fraction(id) < self._settings.rollout.canary_share else state.live
+    def _label_for(self, served: ServedAdapter, id: str) -> str:
+        is_for_canary = served.canary and hash_fraction(id) < self._settings.rollout.canary_share
+        return served.canary if is_for_canary else served.live
 
     async def route(self, tenant: str, adapter: str, id: str) -> tuple[str, int]:
         """The label of the version that answers a request, loaded, and the gradient steps behind it."""
-        label = self._pins.pop(f"{tenant}/{id}", None)
+        served, label = self.adapter(tenant, adapter), self._pins.pop(f"{tenant}/{id}", None)
         if label is None:
-            label = self._label_for(tenant, adapter, id)
+            label = self._label_for(served, id)
         if label and label not in self._engine.loaded_versions():
-            if label in self.state(tenant, adapter).named:
+            if label in served.named:
                 await self.load(label)  # another one is no answer to who asked for this one
             else:
-                label = await self.require_version(tenant, adapter, label)
+                label = await self._require(served, label)
         return label, gradient_steps_of(label)
 
     # -- loading ----------------------------------------------------------------------------------------------------------
 
-    async def load_live(self, tenant: str, adapter: str) -> None:
+    async def load_live(self, served: ServedAdapter) -> None:
         """Load what answers for an adapter; what cannot be loaded at present is tried again in the background."""
-        state = self.state(tenant, adapter)
-        for label in filter(None, (state.live, state.canary)):
+        for label in filter(None, (served.live, served.canary)):
             try:
-                await self.require_version(tenant, adapter, label)
+                await self._require(served, label)
             except Unavailable:
-                self.spawn(self._retry_version(tenant, adapter, label))
+                self.spawn(self._retry(served, label))
 
-    async def require_version(self, tenant: str, adapter: str, label: str) -> str:
+    async def _require(self, served: ServedAdapter, label: str) -> str:
         """Load a version; if it can never be loaded (damaged, of another base model), go back until one can, and return its
         label.
 
@@ -258,22 +285,21 @@ class LiveVersions:
                 if not is_permanent(error):
                     LOG.warning("%s cannot be loaded at present: %s", label, error)
                     raise Unavailable("the version that answers cannot be loaded at present; try again") from error
-                state = self.state(tenant, adapter)
                 LOG.error("%s cannot be loaded: %s", label, error)
-                if label == state.canary:
-                    await asyncio.to_thread(self.drop_canary, tenant, adapter, label, str(error))
-                elif label == state.live:
-                    await self.switch_back(tenant, adapter, None, f"cannot be loaded: {error}", load=False)
-                label = state.live
+                if label == served.canary:
+                    await asyncio.to_thread(self.drop_canary, served, str(error))
+                elif label == served.live:
+                    await self.switch_back(served, None, f"cannot be loaded: {error}", load=False)
+                label = served.live
         return label
 
-    async def _retry_version(self, tenant: str, adapter: str, label: str) -> None:
+    async def _retry(self, served: ServedAdapter, label: str) -> None:
         """Try to load a version until it is loaded, or another one answers."""
         wait = 1.0
-        while (state := self._states.get((tenant, adapter))) is not None and label in (state.live, state.canary):
+        while self.has(served) and label in (served.live, served.canary):
             await asyncio.sleep(wait)
             try:
-                await self.require_version(tenant, adapter, label)
+                await self._require(served, label)
                 return
             except Unavailable:
                 wait = min(2 * wait, MAX_RETRY_WAIT)
@@ -290,7 +316,7 @@ class LiveVersions:
     async def _load(self, label: str) -> None:
         began = self._clock()
         tenant, _, adapter = label.rpartition("@")[0].partition("/")
-        versions = self.state(tenant, adapter).versions
+        versions = self.adapter(tenant, adapter).versions
         version = await asyncio.to_thread(versions.version, label)
         if version.base != self._engine.base and self._engine.base:  # an engine elsewhere may not know its base
             raise AdapterError(f"{label} was learned on base model {version.base}, and this service has {self._engine.base}")
@@ -301,78 +327,73 @@ class LiveVersions:
 
     def on_live_change(self, tenant: str, adapter: str) -> None:
         """Route requests to the version that is live now, and unload versions that no request will need."""
-        state = self._states.get((tenant, adapter))
-        if state is not None:  # not deleted since
-            state.refresh()
-            self.spawn(self._unload_idle(state))
+        served = self._adapters.get((tenant, adapter))
+        if served is not None:  # not deleted since
+            served.refresh()
+            self.spawn(self._unload_idle(served))
 
-    async def _unload_idle(self, state: AdapterState) -> None:
-        needed = {state.live, state.canary, state.previous_live, *state.named, *self._pins.values()}
+    async def _unload_idle(self, served: ServedAdapter) -> None:
+        """Unload versions that no request will need, and delete from disk what nothing leads back to.
+
+        Falling rewards lead back to the newest version before those on trial, of which there are at most `watch_rewards` with rewards
+        (nodes/learn/gate.py, `reward_windows`).
+        """
+        needed = {served.live, served.canary, served.previous_live, *served.named, *self._pins.values()}
         for label in self._engine.loaded_versions():
-            if label.startswith(f"{state.versions.scope}@") and label not in needed:
+            if label.startswith(f"{served.versions.scope}@") and label not in needed:
                 await self._engine.unload(label)
-        async with state.switch_lock:
-            if self.is_current(state):
-                await self._prune(state, needed)
+        async with served.switch_lock:
+            if self.has(served):
+                rewards, watched = served.rewards_by_version(), self._settings.rollout.watch_rewards
+                line = (label for label in served.versions.lineage(served.live) if label in rewards)
+                needed |= set(islice(line, watched + 1 if watched else 0)) | set(self._engine.loaded_versions())
+                needed.add(await asyncio.to_thread(self._replay.head, *served.scope))
+                await asyncio.to_thread(served.versions.prune, tuple(needed))
 
-    async def _prune(self, state: AdapterState, needed: set[str]) -> None:
-        head = await asyncio.to_thread(self._replay.head, state.versions.tenant, state.versions.adapter)
-        kept = (head, *needed, *self._rollback_targets(state), *self._engine.loaded_versions())
-        await asyncio.to_thread(state.versions.prune, kept)
-
-    def _rollback_targets(self, state: AdapterState) -> list[str]:
-        """Versions that falling rewards may lead back to. At most `watch` versions with rewards are on trial at a time
-        (nodes/learn/gate.py, `reward_windows`); the newest version before these is the target."""
-        rewards = state.rewards_by_version()
-        line = (label for label in state.versions.lineage(state.live) if label in rewards)
-        return list(islice(line, self._settings.rollout.watch_rewards + 1)) if self._settings.rollout.watch_rewards else []
-
-    async def promote(self, tenant: str, adapter: str, label: str, why: str) -> None:
+    async def promote(self, served: ServedAdapter, label: str, why: str) -> None:
         """Load a version and make it live; learning goes on from it."""
         began = self._clock()
-        state = self.state(tenant, adapter)
-        async with state.switch_lock:
+        async with served.switch_lock:
             await self.load(label)
-            await asyncio.to_thread(state.versions.promote, label, why)
-            await asyncio.to_thread(self._replay.set_head, tenant, adapter, label)
-            state.refresh()
+            await asyncio.to_thread(served.versions.promote, label, why)
+            await self._learn_on_from(served, label, began)
+
+    async def _learn_on_from(self, served: ServedAdapter, label: str, began: float) -> None:
+        await asyncio.to_thread(self._replay.set_head, *served.scope, label)
+        self.on_live_change(*served.scope)
         self._metrics.swap_seconds.observe(self._clock() - began)
-        self.on_live_change(tenant, adapter)
 
     async def switch_back(
-        self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True, rewards_fell: bool = False
-    ) -> str:
-        """Make an earlier version live and learn on from it; returns its label. The caller holds the adapter's `switch_lock`,
-        unless the live version cannot be loaded.
+        self, served: ServedAdapter, to: str | None, why: str, load: bool = True, rewards_fell: bool = False
+    ) -> None:
+        """Make an earlier version live and learn on from it. The caller holds the adapter's `switch_lock`, unless the live version
+        cannot be loaded.
 
         Args:
+            served: the adapter.
             to: a label, the base model (empty), or the version that was live before (None).
+            why: the reason, for the log.
             load: load it before it goes live.
             rewards_fell: the reason is live feedback; the gate reads newer held-out feedback only from then on.
         """
         began = self._clock()
-        state = self.state(tenant, adapter)
         if load and to:
             await self.load(to)
-        if state.canary:
-            await asyncio.to_thread(self.drop_canary, tenant, adapter, state.canary, f"rolled back: {why}")
-        label = await asyncio.to_thread(state.versions.roll_back, to, why, rewards_fell=rewards_fell)
-        await asyncio.to_thread(self._replay.set_head, tenant, adapter, label)
-        state.refresh()
+        if served.canary:
+            await asyncio.to_thread(self.drop_canary, served, f"rolled back: {why}")
+        label = await asyncio.to_thread(served.versions.roll_back, to, why, rewards_fell=rewards_fell)
+        await self._learn_on_from(served, label, began)
         self._metrics.rollbacks.inc()
-        self._metrics.swap_seconds.observe(self._clock() - began)
         if load and label and label not in self._engine.loaded_versions():
             try:
                 await self.load(label)
             except UserError as error:  # the next request for it tries again
                 LOG.warning("%s cannot be loaded yet: %s", label, error)
-        self.on_live_change(tenant, adapter)
-        return label
 
-    def drop_canary(self, tenant: str, adapter: str, canary: str, why: str) -> None:
+    def drop_canary(self, served: ServedAdapter, why: str) -> None:
         """Withdraw the canary; learning goes on from the live version."""
-        state = self.state(tenant, adapter)
-        self._replay.set_head(tenant, adapter, state.versions.current)
-        state.versions.drop(canary, why)
-        state.refresh()
+        canary = served.canary
+        self._replay.set_head(*served.scope, served.versions.current)
+        served.versions.drop(canary, why)
+        served.refresh()
         self._metrics.dropped.inc()

@@ -11,7 +11,8 @@ from claas_settings import OPEN_GATE, changed
 from urn_service import JAM, idle, metric, serving, turns
 
 from learngraph.graphs.claas import CLaaS
-from learngraph.graphs.serving.obstacles import KINDS, Obstacle, ObstacleSurvey, summarize_obstacles
+from learngraph.graphs.serving import administration
+from learngraph.graphs.serving.obstacles import KINDS, Obstacle, summarize_obstacles
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.errors import UserError
 
@@ -20,7 +21,7 @@ async def shown(service: Service, tenant: str = "acme") -> dict[str, dict[str, A
     """A tenant's obstacles by kind, which status, health and metrics agree on."""
     (scope,) = (await service.status(tenant))["scopes"]
     found = {row["kind"]: row for row in scope["held_up"]}
-    service._survey._until = 0.0
+    service._surveyed_until = 0.0
     for kind in KINDS:
         samples = [s for family in await service.metrics() for s in family.samples if s.name == "learngraph_held_up"]
         values = [s.value for s in samples if s.labels == {"tenant": tenant, "kind": kind}]
@@ -92,40 +93,27 @@ async def test_one_end_user_alone_is_said_to_teach_nothing_where_several_chat(tm
         assert row["help"].startswith("feedback of other end users")
 
 
-async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: Path) -> None:
+async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, OPEN_GATE) as service:
         await turns(service, 1)
         await turns(service, 1, tenant="bob")
         await urn.until(lambda: idle(service))
-        find = service._survey._find
+        find, calls = service._obstacles, list[str]()
 
         def fail(tenant: str, adapter: str) -> list[Obstacle]:
+            calls.append(tenant)
             if tenant == "bob":
                 raise UserError("/srv/bob/states.jsonl is damaged")
             return find(tenant, adapter)
 
-        service._survey._find, service._survey._until = fail, 0.0
-        health = await service.status(None)
-        assert {row["kind"]: row["adapters"] for row in health["held_up"]} == {"failure": 1, "too few": 1}
-        assert "/srv" not in str(health)
-
-
-def test_a_survey_is_used_again_for_twenty_times_as_long_as_it_took() -> None:
-    now, calls = [0.0], list[tuple[str, str]]()
-
-    def find(tenant: str, adapter: str) -> list[Obstacle]:
-        calls.append((tenant, adapter))
-        now[0] += 0.5
-        return [Obstacle("too few", "3 of 8", "5 more", 5)] if tenant == "acme" else []
-
-    survey = ObstacleSurvey(lambda: [("acme", "default"), ("bob", "default")], find, lambda: now[0])
-    assert {tenant: len(found) for tenant, found in survey.obstacles().items()} == {"acme": 1, "bob": 0}
-    now[0] = 20.9
-    survey.obstacles()
-    assert len(calls) == 2
-    now[0] = 21.1
-    survey.obstacles()
-    assert len(calls) == 4
+        monkeypatch.setattr(service, "_obstacles", fail)
+        for share, asked in ((1e-9, 2), (1e-9, 2), (1e9, 4)):  # a survey is used again for a time that grows with what it took
+            monkeypatch.setattr(administration, "SURVEY_SHARE", share)
+            service._surveyed_until *= share < 1
+            health = await service.status(None)
+            assert len(calls) == asked
+            assert {row["kind"]: row["adapters"] for row in health["held_up"]} == {"failure": 1, "too few": 1}
+            assert "/srv" not in str(health)
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, turns
 
 from learngraph.graphs.claas import CLaaS
-from learngraph.graphs.serving.adapter_state import AdapterState, gradient_steps_of
-from learngraph.graphs.serving.learning_task import _Turn
+from learngraph.graphs.serving.learning_task import Turn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
-from learngraph.graphs.serving.versions import hash_fraction
+from learngraph.graphs.serving.versions import ServedAdapter, gradient_steps_of, hash_fraction
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import TeacherSettings
 from learngraph.memory.errors import (
@@ -130,7 +129,7 @@ async def test_feedback_counts_once(tmp_path: Path) -> None:
         assert (first.job, first.is_repeat, again.job, again.is_repeat) == (again.job, False, first.job, True)
         other = await service.feedback("acme", "one", Feedback(-1.0, "on second thoughts"))
         assert other.job != first.job
-        assert service._live.state("acme", "default").rewards_by_version() == {exchange.reply.version: [-1.0]}
+        assert service._live.adapter("acme", "default").rewards_by_version() == {exchange.reply.version: [-1.0]}
         job = await service.job("acme", other.job)
         assert job is not None
         assert (job["kind"], job["response_id"], job["state"]) == ("feedback", "one", "ready")
@@ -173,15 +172,15 @@ async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: P
 async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4}), learns=False) as service:
         looks = []
-        by_version = AdapterState.rewards_by_version
+        by_version = ServedAdapter.rewards_by_version
         monkeypatch.setattr(
-            AdapterState, "rewards_by_version", lambda scope, *since: looks.append(1) or by_version(scope, *since)
+            ServedAdapter, "rewards_by_version", lambda scope, *since: looks.append(1) or by_version(scope, *since)
         )
         exchanges = [await urn.say(service, "x", f"b-{i}") for i in range(40)]
         await asyncio.gather(*(urn.like(service, exchange) for exchange in exchanges))
         await urn.until(lambda: not service._live.tasks)
         assert 1 <= len(looks) <= 40
-        assert len(by_version(service._live.state("acme", "default"))[""]) == 40
+        assert len(by_version(service._live.adapter("acme", "default"))[""]) == 40
 
 
 @pytest.mark.slow
@@ -276,7 +275,7 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         assert canary in (await service.forget("acme", used))["tainted"]
         await turns(service, 1, start=8)
         await urn.until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
-        assert service._live.state("acme", "default").live == ""
+        assert service._live.adapter("acme", "default").live == ""
 
 
 @pytest.mark.slow
@@ -292,7 +291,7 @@ async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path:
     ) as service:
         await turns(service, 64)
         await urn.until(lambda: idle(service))
-        scope, good = service._live.state("acme", "default"), service.versions("acme").current
+        scope, good = service._live.adapter("acme", "default"), service.versions("acme").current
         assert good
         # From here on it says "green"; there is no gate.
         service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
@@ -431,8 +430,9 @@ async def test_held_out_feedback_has_no_say_once_live_feedback_has_contradicted_
     async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4})) as service:
         await turns(service, 30)
         await urn.until(lambda: idle(service))
-        async with service._live.state("acme", "default").switch_lock:
-            await service._live.switch_back("acme", "default", None, "asked for", rewards_fell=rewards_fell)
+        served = service._live.adapter("acme", "default")
+        async with served.switch_lock:
+            await service._live.switch_back(served, None, "asked for", rewards_fell=rewards_fell)
         service.learner.wreck, i = [0.0, 9.0, 0.0, 0.0], 30
         while service.learner.wreck is not None:
             await turns(service, 1, start=i, word="green")
@@ -478,8 +478,8 @@ async def test_gates_every_n_steps(tmp_path: Path) -> None:
 async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 6, "canary_share": 0.4})) as service:
         await turns(service, 12)
-        await urn.until(lambda: bool(service._live.state("acme", "default").canary))
-        canary = service._live.state("acme", "default").canary
+        await urn.until(lambda: bool(service._live.adapter("acme", "default").canary))
+        canary = service._live.adapter("acme", "default").canary
         found = [await urn.say(service, "x", f"share-{i}") for i in range(300)]
         assert all((e.reply.version == canary) == (hash_fraction(e.id) < 0.4) for e in found)
         assert 0.3 < sum(e.reply.version == canary for e in found) / 300 < 0.5
@@ -497,8 +497,8 @@ async def test_a_bad_canary_is_dropped(tmp_path: Path) -> None:
     ) as service:
         service.learner.flip = -1.0
         await turns(service, 12)
-        await urn.until(lambda: bool(service._live.state("acme", "default").canary))
-        scope = service._live.state("acme", "default")
+        await urn.until(lambda: bool(service._live.adapter("acme", "default").canary))
+        scope = service._live.adapter("acme", "default")
         canary = scope.canary
         for i in range(300):
             e = await urn.say(service, f"{i}", f"share-{i}")
@@ -545,7 +545,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.learner.fails = [RuntimeError("no room on the card")] * 3
         await turns(service, 10)
-        await urn.until(lambda: bool(service._learning.report("acme", "default").pause))
+        await urn.until(lambda: bool(service._learning.pause("acme", "default")))
         status = await service.status("acme")
         assert "no room on the card" in status["scopes"][0]["paused"]
         other = await service.status("rival")
@@ -692,10 +692,10 @@ async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await turns(service, 20)
         await urn.until(lambda: idle(service))
-        live, rewards = service.versions("acme").current, service._live.state("acme", "default").rewards_by_version()
+        live, rewards = service.versions("acme").current, service._live.adapter("acme", "default").rewards_by_version()
     async with serving(tmp_path) as service:
         assert service.engine.loaded_versions() == (live,)
-        assert service._live.state("acme", "default").rewards_by_version() == rewards
+        assert service._live.adapter("acme", "default").rewards_by_version() == rewards
         assert (await urn.say(service, "x", "again")).reply.version == live
     with pytest.raises(Unavailable):
         await urn.say(service, "x", "closed")
@@ -709,7 +709,7 @@ async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
         folder = service.versions("acme").folder(live)
     (folder / "policy.json").write_text("[9, 9, 9, 9]")
     async with serving(tmp_path) as service:
-        assert service._live.state("acme", "default").live == back
+        assert service._live.adapter("acme", "default").live == back
         assert (await urn.say(service, "x", "again")).reply.version == back
         assert "cannot be loaded" in service.versions("acme").log()[-1]["why"]
 
@@ -722,7 +722,7 @@ async def test_an_adapter_of_another_base_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(urn.UrnEngine, "base", "urn-2")
     monkeypatch.setattr(urn.UrnLearner, "base", "urn-2")
     async with serving(tmp_path) as service:
-        assert service._live.state("acme", "default").live == ""
+        assert service._live.adapter("acme", "default").live == ""
         assert (await urn.say(service, "x", "again")).reply.version == ""
 
 
@@ -903,7 +903,7 @@ async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         trainer = service._learning
         assert trainer is not None
-        trainer._turns["bob", "secret"] = _Turn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
+        trainer._turns["bob", "secret"] = Turn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
         trainer.busy = ("bob", "secret")
         service._running["bob"] += 1
         shown = await service.status("acme")

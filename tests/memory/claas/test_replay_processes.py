@@ -247,7 +247,7 @@ async def test_two_services_share_a_buffer_and_one_of_them_learns(
             said = await turns(two, 8, start=100)
             assert said[0].reply.version == live
             await settle(lambda: one.replay.step("acme", "default") > taken)
-            await settle(lambda: two._live.state("acme", "default").live == one.versions("acme").current > live)
+            await settle(lambda: two._live.adapter("acme", "default").live == one.versions("acme").current > live)
             assert two._learning is not None
             assert two._learning.busy is None
             assert not two.replay.claim("acme", "default")
