@@ -18,6 +18,7 @@ import asyncio
 import inspect
 import logging
 import math
+import re
 import secrets
 import signal
 import socket
@@ -26,12 +27,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -49,21 +51,7 @@ from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .replies import REQUEST_ID, ClientDisconnected, as_api_error
 from .responses_wire import ResponseBody
-from .service_wire import (
-    AcceptedJob,
-    AdapterBody,
-    Completion,
-    ErrorBody,
-    FeedbackBody,
-    Health,
-    JsonObject,
-    ListResponse,
-    ModelCard,
-    ModelList,
-    RollBackBody,
-    TrainBody,
-    VersionBody,
-)
+from .service_wire import AdapterBody, ErrorBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants, client_address
 
 __all__ = ["check_address", "make_app", "serve"]
@@ -155,90 +143,79 @@ class KeyCheck:
             self.tenants.admit(request.state.tenant)
 
 
-@dataclass(frozen=True)
-class ApiRoute:
-    """An endpoint on its path, and what the OpenAPI document says of it."""
+def add_route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    endpoint: Callable[..., Awaitable[Response]],
+    body: type[BaseModel] | None = None,
+    status: int = 200,
+    content: str = "application/json",
+) -> None:
+    """Put an endpoint on its path. Query parameters that it does not know, or that are repeated, are refused.
 
-    method: str
-    path: str
-    endpoint: Callable[..., Awaitable[Response]]
-    answer: Any = JsonObject
-    """Model of the answer's JSON."""
-    body: type[BaseModel] | None = None
-    """Model of the request's body, which the endpoint parses."""
-    status: int = 200
-    content: str = ""
-    """Media type of an answer that is not JSON."""
+    Args:
+        body: of the request, which the endpoint parses; for the OpenAPI document, as the rest.
+        status: of the answer.
+        content: media type of the answer.
+    """
+    known = inspect.signature(endpoint).parameters.keys()
 
-    def add_to(self, router: APIRouter) -> None:
-        """Register the route. Query parameters that the endpoint does not know, or that are repeated, are refused."""
-        known = inspect.signature(self.endpoint).parameters.keys()
+    async def reject_bad_query(request: Request) -> None:
+        for name in sorted(request.query_params.keys()):
+            if name not in known:
+                shown = name[:100]
+                raise ApiError(f"unknown query parameter: {shown!r}", param=shown, code="unknown_parameter")
+            if len(request.query_params.getlist(name)) > 1:
+                raise ApiError(f"query parameter {name!r} is given more than once; give it once", param=name)
 
-        async def reject_bad_query(request: Request) -> None:
-            if unknown := sorted(request.query_params.keys() - known):
-                name = unknown[0][:100]
-                raise ApiError(f"unknown query parameter: {name!r}", param=name, code="unknown_parameter")
-            for name in request.query_params:
-                if len(request.query_params.getlist(name)) > 1:
-                    raise ApiError(f"query parameter {name!r} is given more than once; give it once", param=name)
-
-        path_id = self.path.replace(":path", "").replace("/", "_").replace("{", "").replace("}", "")
-        router.add_api_route(
-            self.path,
-            self.endpoint,
-            methods=[self.method],
-            dependencies=[Depends(reject_bad_query)],
-            status_code=self.status,
-            response_class=JSONResponse if not self.content else Response,
-            responses={self.status: self._describe_answer()},
-            openapi_extra=self._describe_body(),
-            operation_id=f"{self.method.lower()}{path_id}",
-        )
-
-    def _describe_answer(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"description": "As asked."}
-        if self.content:
-            found["content"] = {self.content: {"schema": {"type": "string"}}}
-        else:
-            found["model"] = self.answer
-        if self.body in (ChatBody, ResponseBody, TextBody):
-            found["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-        return found
-
-    def _describe_body(self) -> dict[str, Any] | None:
-        if self.body is None:
-            return None
-        schema = {"$ref": f"#/components/schemas/{self.body.__name__}"}
-        is_required = any(info.is_required() for info in self.body.model_fields.values())
-        return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
+    answers: dict[str, Any] = {content: {"schema": {"type": "string"} if content != "application/json" else {}}}
+    if body in (ChatBody, ResponseBody, TextBody):
+        answers["text/event-stream"] = {"schema": {"type": "string"}}
+    asked = None
+    if body is not None:
+        is_required = any(info.is_required() for info in body.model_fields.values())
+        schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+        asked = {"requestBody": {"required": is_required, "content": schema}}
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        dependencies=[Depends(reject_bad_query)],
+        status_code=status,
+        response_class=Response,
+        responses={status: {"description": "As asked.", "content": answers}},
+        openapi_extra=asked,
+        operation_id=method.lower() + re.sub(r"\W+", "_", path.replace(":path", "")).rstrip("_"),
+    )
 
 
-def tenant_routes(api: ChatApi) -> list[ApiRoute]:
-    """The routes that need a tenant's key."""
+def tenant_router(api: ChatApi, **more: Any) -> APIRouter:
+    """The routes that need a tenant's key. `more`: arguments of the router."""
+    add = partial(add_route, router := APIRouter(**more))
     adapter = "/v1/adapters/{adapter}"
-    return [
-        ApiRoute("POST", "/v1/chat/completions", api.chat, Completion, ChatBody),
-        ApiRoute("POST", "/v1/responses", api.response, body=ResponseBody),
-        ApiRoute("POST", "/v1/completions", api.text, Completion, TextBody),
-        ApiRoute("GET", "/v1/models", api.models, ModelList),
-        ApiRoute("GET", "/v1/models/{model:path}", api.model, ModelCard),
-        ApiRoute("POST", "/v1/feedback", api.feedback, AcceptedJob, FeedbackBody, status=202),
-        ApiRoute("GET", "/v1/feedback/{job:path}", api.job),
-        ApiRoute("GET", "/v1/jobs/{job:path}", api.job),
-        ApiRoute("GET", "/v1/experiences", api.experiences, ListResponse),
-        ApiRoute("DELETE", "/v1/experiences", api.forget_all),
-        ApiRoute("GET", "/v1/experiences/{id}", api.experience),
-        ApiRoute("DELETE", "/v1/experiences/{id}", api.forget),
-        ApiRoute("POST", "/v1/train", api.train, AcceptedJob, TrainBody, status=202),
-        ApiRoute("GET", "/v1/adapters", api.adapters, ListResponse),
-        ApiRoute("POST", "/v1/adapters", api.create, body=AdapterBody, status=201),
-        ApiRoute("GET", adapter, api.adapter),
-        ApiRoute("DELETE", adapter, api.remove),
-        ApiRoute("POST", f"{adapter}/promote", api.promote, body=VersionBody),
-        ApiRoute("POST", f"{adapter}/rollback", api.roll_back, body=RollBackBody),
-        ApiRoute("GET", f"{adapter}/export", api.export, content="application/zip"),
-        ApiRoute("GET", "/v1/status", api.status),
-    ]
+    add("POST", "/v1/chat/completions", api.chat, ChatBody)
+    add("POST", "/v1/responses", api.response, ResponseBody)
+    add("POST", "/v1/completions", api.text, TextBody)
+    add("GET", "/v1/models", api.models)
+    add("GET", "/v1/models/{model:path}", api.model)
+    add("POST", "/v1/feedback", api.feedback, FeedbackBody, 202)
+    add("GET", "/v1/feedback/{job:path}", api.job)
+    add("GET", "/v1/jobs/{job:path}", api.job)
+    add("GET", "/v1/experiences", api.experiences)
+    add("DELETE", "/v1/experiences", api.forget_all)
+    add("GET", "/v1/experiences/{id}", api.experience)
+    add("DELETE", "/v1/experiences/{id}", api.forget)
+    add("POST", "/v1/train", api.train, TrainBody, 202)
+    add("GET", "/v1/adapters", api.adapters)
+    add("POST", "/v1/adapters", api.create, AdapterBody, 201)
+    add("GET", adapter, api.adapter)
+    add("DELETE", adapter, api.remove)
+    add("POST", f"{adapter}/promote", api.promote, VersionBody)
+    add("POST", f"{adapter}/rollback", api.roll_back, RollBackBody)
+    add("GET", f"{adapter}/export", api.export, content="application/zip")
+    add("GET", "/v1/status", api.status)
+    return router
 
 
 def make_app(
@@ -273,19 +250,18 @@ def make_app(
         openapi_url="/openapi.json",
         redirect_slashes=False,
     )
-    for routes, dependencies in (
-        (tenant_routes(api), [Depends(keys.require_chat_key)]),
-        ([ApiRoute("GET", "/metrics", api.metrics, content="text/plain")], [Depends(keys.require_metrics_key)]),
-        ([ApiRoute("GET", "/healthz", api.health, Health)], []),
-    ):
-        router = APIRouter(dependencies=dependencies, responses={"default": {"model": ErrorBody, "description": "An error."}})
-        for route in routes:
-            route.add_to(router)
+    errors: Any = {"responses": {"default": {"model": ErrorBody, "description": "An error."}}}
+    open_router = APIRouter(**errors)
+    add_route(open_router, "GET", "/healthz", api.health)
+    metrics_router = APIRouter(dependencies=[Depends(keys.require_metrics_key)], **errors)
+    add_route(metrics_router, "GET", "/metrics", api.metrics, content="text/plain")
+    tenants_router = tenant_router(api, dependencies=[Depends(keys.require_chat_key)], **errors)
+    for router in (tenants_router, metrics_router, open_router):
         application.include_router(router)
     application.include_router(dashboard.dashboard_router(api))
     application.add_api_route("/", _redirect_to_dashboard, methods=["GET"], include_in_schema=False)
-    for kind, handler in ERROR_HANDLERS.items():
-        application.add_exception_handler(kind, handler)
+    for kind in (ApiError, UserError, HTTPException, RequestValidationError):
+        application.add_exception_handler(kind, _answer_error)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     application.add_middleware(RequestMiddleware, metrics=metrics)
     application.openapi = lambda: _openapi_schema(application)  # type: ignore[method-assign]
@@ -297,31 +273,17 @@ async def _redirect_to_dashboard() -> Response:
 
 
 async def _answer_error(request: Request, problem: Exception) -> Response:
+    """The answer to an error of ours, of the framework, or of a parameter in a path or query."""
+    if isinstance(problem, HTTPException):
+        messages = {404: f"no {request.url.path[:200]!r} here", 405: f"{request.method} is not allowed here"}
+        code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code)
+        message = messages.get(problem.status_code, str(problem.detail))
+        problem = ApiError(message, problem.status_code, code=code, headers=problem.headers)
+    elif isinstance(problem, RequestValidationError):
+        first = problem.errors()[0]
+        where = str(first["loc"][-1])
+        problem = ApiError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=where, code="invalid_value")
     return error_response(as_api_error(problem))
-
-
-async def _answer_http_error(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
-    messages = {404: f"no {request.url.path[:200]!r} here", 405: f"{request.method} is not allowed here"}
-    code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code)
-    message = messages.get(problem.status_code, str(problem.detail))
-    return error_response(ApiError(message, problem.status_code, code=code, headers=problem.headers))
-
-
-async def _answer_invalid_request(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, RequestValidationError)
-    first = problem.errors()[0]
-    where = str(first["loc"][-1])
-    message = f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    return error_response(ApiError(message, param=where, code="invalid_value"))
-
-
-ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    ApiError: _answer_error,
-    UserError: _answer_error,
-    HTTPException: _answer_http_error,
-    RequestValidationError: _answer_invalid_request,
-}
 
 
 def _openapi_schema(application: FastAPI) -> dict[str, Any]:

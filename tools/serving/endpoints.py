@@ -22,11 +22,12 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...memory.records import ExchangeQuery, Feedback
+from .answers import AnswerFormat, ChatAnswer, TextAnswer
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import AnswerKind, ClientDisconnected, FullResponse, StartQueues, StreamedResponse, respond
-from .responses_wire import parse_response
+from .replies import ClientDisconnected, FullResponse, StartQueues, StreamedResponse, respond
+from .responses_wire import ResponseAnswer, parse_response
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -135,19 +136,19 @@ class ChatApi:
     async def chat(self, request: Request) -> Response:
         data = await self.read_json(request)
         asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
-        return await self.reply(request, asked, data["model"], "chat")
+        return await self.reply(request, asked, data["model"], ChatAnswer)
 
     async def response(self, request: Request) -> Response:
         data = await self.read_json(request)
         asked = parse_response(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
-        return await self.reply(request, asked, data["model"], "response")
+        return await self.reply(request, asked, data["model"], ResponseAnswer)
 
     async def text(self, request: Request) -> Response:
         data = await self.read_json(request)
         asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
-        return await self.reply(request, asked, data["model"], "text")
+        return await self.reply(request, asked, data["model"], TextAnswer)
 
-    async def reply(self, request: Request, parsed: ParsedRequest, model: str, kind: AnswerKind) -> Response:
+    async def reply(self, request: Request, parsed: ParsedRequest, model: str, form: type[AnswerFormat]) -> Response:
         tenant: Tenant = request.state.tenant
         found = await respond(
             self.backend,
@@ -157,7 +158,7 @@ class ChatApi:
             tenant=tenant,
             parsed=parsed,
             model=model,
-            kind=kind,
+            form=form,
             receive=request.receive,
         )
         if isinstance(found, FullResponse):
@@ -302,7 +303,9 @@ class ChatApi:
         return Response(render_metrics(families, own), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self) -> Response:
-        """`ok`, or `degraded` when the service answers and no longer learns; and what holds learning up, without names."""
+        """`status` is `ok`, or `degraded` when the service answers and no longer learns (`why`). `learning`: number of adapters by the
+        outcome of their last turn at the learner (`too few` feedbacks, `skipped`, `dropped` by the gate, `stepped`, `live`, `canary`,
+        `failed`). `held_up`: what holds learning up, without names."""
         try:
             found = await self.backend.status(None)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""OpenAI's request bodies, checked field by field, and its replies, chunks and errors.
+"""OpenAI's request bodies, checked field by field, and its errors.
 
 `parse_chat` and `parse_text` turn a request's JSON into requests to an engine (`ParsedRequest`). A field that is not supported
 is refused by name, never ignored. This file opens no connection; `chat_server.py` does.
@@ -29,11 +29,11 @@ from ...memory.errors import (
     UserError,
     WindowError,
 )
-from ...memory.records import ChatRequest, Reply, Sampling
+from ...memory.records import ChatRequest, Sampling
 
 T = TypeVar("T", bound=BaseModel)
 
-__all__ = ["ApiError", "ChatBody", "ParsedRequest", "TextBody", "usage"]
+__all__ = ["ApiError", "ChatBody", "ParsedRequest", "TextBody"]
 
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
@@ -246,53 +246,56 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class RequestBody(StrictBody):
-    """The fields of both kinds of request."""
+class AnyBody(StrictBody):
+    """The fields of all kinds of request."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """`NAME`, or `NAME:ADAPTER`; with `@VERSION` or `@base` behind it, an older version or the base model."""
-    max_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     """The end user. Kept with the exchange, so that none of a key's customers teaches more than a share."""
 
 
-class ChatBody(RequestBody):
+class RequestBody(AnyBody):
+    """The fields of chats and texts."""
+
+    max_tokens: Positive | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+
+
+class TalkBody(AnyBody):
+    """The fields of chats and responses."""
+
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str | int], Field(max_length=16)] | None = None
+    """`family`, `scenario` and `turn` are kept with the exchange; other keys are ignored."""
+    store: bool | None = None
+    """False: the exchange is not kept and takes no feedback."""
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    """OpenAI's newer name for `user`."""
+    prompt_cache_key: str | None = None
+
+
+class ChatBody(RequestBody, TalkBody):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    metadata: (
-        Annotated[
-            dict[str, str | int],
-            Field(
-                max_length=16, description="`family`, `scenario` and `turn` are kept with the exchange; other keys are ignored."
-            ),
-        ]
-        | None
-    ) = None
-    store: bool | None = None
-    """False: the exchange is not kept and takes no feedback."""
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
-    """OpenAI's newer name for `user`."""
-    prompt_cache_key: str | None = None
 
 
 class TextBody(RequestBody):
@@ -556,58 +559,7 @@ def _message(message: SystemMessageBody | UserMessageBody | AssistantMessageBody
     return found
 
 
-# Answers
-
-
-def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
-    """OpenAI's `usage` of a request: the tokens of its prompts, each counted once, and of its replies, prompt after prompt."""
-    each = max(1, len(replies) // max(1, prompts))
-    first = replies[::each]
-    thinks = any(reply.thoughts for reply in replies)  # how many of the tokens are thoughts is not known
-    asked, said = sum(len(reply.prompt_ids) for reply in first), sum(len(reply.token_ids) for reply in replies)
-    return {
-        "prompt_tokens": asked,
-        "completion_tokens": said,
-        "total_tokens": asked + said,
-        "prompt_tokens_details": {"cached_tokens": min(asked, sum(reply.cached for reply in first)), "audio_tokens": 0},
-        "completion_tokens_details": {"audio_tokens": 0} if thinks else {"reasoning_tokens": 0, "audio_tokens": 0},
-    }
-
-
-def reply_calls(reply: Reply, first_only: bool) -> list[dict[str, Any]]:
-    """The reply's tool calls in OpenAI's shape; with `first_only`, only the first."""
-    return [dict(call) for call in (reply.tool_calls[:1] if first_only else reply.tool_calls)]
-
-
-def chat_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None, one_call: bool) -> dict[str, Any]:
-    """A choice of a chat completion."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
-    if reply.thoughts:
-        message["reasoning_content"] = reply.thoughts
-    if found := reply_calls(reply, one_call):
-        message |= {"content": reply.text or None, "tool_calls": found}
-    shown = None if logprobs is None else {"content": [dict(token) for token in logprobs], "refusal": None}
-    return {"index": index, "message": message, "logprobs": shown, "finish_reason": reply.finish}
-
-
-def text_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """A choice of a text completion."""
-    shown = None if logprobs is None else text_logprobs(logprobs, 0)
-    return {"index": index, "text": reply.text, "logprobs": shown, "finish_reason": reply.finish}
-
-
-def text_logprobs(tokens: Sequence[Mapping[str, Any]], offset: int) -> dict[str, Any]:
-    """Log-probabilities as `/v1/completions` shows them. `offset`: number of the reply's characters before these tokens."""
-    starts = []
-    for token in tokens:
-        starts.append(offset)
-        offset += len(str(token["token"]))
-    return {
-        "tokens": [token["token"] for token in tokens],
-        "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in token.get("top_logprobs", ())} for token in tokens],
-        "text_offset": starts,
-    }
+# Errors
 
 
 STATUSES: dict[type[UserError], tuple[int, str]] = {

@@ -6,34 +6,23 @@ This file knows nothing of the web framework; `chat_server.py` carries what it m
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from ...memory.errors import UserError
-from ...memory.records import ChatCall, Exchange, Piece
+from ...memory.records import ChatCall, Exchange, Piece, Reply
+from .answers import AnswerFormat, usage
 from .backend import ChatBackend
 from .metrics import ServerMetrics
-from .openai_wire import (
-    ApiError,
-    ParsedRequest,
-    chat_choice,
-    reply_calls,
-    text_choice,
-    text_logprobs,
-    unknown_model,
-    usage,
-    user_error_as_api_error,
-)
-from .responses_wire import ResponseEvents, response_object
+from .openai_wire import ApiError, ParsedRequest, unknown_model, user_error_as_api_error
 from .tenants import RateLimitExceeded, Tenant, Tenants
 
 __all__ = ["ClientDisconnected", "ConcurrentReplies", "FullResponse", "StartQueues", "StreamedResponse"]
@@ -41,16 +30,14 @@ __all__ = ["ClientDisconnected", "ConcurrentReplies", "FullResponse", "StartQueu
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
 """Id of the request that is being answered."""
-AnswerKind = Literal["chat", "text", "response"]
-"""`/v1/chat/completions`, `/v1/completions` or `/v1/responses`."""
-ID_PREFIXES: dict[AnswerKind, str] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
-OBJECTS: dict[AnswerKind, str] = {"chat": "chat.completion", "text": "text_completion", "response": "response"}
 MAX_STARTS = 4
 """Replies of one tenant that begin at the same time. Its 256 clients get as many tokens a second as without a limit."""
 START_SECONDS = 0.1
 """Longest time that a reply counts as one that begins: a network that reads long prompts has many of them at once."""
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """ASGI's `receive`, after the body was read: reports that the client hung up."""
+Turn = Callable[[], AbstractAsyncContextManager[None]]
+"""Makes the context manager in which a reply begins."""
 
 
 class ClientDisconnected(Exception):
@@ -102,7 +89,7 @@ class ConcurrentReplies:
         self,
         streams: Sequence[AsyncIterator[Piece | Exchange]],
         receive: Receive,
-        turn: Callable[[], AbstractAsyncContextManager[None]],
+        turn: Turn,
     ) -> None:
         self._turn = turn
         self._queue: asyncio.Queue[tuple[int, Piece | Exchange | BaseException | None]] = asyncio.Queue(maxsize=64)
@@ -165,12 +152,6 @@ class ConcurrentReplies:
         await asyncio.gather(*self._tasks, self._watch, return_exceptions=True)
 
 
-def sse_event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
-    """A server-sent event, in ASCII: some clients take U+2028 or U+0085 for the end of a line."""
-    body = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
-    return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
-
-
 def as_api_error(error: BaseException) -> ApiError:
     """The error as clients see it. The text of a bug is not shown; the caller logs it."""
     if isinstance(error, ApiError):
@@ -214,7 +195,7 @@ async def respond(
     tenant: Tenant,
     parsed: ParsedRequest,
     model: str,
-    kind: AnswerKind,
+    form: type[AnswerFormat],
     receive: Receive,
 ) -> FullResponse | StreamedResponse:
     """Make the replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status.
@@ -222,6 +203,7 @@ async def respond(
     Args:
         starts: the server's.
         model: the model as the client named it.
+        form: of the answer.
         receive: reports that the client hung up.
 
     Raises:
@@ -236,241 +218,113 @@ async def respond(
         count, most = len(parsed.requests), tenant.limits.streams
         raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
     began = time.monotonic()
-    answer = _Answer(tenants, metrics, starts, tenant, parsed, kind)
-    answer.start(backend, model, receive)
+    answer = _PendingAnswer(tenants, metrics, tenant, parsed)
+    answer.start(backend, model, form, receive, partial(starts.turn, tenant.name))
     try:
         items = await answer.replies.next_items()
         metrics.first_token_seconds.observe(time.monotonic() - began)
         if parsed.stream:
-            streamed = _StreamedResponseObject(answer) if kind == "response" else _StreamedAnswer(answer)
-            return StreamedResponse(streamed.events(items), answer.close, answer.headers)
-        logprobs = await answer.collect(items)
+            return StreamedResponse(answer.events(items), answer.close, answer.headers)
+        body = await answer.whole(items)
     except BaseException:
         await answer.close()
         raise
     await answer.close()
-    return answer.full_response(logprobs)
+    return FullResponse(body, answer.headers)
 
 
 @dataclass
-class _Answer:
+class _PendingAnswer:
     """The answer to one request while its replies are made."""
 
     tenants: Tenants
     metrics: ServerMetrics
-    starts: StartQueues
     tenant: Tenant
     parsed: ParsedRequest
-    kind: AnswerKind
     replies: ConcurrentReplies = field(init=False)
+    form: AnswerFormat = field(init=False)
+    id: str = ""
     _reserved: ExitStack = field(init=False)
-    exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """Choice -> its exchange, once it is finished."""
-    frame: dict[str, Any] = field(default_factory=dict)
-    """The fields that the body, or each chunk of the stream, begins with."""
+    done: dict[int, Reply] = field(default_factory=dict)
+    """Choice -> its reply, once it is finished."""
     headers: dict[str, str] = field(default_factory=dict)
 
-    def start(self, backend: ChatBackend, model: str, receive: Receive) -> None:
+    def start(self, backend: ChatBackend, model: str, form: type[AnswerFormat], receive: Receive, turn: Turn) -> None:
         """Reserve the tenant's streams and begin to make the replies."""
-        id = f"{ID_PREFIXES[self.kind]}{secrets.token_hex(12)}"
-        ids = [f"{id}-{i}" if i else id for i in range(len(self.parsed.requests))]
-        adapter = self.parsed.adapter or "default"
+        self.id = f"{form.prefix}{secrets.token_hex(12)}"
+        ids = [f"{self.id}-{i}" if i else self.id for i in range(len(self.parsed.requests))]
+        tenant, adapter, about = self.tenant.name, self.parsed.adapter or "default", self.parsed.metadata
         with ExitStack() as stack:
             stack.enter_context(self.tenants.reserve_streams(self.tenant, len(ids)))
             # After the quotas, since the service pins a version for each id that it is asked about.
-            labels = [backend.version(self.tenant.name, adapter, each, self.parsed.version) for each in ids]
+            version = _fingerprint([backend.version(tenant, adapter, each, self.parsed.version) for each in ids])
             streams = [
                 backend.chat(
-                    ChatCall(
-                        id=one,
-                        tenant=self.tenant.name,
-                        request=request,
-                        adapter=adapter,
-                        store=self.parsed.store,
-                        **self.parsed.metadata,
-                    )
+                    ChatCall(id=one, tenant=tenant, request=request, adapter=adapter, store=self.parsed.store, **about)
                 )
                 for one, request in zip(ids, self.parsed.requests, strict=True)
             ]
-            self.replies = ConcurrentReplies(streams, receive, partial(self.starts.turn, self.tenant.name))
+            self.replies = ConcurrentReplies(streams, receive, turn)
             self._reserved = stack.pop_all()
         self.metrics.replies_in_progress.inc(len(ids))
-        self.frame = {
-            "id": id,
-            "object": OBJECTS[self.kind],
-            "created_at" if self.kind == "response" else "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": _fingerprint(labels),
-            **self.parsed.echo,
-        }
-        self.headers = {"x-policy-version": self.frame["system_fingerprint"]}
-        if self.parsed.store:
-            self.headers["x-experience-id"] = id
-
-    @property
-    def count(self) -> int:
-        """Number of choices."""
-        return len(self.parsed.requests)
+        self.form = form(self.id, model, version, self.parsed)
+        self.headers = {"x-policy-version": version} | ({"x-experience-id": self.id} if self.parsed.store else {})
 
     async def close(self) -> None:
         """Cancel replies that are not finished, and charge the tenant for the tokens."""
+        count = len(self.parsed.requests)
         try:
             await self.replies.close()
         finally:
             self._reserved.close()
-            self.metrics.replies_in_progress.dec(self.count)
-            done = [exchange.reply for _, exchange in sorted(self.exchanges.items())]
-            tokens = usage(done, self.parsed.num_prompts)["total_tokens"] if len(done) == self.count else 0
+            self.metrics.replies_in_progress.dec(count)
+            tokens = usage(self.finished(), self.parsed.num_prompts)["total_tokens"] if len(self.done) == count else 0
             tokens = max(tokens, self.replies.num_tokens)  # a client that hangs up early pays for the pieces that it got
             self.tenants.spend(self.tenant, tokens)
             self.metrics.tokens.labels(self.tenant.name).inc(tokens)
 
-    async def collect(self, items: list[tuple[int, Piece | Exchange]]) -> dict[int, list[Any]]:
-        """Wait for the end of all replies. Returns the log-probabilities of each choice's tokens."""
-        logprobs: dict[int, list[Any]] = {i: [] for i in range(self.count)}
+    def finished(self) -> list[Reply]:
+        """The finished replies in the order of the choices."""
+        return [reply for _, reply in sorted(self.done.items())]
+
+    async def whole(self, items: list[tuple[int, Piece | Exchange]]) -> dict[str, Any]:
+        """The body with all choices, when all are finished."""
+        logprobs: list[list[Any]] = [[] for _ in self.parsed.requests]
         while items:
             for index, item in items:
                 if isinstance(item, Exchange):
-                    self.exchanges[index] = item
+                    self.done[index] = item.reply
                 else:
                     logprobs[index].extend(item.logprobs)
             items = await self.replies.next_items()
-        return logprobs
-
-    def full_response(self, logprobs: Mapping[int, Sequence[Any]]) -> FullResponse:
-        """The body with all choices."""
-        replies = [self.exchanges[i].reply for i in range(self.count)]
         # The versions that did answer: another one may have gone live between the question and the answer.
-        fingerprint = _fingerprint([reply.version for reply in replies])
-        headers = self.headers | {"x-policy-version": fingerprint}
-        frame = self.frame | {"system_fingerprint": fingerprint}
-        if self.kind == "response":
-            shown = logprobs[0] if self.parsed.with_logprobs else ()
-            return FullResponse(response_object(frame, replies[0], shown, self.parsed.one_call), headers)
-        choices = []
-        for i, reply in enumerate(replies):
-            tokens = logprobs[i] if self.parsed.with_logprobs else None
-            if self.kind == "text":
-                choices.append(text_choice(i, reply, tokens))
-            else:
-                choices.append(chat_choice(i, reply, tokens, self.parsed.one_call))
-        return FullResponse(frame | {"choices": choices, "usage": usage(replies, self.parsed.num_prompts)}, headers)
+        version = self.headers["x-policy-version"] = _fingerprint([reply.version for reply in self.finished()])
+        return self.form.whole(self.finished(), logprobs, version)
+
+    async def events(self, items: list[tuple[int, Piece | Exchange]]) -> AsyncIterator[bytes]:
+        """OpenAI's events. Several are sent together if they come faster than the client reads; an error is an event, too."""
+        try:
+            out = self.form.begin()
+            while items:
+                for index, item in items:
+                    if isinstance(item, Exchange):
+                        out += self.form.end(index, item.reply)
+                        self.done[index] = item.reply
+                    elif item.text or item.logprobs:
+                        out += self.form.text(index, item.text, item.logprobs)
+                if out:
+                    yield out
+                items, out = await self.replies.next_items(), b""
+            if end := self.form.finish(self.finished()):
+                yield end
+        except ClientDisconnected:
+            self.metrics.disconnects.inc()
+        except Exception as error:
+            if not isinstance(error, UserError | ApiError):
+                LOG.exception("the stream %s failed", self.id)
+            yield self.form.failure(as_api_error(error))
 
 
 def _fingerprint(labels: Sequence[str]) -> str:
     """The versions that answer, each once; `base` for the base model."""
     return ",".join(dict.fromkeys(label or "base" for label in labels))
-
-
-@dataclass
-class _StreamedAnswer:
-    """An answer as server-sent events."""
-
-    answer: _Answer
-    sent_text: dict[int, str] = field(default_factory=dict)
-    """Choice -> its text so far."""
-
-    async def events(self, items: list[tuple[int, Piece | Exchange]]) -> AsyncIterator[bytes]:
-        """OpenAI's events. Several are sent together if they come faster than the client reads; an error is an event, too."""
-        answer = self.answer
-        try:
-            if begin := self.first_chunks():
-                yield begin
-            while items:
-                out = b""
-                for index, item in items:
-                    if isinstance(item, Exchange):
-                        out += self.final_chunks(index, item)
-                        answer.exchanges[index] = item
-                    elif item.text or item.logprobs:
-                        out += self.text_chunk(index, item.text, item.logprobs)
-                if out:
-                    yield out
-                items = await answer.replies.next_items()
-            if end := self.last_chunks():
-                yield end
-        except ClientDisconnected:
-            answer.metrics.disconnects.inc()
-        except Exception as error:
-            if not isinstance(error, UserError | ApiError):
-                LOG.exception("the stream %s failed", answer.frame["id"])
-            yield self.error_event(as_api_error(error))
-
-    def first_chunks(self) -> bytes:
-        """The events before the first text."""
-        answer = self.answer
-        if answer.parsed.with_usage:
-            answer.frame["usage"] = None
-        if answer.kind != "chat":
-            return b""
-        answer.frame["object"] = "chat.completion.chunk"
-        return b"".join(self.chunk(i, {"role": "assistant", "content": "", "refusal": None}) for i in range(answer.count))
-
-    def last_chunks(self) -> bytes:
-        """The events after all choices have ended."""
-        answer, usage_event = self.answer, b""
-        if answer.parsed.with_usage:
-            numbers = usage([answer.exchanges[i].reply for i in range(answer.count)], answer.parsed.num_prompts)
-            usage_event = sse_event(answer.frame | {"choices": [], "usage": numbers})
-        return usage_event + sse_event("[DONE]")
-
-    def error_event(self, error: ApiError) -> bytes:
-        """The event for an error in the middle."""
-        return sse_event(error.body, "error")
-
-    def chunk(self, index: int, delta: Any, logprobs: Any = None, finish: str | None = None) -> bytes:
-        """The event for a part of a choice."""
-        content = {"delta": delta} if self.answer.kind == "chat" else {"text": delta}
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
-        return sse_event(self.answer.frame | {"choices": [choice]})
-
-    def text_chunk(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
-        """The event for more text of a choice."""
-        logprobs: Any = None
-        before = self.sent_text.get(index, "")
-        if self.answer.parsed.with_logprobs:
-            shown = [dict(token) for token in tokens]
-            logprobs = {"content": shown, "refusal": None} if self.answer.kind == "chat" else text_logprobs(shown, len(before))
-        self.sent_text[index] = before + more
-        return self.chunk(index, {"content": more} if self.answer.kind == "chat" else more, logprobs)
-
-    def final_chunks(self, index: int, exchange: Exchange) -> bytes:
-        """The events that end a choice: text that was not sent yet, tool calls, and the reason for the end."""
-        reply, out = exchange.reply, b""
-        shown = self.sent_text.get(index, "")
-        if len(reply.text) > len(shown) and reply.text.startswith(shown):
-            out = self.text_chunk(index, reply.text[len(shown) :])
-        if self.answer.kind == "text":
-            return out + self.chunk(index, "", None, reply.finish)
-        if reply.thoughts:
-            out += self.chunk(index, {"reasoning_content": reply.thoughts})
-        for at, call in enumerate(reply_calls(reply, self.answer.parsed.one_call)):
-            out += self.chunk(index, {"tool_calls": [{"index": at, **call}]})
-        return out + self.chunk(index, {}, None, reply.finish)
-
-
-class _StreamedResponseObject(_StreamedAnswer):
-    """An answer of `/v1/responses` as server-sent events."""
-
-    def __init__(self, answer: _Answer) -> None:
-        super().__init__(answer)
-        self._events = ResponseEvents(answer.frame, answer.parsed.with_logprobs, answer.parsed.one_call)
-
-    def first_chunks(self) -> bytes:
-        return _named_events(self._events.begin())
-
-    def text_chunk(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
-        return _named_events(self._events.text(more, tokens))
-
-    def final_chunks(self, index: int, exchange: Exchange) -> bytes:
-        return _named_events(self._events.end(exchange.reply, _fingerprint([exchange.reply.version])))
-
-    def last_chunks(self) -> bytes:
-        return b""
-
-    def error_event(self, error: ApiError) -> bytes:
-        return _named_events([self._events.failure(error)])
-
-
-def _named_events(events: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(sse_event(event, event["type"]) for event in events)

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ...memory.records import Reply
-from .openai_wire import (
-    ApiError,
-    ParsedRequest,
-    Positive,
-    StreamOptions,
-    StrictBody,
-    parse_body,
-    parse_chat,
-    refuse_fields,
-    reply_calls,
-    usage,
-)
+from .answers import reply_calls, sse_event, usage
+from .openai_wire import ApiError, ParsedRequest, Positive, StrictBody, TalkBody, parse_body, parse_chat, refuse_fields
 
-__all__ = ["ResponseBody", "ResponseEvents"]
+__all__ = ["ResponseAnswer", "ResponseBody"]
 
 UNSUPPORTED = {
     "access_programs": "there are none here",
@@ -55,43 +46,30 @@ class TextSettings(StrictBody):
     verbosity: None = None
 
 
-class ResponseBody(StrictBody):
+class ResponseBody(TalkBody):
     """`POST /v1/responses`. What stands in `input`, `tools` and `text` is checked as that of the chat request which asks the same."""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
-    """As in a chat request."""
     input: Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
     """A text, or messages, function calls and their outputs."""
     instructions: str | None = None
     """Stands before the input, as a system message."""
     max_output_tokens: Positive | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[Logprobs | Literal["reasoning.encrypted_content"]] | None = None
     """`message.output_text.logprobs` shows log-probabilities. There is no reasoning to include."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     """Functions: `type`, `name`, `description`, `parameters`, `strict`."""
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    """`family`, `scenario` and `turn` are kept with the exchange; the response repeats all."""
-    store: bool | None = None
-    """False: the exchange is not kept and takes no feedback."""
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
-    prompt_cache_key: str | None = None
 
 
-SAME_FIELDS = {"model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "metadata", "store", "stream", "user"}
-SAME_FIELDS |= {"service_tier", "safety_identifier", "prompt_cache_key"}
-"""Fields that a chat request has, too."""
+REPEATED: dict[str, Any] = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "safety_identifier", "user", "previous_response_id")),
+    **{"background": False, "metadata": {}, "parallel_tool_calls": True, "store": True, "temperature": 1.0, "top_p": 1.0},
+    **{"text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "truncation": "disabled"},
+}
+"""Fields of the request that the response repeats -> their defaults."""
 
 
 def parse_response(data: Any, model: str, features: Collection[str], window: int, default_max_tokens: int) -> ParsedRequest:
@@ -106,7 +84,7 @@ def parse_response(data: Any, model: str, features: Collection[str], window: int
             raise ApiError(f"tools[{n}].type: only functions are called", param=f"tools[{n}].type", code="invalid_value")
     messages, origins = _as_messages(body)
     shape = body.text.format if body.text is not None else None
-    chat: dict[str, Any] = body.model_dump(include=SAME_FIELDS) | {
+    chat: dict[str, Any] = body.model_dump(include=TalkBody.model_fields.keys() - {"stream_options"}) | {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ()),
@@ -120,7 +98,8 @@ def parse_response(data: Any, model: str, features: Collection[str], window: int
         here = _field_here(error.param, origins)
         error.message, error.param = error.message.replace(error.param or "\0", here or ""), here
         raise
-    return replace(parsed, echo=_echoed_fields(body))
+    echo = {name: data[name] if data.get(name) is not None else default for name, default in REPEATED.items()}
+    return replace(parsed, echo=echo)
 
 
 def _nest(flat: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -179,166 +158,100 @@ def _chat_content(content: Any) -> Any:
     ]
 
 
-def _echoed_fields(body: ResponseBody) -> dict[str, Any]:
-    """The fields of the request that the response repeats, with their defaults."""
-    shape = body.text.format if body.text is not None and body.text.format is not None else {"type": "text"}
-    names = ("instructions", "max_output_tokens", "safety_identifier", "user")
-    return {
-        **{name: getattr(body, name) for name in names},
-        "background": False,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": shape},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
-    }
-
-
 # Answers
 
 
-def _item_id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"
-
-
 def _text_part(text: str, logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [dict(token) for token in logprobs]}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _message_item(id: str, status: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": list(parts)}
+class ResponseAnswer:
+    """Answers of `/v1/responses`. Events have numbers; a response has the items `output`: a message, if there is text or nothing
+    else, and the function calls."""
 
+    prefix = "resp_"
 
-def _call_item(id: str, call: Mapping[str, Any], status: str) -> dict[str, Any]:
-    arguments = call["function"]["arguments"] if status == "completed" else ""
-    about = {"call_id": call["id"], "name": call["function"]["name"], "arguments": arguments}
-    return {"type": "function_call", "id": id, "status": status, **about}
+    def __init__(self, id: str, model: str, version: str, parsed: ParsedRequest) -> None:
+        about = {"object": "response", "created_at": int(time.time()), "model": model, "system_fingerprint": version}
+        self._response: dict[str, Any] = {"id": id, **about, **parsed.echo}
+        self._response |= {"status": "in_progress", "output": [], "usage": None, "error": None, "incomplete_details": None}
+        self._parsed = parsed
+        self._number = 0
+        self._message = ""  # id of the message; empty before its first text
+        self._text = ""
+        self._logprobs: list[dict[str, Any]] = []
 
+    def whole(self, replies: Sequence[Reply], logprobs: Sequence[Sequence[Any]], version: str) -> dict[str, Any]:
+        if replies[0].text:
+            self.text(0, replies[0].text, logprobs[0])
+        self.end(0, replies[0])
+        return self._response | {"system_fingerprint": version}
 
-def _open_response(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """A response that is being made. `frame`: id, time, model, version, and the request's fields."""
-    return {**frame, "status": "in_progress", "output": [], "usage": None, "error": None, "incomplete_details": None}
-
-
-def _finished_response(frame: Mapping[str, Any], reply: Reply, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A response with all of its items."""
-    numbers, is_cut = usage([reply], 1), reply.finish == "length"
-    return {
-        **frame,
-        "status": "incomplete" if is_cut else "completed",
-        "output": list(output),
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "usage": {
-            "input_tokens": numbers["prompt_tokens"],
-            "input_tokens_details": {
-                "cached_tokens": numbers["prompt_tokens_details"]["cached_tokens"],
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": numbers["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": numbers["total_tokens"],
-        },
-    }
-
-
-def response_object(
-    frame: Mapping[str, Any], reply: Reply, logprobs: Sequence[Mapping[str, Any]], one_call: bool
-) -> dict[str, Any]:
-    """The response with a reply: a message, if there is text or nothing else, and the function calls."""
-    calls = reply_calls(reply, one_call)
-    status = "incomplete" if reply.finish == "length" else "completed"
-    output = []
-    if reply.text or not calls:
-        output.append(_message_item(_item_id("msg"), status, [_text_part(reply.text, logprobs)]))
-    output += [_call_item(_item_id("fc"), call, "completed") for call in calls]
-    return _finished_response(frame, reply, output)
-
-
-@dataclass
-class ResponseEvents:
-    """The events of a response that is streamed, in order and with their numbers.
-
-    Args:
-        frame: fields that the response begins with: id, time, model, version, and the request's.
-        with_logprobs: log-probabilities are shown.
-        one_call: only the first function call is shown.
-    """
-
-    frame: Mapping[str, Any]
-    with_logprobs: bool = False
-    one_call: bool = False
-    _number: int = 0
-    _message: str = ""
-    """Id of the message; empty before its first text."""
-    _text: str = ""
-    _logprobs: list[dict[str, Any]] = field(default_factory=list)
-
-    def _event(self, kind: str, **values: Any) -> dict[str, Any]:
-        found = {"type": kind, "sequence_number": self._number, **values}
+    def _event(self, kind: str, **values: Any) -> bytes:
         self._number += 1
-        return found
+        return sse_event({"type": kind, "sequence_number": self._number - 1, **values}, kind)
 
-    def begin(self) -> list[dict[str, Any]]:
-        """The events before the first text."""
-        opened = _open_response(self.frame)
-        return [self._event("response.created", response=opened), self._event("response.in_progress", response=opened)]
+    def begin(self) -> bytes:
+        return b"".join(self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress"))
 
-    def text(self, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-        """The events for more text."""
-        found = []
+    def text(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        out = b""
         if not self._message:
-            self._message = _item_id("msg")
-            item = _message_item(self._message, "in_progress", [])
-            found.append(self._event("response.output_item.added", output_index=0, item=item))
-            found.append(self._part_event("response.content_part.added", part=_text_part("", ())))
-        shown = [dict(token) for token in tokens] if self.with_logprobs else []
+            self._message = f"msg_{secrets.token_hex(12)}"
+            out = self._event("response.output_item.added", output_index=0, item=self._message_item("in_progress", []))
+            out += self._part_event("response.content_part.added", part=_text_part("", ()))
+        shown = [dict(token) for token in tokens] if self._parsed.with_logprobs else []
         self._text += more
         self._logprobs += shown
-        found.append(self._part_event("response.output_text.delta", delta=more, logprobs=shown))
-        return found
+        return out + self._part_event("response.output_text.delta", delta=more, logprobs=shown)
 
-    def _part_event(self, kind: str, **values: Any) -> dict[str, Any]:
+    def _message_item(self, status: str, parts: list[Any]) -> dict[str, Any]:
+        return {"type": "message", "id": self._message, "role": "assistant", "status": status, "content": parts}
+
+    def _part_event(self, kind: str, **values: Any) -> bytes:
         return self._event(kind, item_id=self._message, output_index=0, content_index=0, **values)
 
-    def end(self, reply: Reply, version: str) -> list[dict[str, Any]]:
-        """The events that end the response: text that was not sent yet, function calls, and the response as a whole."""
-        found: list[dict[str, Any]] = []
-        calls, output = reply_calls(reply, self.one_call), []
+    def end(self, index: int, reply: Reply) -> bytes:
+        calls, output, is_cut = reply_calls(reply, self._parsed.one_call), self._response["output"], reply.finish == "length"
         rest = reply.text[len(self._text) :] if reply.text.startswith(self._text) else ""
-        if rest or not (self._message or calls):
-            found += self.text(rest)
+        out = self.text(0, rest) if rest or not (self._message or calls) else b""
+        status = "incomplete" if is_cut else "completed"
         if self._message:
             part = _text_part(self._text, self._logprobs)
-            found.append(self._part_event("response.output_text.done", text=self._text, logprobs=self._logprobs))
-            found.append(self._part_event("response.content_part.done", part=part))
-            status = "incomplete" if reply.finish == "length" else "completed"
-            output.append(_message_item(self._message, status, [part]))
-            found.append(self._event("response.output_item.done", output_index=0, item=output[0]))
+            out += self._part_event("response.output_text.done", text=self._text, logprobs=self._logprobs)
+            out += self._part_event("response.content_part.done", part=part)
+            output.append(self._message_item(status, [part]))
+            out += self._event("response.output_item.done", output_index=0, item=output[0])
         for call in calls:
-            found += self._call_events(call, len(output))
-            output.append(found[-1]["item"])
-        whole = _finished_response({**self.frame, "system_fingerprint": version}, reply, output)
-        kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
-        return [*found, self._event(kind, response=whole)]
+            out += self._call_events(call, output)
+        numbers = usage([reply], 1)
+        cached = {"cached_tokens": numbers["prompt_tokens_details"]["cached_tokens"], "cache_write_tokens": 0}
+        tokens = {"input_tokens": numbers["prompt_tokens"], "output_tokens": numbers["completion_tokens"]}
+        tokens |= {"input_tokens_details": cached, "output_tokens_details": {"reasoning_tokens": 0}}
+        self._response |= {
+            "system_fingerprint": reply.version or "base",
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": tokens | {"total_tokens": numbers["total_tokens"]},
+        }
+        return out + self._event(f"response.{status}", response=self._response)
 
-    def _call_events(self, call: Mapping[str, Any], at: int) -> list[dict[str, Any]]:
-        id, arguments = _item_id("fc"), call["function"]["arguments"]
-        where = {"item_id": id, "output_index": at}
-        opened, done = _call_item(id, call, "in_progress"), _call_item(id, call, "completed")
-        return [
-            self._event("response.output_item.added", output_index=at, item=opened),
-            self._event("response.function_call_arguments.delta", **where, delta=arguments),
-            self._event("response.function_call_arguments.done", **where, name=call["function"]["name"], arguments=arguments),
-            self._event("response.output_item.done", output_index=at, item=done),
-        ]
+    def _call_events(self, call: Mapping[str, Any], output: list[Any]) -> bytes:
+        """The events of a function call, which is added to the output."""
+        id, at, arguments = f"fc_{secrets.token_hex(12)}", len(output), call["function"]["arguments"]
+        about = {"type": "function_call", "id": id, "call_id": call["id"], "name": call["function"]["name"]}
+        output.append({**about, "status": "completed", "arguments": arguments})
+        where, opened = {"item_id": id, "output_index": at}, {**about, "status": "in_progress", "arguments": ""}
+        return (
+            self._event("response.output_item.added", output_index=at, item=opened)
+            + self._event("response.function_call_arguments.delta", **where, delta=arguments)
+            + self._event("response.function_call_arguments.done", **where, name=about["name"], arguments=arguments)
+            + self._event("response.output_item.done", output_index=at, item=output[-1])
+        )
 
-    def failure(self, error: ApiError) -> dict[str, Any]:
-        """The event for an error in the middle. It has OpenAI's envelope too, by which its clients raise."""
-        about = {"code": error.code, "message": error.message, "param": error.param}
-        return self._event("error", **about, **error.body)
+    def finish(self, replies: Sequence[Reply]) -> bytes:
+        return b""
+
+    def failure(self, error: ApiError) -> bytes:
+        """It has OpenAI's envelope too, by which its clients raise."""
+        return self._event("error", code=error.code, message=error.message, param=error.param, **error.body)

@@ -1,9 +1,8 @@
-"""The bodies and answers of endpoints beyond OpenAI's (feedback, training, adapters, health), and answers for the OpenAPI
-document."""
+"""The request bodies of endpoints beyond OpenAI's (feedback, training, adapters), and the error envelope for the OpenAPI document."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -62,68 +61,3 @@ class ErrorBody(BaseModel):
     """OpenAI's error envelope."""
 
     error: ErrorDetail
-
-
-class Completion(BaseModel):
-    """OpenAI's chat or text completion; with `stream`, server-sent events of its chunks."""
-
-    id: str
-    object: Literal["chat.completion", "text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[dict[str, Any]]
-    usage: dict[str, Any]
-
-
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(BaseModel):
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-class ListResponse(BaseModel):
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    has_more: bool
-
-
-class AcceptedJob(BaseModel):
-    """A job that is done later; GET /v1/jobs/{job} shows its state."""
-
-    job: str
-    state: str
-    note: str | None = None
-    """Advice on feedback that would teach more."""
-
-
-class HeldUp(BaseModel):
-    """A reason why adapters do not learn on at present, or are not tested."""
-
-    kind: str
-    """`failure`, `too few`, `ahead`, `nothing to learn`, `gate`, `resting`, `bound` or `held out`."""
-    adapters: int
-    """Number of adapters."""
-    missing: int
-    """Feedbacks that they lack for their next steps, together."""
-    help: str
-    """What would help."""
-
-
-class Health(BaseModel):
-    status: Literal["ok", "degraded"]
-    why: str
-    learning: dict[str, int]
-    """Number of adapters by the outcome of their last turn at the learner: `too few` exchanges with feedback, `skipped` (nothing to learn
-    from), `dropped` (the gate), `stepped`, `live`, `canary`, `failed`."""
-    held_up: list[HeldUp]
-    """What holds learning up, over all adapters. GET /v1/status has the details of a tenant's own."""
-
-
-JsonObject = dict[str, Any]
