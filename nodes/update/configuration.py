@@ -263,13 +263,13 @@ class EvolutionInputs:
         return f'{{"guide": "...", "examples": 3{routine}}}'
 
 
-def evolve_configuration(inputs: EvolutionInputs, model: Runnable[Any, Any], again: Prompt) -> Ask:
+def evolve_configuration(inputs: EvolutionInputs, model: Runnable[Any, Any], again: Prompt) -> Ask[Any, Any]:
     """A node that asks for a child of the configuration just played, and puts it into `note`.
 
     If no reply can be used, the attempt leaves no child.
     """
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: Any) -> list[BaseMessage]:
         played = _configuration(state["configuration"])
         earlier = inputs.buffer.attempts(state["run"], state["task"].id, state["episode"])
         tree, returns = read_tree(earlier, inputs.first)
