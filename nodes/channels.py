@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import UnionType
 from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
@@ -33,6 +33,8 @@ class NodeChannels:
     writes: frozenset[str] = frozenset()
     is_open: bool = False
     """True if it may write others, too: its types do not say which."""
+    may_read_more: bool = False
+    """True if it is given the whole state, since its types do not say all that it reads."""
 
 
 def node_channels(node: Any) -> NodeChannels:
@@ -43,7 +45,7 @@ def node_channels(node: Any) -> NodeChannels:
         run = node if inspect.isroutine(node) else getattr(node, "invoke" if _is_runnable(node) else "__call__", node)
         channels = _of_types(_first_type(run), type_hints(run).get("return"))
     further = None if isinstance(node, type) else getattr(node, "further_channels", None)
-    return channels if further is None else NodeChannels(channels.reads, channels.needs, channels.writes | set(further))
+    return channels if further is None else replace(channels, writes=channels.writes | set(further), is_open=False)
 
 
 def maker_channels(maker: Callable[..., Any]) -> NodeChannels:
@@ -81,9 +83,9 @@ def _first_type(function: Any) -> Any:
 
 
 def _of_types(read: Any, written: Any, *more: str) -> NodeChannels:
-    reads, needs, _ = _keys(read)
+    reads, needs, may_read_more = _keys(read)
     writes, _, is_open = _keys(written)
-    return NodeChannels(reads, needs, writes | set(more), is_open)
+    return NodeChannels(reads, needs, writes | set(more), is_open, may_read_more)
 
 
 @lru_cache(maxsize=1024)

@@ -72,17 +72,18 @@ class TaskChannel(TypedDict):
 
 
 class EpisodeNumber(TypedDict):
-    """The number of an attempt."""
+    """The number of an attempt within the run, from 0."""
 
     episode: int
-    """Number of the attempt within the run, from 0."""
 
 
-class EpisodePlace(EpisodeNumber):
+class EpisodePlace(TypedDict):
     """The place of an attempt within a run."""
 
     run: str
     """Name of the run. With `episode` and `step` it makes every id and seeds every random draw."""
+    episode: int
+    """Number of the attempt within the run, from 0."""
 
 
 class EpisodeInput(TaskChannel, EpisodePlace):
@@ -438,18 +439,52 @@ class GradientStepInput(AdapterScope):
     """Ready exchanges that the step needs; the settings' B_min if not given."""
 
 
-class GradientStepState(GradientStepInput):
-    """A gradient step of one adapter: batch, correction, update, gate."""
+class BatchChannel(TypedDict):
+    """The leased minibatch of a gradient step."""
 
     batch: str
-    """Id of the leased minibatch in the replay buffer."""
+    """Its id in the replay buffer."""
+
+
+class CorrectionChannel(TypedDict):
+    """The correction of a minibatch for staleness."""
+
     correction: Correction
+
+
+class UpdateChannel(TypedDict):
+    """The result of a gradient step."""
+
     update: Update
+
+
+class CandidateVersion(TypedDict):
+    """The version that the gate examines."""
+
     candidate: str
-    """Label of the version that the gate examines; empty: none."""
+    """Its label; empty: none."""
+
+
+class ChecksChannel(TypedDict):
+    """The results of the gate."""
+
     checks: list[Check]
-    """Results of the gate."""
+
+
+class WhyChannel(TypedDict):
+    """The reason for the outcome of a gradient step, in words."""
+
+    why: str
+
+
+class Outcome(WhyChannel):
+    """The outcome of a gradient step, with the reason."""
+
     outcome: str
     """`too few`, `skipped`, `stepped`, `canary`, `live` or `dropped`; empty while the step is running."""
-    why: str
-    """The reason for the outcome, in words."""
+
+
+class GradientStepState(
+    GradientStepInput, BatchChannel, CorrectionChannel, UpdateChannel, CandidateVersion, ChecksChannel, Outcome
+):
+    """A gradient step of one adapter: batch, correction, update, gate."""

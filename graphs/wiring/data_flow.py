@@ -32,7 +32,7 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
     found = []
 
     def look(reader: str, name: str, channels: NodeChannels, before: Collection[str]) -> None:
-        if channels.needs >= set(builder.schemas[builder.state_schema]) or any(known[node].is_open for node in before):
+        if channels.reads >= set(builder.schemas[builder.state_schema]) or any(known[node].is_open for node in before):
             return
         for channel in sorted(channels.needs - given):
             if not any(channel in known[node].writes for node in before):

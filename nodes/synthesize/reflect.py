@@ -16,19 +16,18 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ..act.episode import reaches_full_score
-from ..ask import Ask, BadReply
+from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
 from ..state import (
+    EpisodeInput,
     EpisodeNumber,
-    EpisodePlace,
     HeadChannel,
     NoteChannels,
     ObservationChannel,
     ShownChannel,
     StepRewards,
-    TaskChannel,
 )
 
 __all__ = ["AttemptPrompt", "JudgedAttempt", "attempt_text", "route_next_attempt", "write_about_attempt"]
@@ -61,14 +60,10 @@ _MARKS = {
 """Prompt -> the word after which the note stands; the note is the whole reply to the others."""
 
 
-class LastAttempt(TaskChannel, HeadChannel, ObservationChannel):
-    """An attempt that is over, with its rewards if a judge gave any."""
+class AttemptWithNotes(EpisodeInput, HeadChannel, ObservationChannel, ShownChannel):
+    """An attempt that is over, and the earlier ones that its prompts showed."""
 
     rewards: NotRequired[list[float | None]]
-
-
-class AttemptWithNotes(LastAttempt, EpisodePlace, ShownChannel):
-    """The same, and the earlier ones that its prompts showed."""
 
 
 def write_about_attempt(
@@ -137,7 +132,7 @@ def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: At
     return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
 
 
-def attempt_text(state: LastAttempt, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
+def attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
     """The end of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
