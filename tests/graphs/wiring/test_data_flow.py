@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
 from langgraph.graph import StateGraph
-from learngraph.tools.models.models import open_model
 from typing_extensions import TypedDict
 
 from learngraph.graphs import adamem, claas, jitrl
@@ -25,6 +24,7 @@ from learngraph.nodes.ask import Ask
 from learngraph.nodes.channels import node_channels
 from learngraph.nodes.evaluate.judge import self_judge
 from learngraph.tools.environments.catalogue import open_environment
+from learngraph.tools.models.models import open_model
 
 JITRL = blueprint("jitrl")
 DRAWN = to_mermaid(JITRL)
