@@ -76,7 +76,7 @@ def _build(args: Sequence[str]) -> int:
     from ...memory.storage.record_store import write_jsonl
     from ...tools.environments.catalogue import open_environment
     from ..experiments import step_mft
-    from ..experiments.folder_settings import read_sweep_settings
+    from ..experiments.folder import read_sweep_settings
 
     about = "Make a bank of trajectories, for learngraph run adamem --bank FILE."
     options = parse_flags(BuildOptions, args, "learngraph adamem build", about)

@@ -49,7 +49,7 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs, method_resources
+from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire

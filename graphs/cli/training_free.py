@@ -29,7 +29,7 @@ from typing import Any
 
 from ...memory.errors import CommandError, UserError
 from ..arms import blueprint, method_settings
-from ..experiments.run_folder import parse_seeds
+from ..experiments.folder import parse_seeds
 from ..experiments.training_free.bench import play_seed
 from ..experiments.training_free.digests import folder_name, run_settings
 from ..experiments.training_free.dry_run import check_arms_build, check_models, dry_run
@@ -93,7 +93,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
 
 def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings, with the arms that the folder has beside those asked for."""
-    from ..experiments.folder_settings import read_settings
+    from ..experiments.folder import read_settings
 
     path = folder / "settings.json"
     try:
@@ -119,9 +119,9 @@ def _check_arms(arms: Sequence[LibraryArm], options: TrainingFreeOptions) -> Non
 
 
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
-    from ..experiments import pool, sweep
+    from ..experiments import folder, pool
 
-    with sweep.claim_folder(setup.folder, _with_arms_there(setup.folder, settings)):
+    with folder.claim_folder(setup.folder, _with_arms_there(setup.folder, settings)):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
             with _progress(setup) as tick, pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):

@@ -35,7 +35,7 @@ from ..cli.flags import parse_flags
 from .claas_learner import StreamLearner, mean_ess_and_age, open_learner, temporary_folder
 from .continual import Trial, matrix_table, table
 from .pool import environment_defaults, run_workers
-from .steps import read_rows
+from .recorded import read_rows
 
 if TYPE_CHECKING:
     from ...tools.environments.hierarchy import Scenario

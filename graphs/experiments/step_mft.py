@@ -24,8 +24,8 @@ from ...nodes.synthesize import mft
 from ...nodes.synthesize.strategy import StrategyPrompt
 from ..adamem import ACT, DRAFT
 from ..wiring.inputs import MethodInputs
-from .folder_settings import read_sweep_settings, run_stem
-from .steps import read_rows
+from .folder import read_sweep_settings, run_stem
+from .recorded import read_rows
 
 __all__ = [
     "CollectedRuns",

@@ -14,7 +14,7 @@ from ...memory.storage.checkpoints import serializer
 from ...tools.notebook.walk import Walk
 from ..arms import blueprint, method_settings
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs, method_resources
+from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..named_graphs import SERVED_GRAPHS, find_user_object, load_graph
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid

@@ -83,7 +83,7 @@ class SeedWorker(SeedModels):
         from ....memory.lessons.versions import LibraryVersions
         from ....memory.storage.journal import Journal
         from ....memory.storage.rows import Rows
-        from .. import sweep
+        from .. import folder
 
         place = self.setup.arm_folder(arm, self.seed)
         with ExitStack() as stack:
@@ -119,7 +119,7 @@ class SeedWorker(SeedModels):
                     [row["id"], _redact_keys(reason)] for row in rows for reason in (*row["failures"], *row["probe_failures"])
                 ],
             }
-            sweep.write_json(place / "result.json", result)
+            folder.write_json(place / "result.json", result)
 
     async def _learning_steps(
         self, arm: LibraryArm, versions: LibraryVersions, journal: Any, rows: Sequence[Mapping[str, Any]]

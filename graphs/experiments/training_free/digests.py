@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....memory.errors import CommandError
-from ..folder_settings import ADDED_SEED
+from ..folder import ADDED_SEED
 from ..options import DRAW_OPTIONS, REQUEST_OPTIONS
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....memory.errors import CommandError, UserError
 from ....memory.records import Usage
-from ..folder_settings import check_settings
+from ..folder import check_settings
 from .digests import initial_libraries
 from .models import SeedModels
 from .report import print_line

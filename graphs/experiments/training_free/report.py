@@ -33,7 +33,7 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     Raises:
         UserError: an arm is not finished although the budget is not spent.
     """
-    from .. import evaluation, evaluation_tables, sweep
+    from .. import evaluation, evaluation_tables, folder
 
     done = [arm for arm in setup.arms if all(setup.is_finished(arm, seed) for seed in setup.seeds)]
     results = {arm.title: [setup.result(arm, seed) for seed in setup.seeds] for arm in done}
@@ -53,7 +53,7 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     for row in by_row:
         row["lost_comparisons"] = sum(step["lost"] for seed in row["steps"] for step in seed)
     paid = {stage: asdict(usage) for stage, usage in spent.items()}
-    sweep.write_json(setup.folder / "results.json", {"arms": by_row, "paid": paid, "dollars": cost})
+    folder.write_json(setup.folder / "results.json", {"arms": by_row, "paid": paid, "dollars": cost})
     _write_lines(setup.folder / "failures.jsonl", failures)
     pictures = _draw_pictures(setup, learning, arms)
     if len(done) < len(setup.arms) and not over:
@@ -162,7 +162,7 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _steps(setup: TrainingFreeSetup, arm: LibraryArm, seed: int) -> list[LearningStep]:
     """The learning steps of a seed: of its result, or those so far."""
     from ..learning_curves import LearningStep
-    from ..steps import read_rows
+    from ..recorded import read_rows
 
     if setup.is_finished(arm, seed):
         return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]

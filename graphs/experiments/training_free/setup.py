@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
-from ..folder_settings import run_stem
+from ..folder import run_stem
 from ..options import ModelOptions, SharedOptions
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from learngraph.graphs.cli import training_free as training_free_cli
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import learning_curves
-from learngraph.graphs.experiments.folder_settings import run_stem
+from learngraph.graphs.experiments.folder import run_stem
 from learngraph.graphs.experiments.training_free import bench as training_free_bench
 from learngraph.graphs.experiments.training_free import digests as training_free_digests
 from learngraph.graphs.experiments.training_free import setup as training_free_setup
