@@ -182,6 +182,11 @@ class RecordedRun:
         """True if the run has played its last episode."""
         return (self.path / "result.json").is_file()
 
+    def result(self) -> dict[str, Any]:
+        """What the run came to, as result.json holds it; empty while it goes on."""
+        found: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8")) if self.is_finished else {}
+        return found
+
     def __len__(self) -> int:
         return len(self._steps)
 
