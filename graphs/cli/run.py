@@ -139,10 +139,15 @@ def _run_method(name: str, args: Sequence[str]) -> int:
 
 def _run_file(args: Sequence[str]) -> int:
     """Play the experiment of a file."""
+    from ..experiments.claas_stream import is_stream_file, play_stream
     from ..experiments.report import find_block, write_block
 
     about = "Plays every method of a file on every environment with every model and seed, and compares them."
     options = parse_flags(FileOptions, args, "learngraph run", about)
+    if is_stream_file(options.file):
+        folder = options.out or Path("runs") / f"bench-{options.file.stem}"
+        print(play_stream(options.file, folder, options.workers, options.engine))
+        return 0
     spec = _with_flags(read_spec(options.file, [*METRICS]), options)
     name = options.file.stem
     folder = options.out or Path("runs") / f"bench-{name}"
