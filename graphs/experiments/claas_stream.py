@@ -34,8 +34,8 @@ from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
 from ..arms import check_value
 from ..claas import CLaaS, Objective, build_learning, read_hindsight
 from .continual import Trial, matrix_table, table
-from .pool import environment_defaults, run_workers
 from .folder import claim_folder
+from .pool import environment_defaults, run_workers
 from .recorded import read_rows
 
 if TYPE_CHECKING:
