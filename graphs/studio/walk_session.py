@@ -23,6 +23,7 @@ from ..wiring.flow import to_mermaid
 from .shown_graph import show_graph
 from .shown_moments import describe_moment, names_of, show_writes, title_of
 from .shown_values import to_line
+from .walk_moves import move
 
 __all__ = ["StudioError", "WalkSession"]
 
@@ -232,20 +233,24 @@ class WalkSession:
         self._current, walk = branch.id, branch.walk
         try:
             match do:
-                case "step" | "into" | "out":
-                    getattr(walk, do)()
+                case "step":
+                    move(walk, "step")
+                case "into":
+                    move(walk, "into")
+                case "out":
+                    move(walk, "out")
                 case "round":
-                    walk.until(*walk.next, self._is_stopped)
+                    move(walk, "until", *walk.next, self._is_stopped)
                 case "until":
-                    walk.until(str(more.get("node", "")), self._is_stopped)
+                    move(walk, "until", str(more.get("node", "")), self._is_stopped)
                 case "finish":
-                    walk.until(self._is_stopped)
+                    move(walk, "until", self._is_stopped)
                 case "resume":
-                    walk.resume(_read_answer(more.get("answer")))
+                    move(walk, "resume", _read_answer(more.get("answer")))
                 case "edit":
                     if walk.branch is None:  # what really happened stays in the tree
                         branch = self._fork(branch, branch.here)
-                    branch.walk.edit(**_read_channels(more.get("channels")))
+                    move(branch.walk, "edit", **_read_channels(more.get("channels")))
                 case "keep":
                     walk.keep(replace=bool(more.get("replace")))
                 case "drop":

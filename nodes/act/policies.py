@@ -44,7 +44,7 @@ from ..read_reply import (
     unlisted_message,
 )
 from ..reply_schemas import OPTIONS, reply_schema
-from ..state import CandidateChannels, ObservationChannel, PlanChannels, TaskChannel
+from ..state import CandidateChannels, EpisodeChannels
 from ..text import shorten
 from .choose import log_softmax
 
@@ -126,27 +126,13 @@ def candidates_from_logits(actions: Sequence[str], logits: Sequence[float]) -> l
     return [Candidate(a, z) for a, z in zip(actions, log_softmax(logits), strict=True)]
 
 
-class ListedActions(TaskChannel, ObservationChannel):
-    """The actions to choose among, and their place in the episode."""
-
-    step: int
-
-
-class Proposal(CandidateChannels, total=False):
-    """Candidates, or the reason why no reply could be used."""
-
-    vote: bool
-    lost: str
-    usage: Usage
-
-
 @dataclass(frozen=True)
 class UniformPolicy:
     """Propose every admissible action with the same probability."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: ListedActions) -> CandidateChannels:
+    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
         actions = admissible_actions(state, "uniform")
         return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
 
@@ -172,16 +158,14 @@ class LocalPolicy:
         """The prompt's messages."""
         return self.prompt.messages(**self.view(state))
 
-    def __call__(self, state: ListedActions | State) -> ScoredCandidates:  # the whole state: the view may show any channel
+    def __call__(self, state: State) -> ScoredCandidates:  # the whole state: the view may show any channel
         actions = admissible_actions(state, "local")
         scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action costs no output tokens
         return {"candidates": candidates_from_logits(actions, scores), "usage": usage}
 
 
-def logprobs_policy(
-    model: BaseChatModel, view: PromptView, prompts: Path | None = None
-) -> Ask[ListedActions | State, Proposal]:
+def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None = None) -> Ask:
     """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
 
     Options whose letters are not reported share the rest of the probability equally, but none gets more than the least likely
@@ -189,7 +173,7 @@ def logprobs_policy(
     """
     prompt = Prompt.load("act/choose", prompts)
 
-    def messages(state: ListedActions | State) -> list[BaseMessage]:
+    def messages(state: State) -> list[BaseMessage]:
         actions = admissible_actions(state, "logprobs")
         if len(actions) > 20:
             raise PolicyError(
@@ -199,7 +183,7 @@ def logprobs_policy(
         options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
         return prompt.messages(**{"request": "", **view(state)}, options=options)
 
-    def read(reply: AIMessage, state: ListedActions | State) -> Proposal:
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         actions = admissible_actions(state, "logprobs")
         content = (reply.response_metadata.get("logprobs") or {}).get("content") or []
         if not content:
@@ -228,7 +212,7 @@ def logprobs_policy(
     return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step)
 
 
-def _lose_step(bad: BadReply, state: Any) -> Proposal:
+def _lose_step(bad: BadReply, state: State) -> Mapping[str, Any]:
     """The channels of a step on which no reply could be used: the world receives nothing, and the step counts."""
     return {"candidates": [Candidate(NO_ACTION, 0.0)], "vote": False, "lost": str(bad), "usage": Usage(lost_steps=1)}
 
@@ -242,16 +226,16 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
 
 def verbalized_policy(
     model: BaseChatModel, view: PromptView, count: int = 3, prompts: Path | None = None, name: str = "act/options"
-) -> Ask[ObservationChannel | State, Proposal]:
+) -> Ask:
     """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
 
-    def messages(state: ObservationChannel | State) -> list[BaseMessage]:
+    def messages(state: State) -> list[BaseMessage]:
         actions = state["observation"].actions
         count_ = min(count, len(actions)) if actions else count
         return prompt.messages(**{"request": "", **view(state)}, count=count_, admissible=_admissible(admissible, actions))
 
-    def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         stated = read_options(answer_text(reply), state["observation"].actions)
         total = sum(stated.values()) or 1.0
         logits = [math.log(max(confidence / total, MIN_CONFIDENCE)) for confidence in stated.values()]
@@ -269,7 +253,7 @@ def act_policy(
     *,
     free_text: bool | Sequence[str] = False,
     vote_mark: str = "",
-) -> Ask[ObservationChannel | State, Proposal]:
+) -> Ask:
     """Ask for a thought and one action. The only candidate is the action after the first `Action:` of the reply (`read_action`).
 
     Args:
@@ -286,16 +270,16 @@ def act_policy(
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
     some = Prompt.load("act/suggested", prompts)
 
-    def messages(state: ObservationChannel | State) -> list[BaseMessage]:
+    def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(
             **{"request": "", **view(state)},
             admissible=_admissible(some if free_text else admissible, state["observation"].actions),
         )
 
-    def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         answer, actions = answer_text(reply), state["observation"].actions
         action, is_listed = read_action(answer, actions, is_cut_off(reply))
-        proposed: Proposal = {"candidates": [Candidate(action, 0.0)]}
+        proposed: dict[str, Any] = {"candidates": [Candidate(action, 0.0)]}
         if vote_mark:
             vote = read_vote(answer, vote_mark)
             proposed |= {"vote": bool(vote), "usage": Usage(malformed=int(vote is None))}
@@ -319,12 +303,12 @@ def _takes_any_text(action: str, free_text: bool | Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class AnswerPolicy(Runnable[State, PlanChannels]):
+class AnswerPolicy(Runnable[Any, Any]):
     """Propose the actions of a written answer one after the other, and ask for an answer when none is left."""
 
     role: ClassVar[str] = "model"
 
-    ask: Ask[State, PlanChannels]
+    ask: Ask
 
     @property
     def asks(self) -> str:
@@ -335,10 +319,10 @@ class AnswerPolicy(Runnable[State, PlanChannels]):
         """The messages that ask for an answer."""
         return self.ask.messages(state)
 
-    def invoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return _next(input) or self.ask.invoke(input, config)
 
-    async def ainvoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return _next(input) or await self.ask.ainvoke(input, config)
 
 
@@ -358,11 +342,11 @@ def answer_policy(
     """
     prompt = Prompt.load(name, prompts)
 
-    def play(answer: str, actions: Sequence[str]) -> PlanChannels:
+    def play(answer: str, actions: Sequence[str]) -> Mapping[str, Any]:
         first, *rest = [*actions] or [answer]
         return {"candidates": [Candidate(first, 0.0)], "plan": rest}
 
-    def read(reply: AIMessage, state: State) -> PlanChannels:
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         try:
             answer = answer_text(reply)
         except (Refusal, CutOff):
@@ -374,7 +358,7 @@ def answer_policy(
             raise CutOff("the reply was cut off before its answer; answer shorter, or allow more tokens (max_tokens)")
         return play(answer, actions)
 
-    def on_bad_reply(bad: BadReply, state: State) -> PlanChannels:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         return play("", ())
 
     again = Prompt.load("ask/again", prompts)
@@ -385,7 +369,7 @@ def answer_policy(
     return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply))
 
 
-def _next(state: State) -> PlanChannels | None:
+def _next(state: State) -> dict[str, Any] | None:
     plan = state.get("plan") or []
     return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
 
@@ -394,7 +378,7 @@ def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
     return text(prompt.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
 
 
-def admissible_actions(state: State | ListedActions, policy: str) -> tuple[str, ...]:
+def admissible_actions(state: State | EpisodeChannels, policy: str) -> tuple[str, ...]:
     """The admissible actions, for a policy that needs them; `policy` names it in errors.
 
     Raises:

@@ -31,10 +31,10 @@ from ..ask import Ask, BadReply, text
 from ..lesson_prompts import append_lessons, render_lessons, select_lessons
 from ..prompt import Prompt
 from ..read_reply import CutOff, Refusal, Unreadable, answer_text, visible_text
-from ..state import EpisodeInput, ObservationChannel
+from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
 from ..text import trim_middle
 from .choose import ChosenAction
-from .episode import Begin, EpisodeStart
+from .episode import Begin
 
 __all__ = [
     "BeginWithTools",
@@ -61,66 +61,27 @@ class ToolFactory(Protocol):
     ) -> AbstractContextManager[Sequence[BaseTool]] | Sequence[BaseTool]: ...
 
 
-class DialogueMessages(TypedDict):
-    """The messages of a dialogue with a model that calls tools."""
-
-    messages: list[AnyMessage]
-    """Replies of the model and results of tools. The messages before them (system, lessons, task) are made from the state."""
-
-
-class SessionChannel(TypedDict):
-    """The open tools of a rollout."""
+class ToolChannels(TypedDict):
+    """A dialogue with a model that calls tools."""
 
     session: str
     """Name of the session under which the rollout's tools are open in this process."""
-
-
-class DialogueChannels(SessionChannel, DialogueMessages):
-    """The dialogue with a model that calls tools."""
-
-    transcript: str
-    """The dialogue as text, for comparing rollouts: `> ` before the agent's words and calls, `| ` before tools' results."""
-
-
-class ToolChannels(DialogueChannels):
-    """The dialogue, with the number of its turns and calls, and the answer that it comes to."""
-
+    messages: list[AnyMessage]
+    """Replies of the model and results of tools. The messages before them (system, lessons, task) are made from the state."""
     turn: int
     """Number of replies so far."""
     tool_calls: int
     """Number of calls with a result or an error."""
+    transcript: str
+    """The dialogue as text, for comparing rollouts: `> ` before the agent's words and calls, `| ` before tools' results."""
     answer: str
     """The reply that is submitted; empty until then."""
 
 
-class DialogueOnTask(EpisodeInput, ObservationChannel, DialogueChannels):
-    """The dialogue, and the task that it is about."""
+class ToolUseState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
+    """The state of an agent that calls tools."""
 
-    turn: int
     library: NotRequired[str]
-
-
-class Turn(TypedDict, total=False):
-    """A reply of the model: calls, which join the dialogue, or an answer."""
-
-    turn: int
-    messages: list[AnyMessage]
-    transcript: str
-    answer: str
-
-
-class CallsToMake(EpisodeInput, DialogueChannels):
-    """The dialogue, whose last message has calls, and the rollout that they are for."""
-
-    tool_calls: int
-
-
-class CallResults(TypedDict):
-    """The dialogue with the results of the calls."""
-
-    messages: list[AnyMessage]
-    tool_calls: int
-    transcript: str
 
 
 # Open tools
@@ -190,17 +151,13 @@ class Toolset:
         return len(self._open)
 
 
-class DialogueStart(EpisodeStart, ToolChannels):
-    """The channels of an episode with tools that has just begun."""
-
-
 @dataclass(frozen=True)
 class BeginWithTools(Begin):
     """Begin an episode with a new session for its tools and an empty dialogue."""
 
     toolset: Toolset | None = field(default=None, repr=False)
 
-    def __call__(self, state: EpisodeInput) -> DialogueStart | dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         begun = super().__call__(state)
         session = self.toolset.new_session() if self.toolset else ""
         return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}
@@ -283,7 +240,7 @@ def _repeats(observation: str, instruction: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Think(Runnable[DialogueOnTask, Turn]):
+class Think(Runnable[Any, Any]):
     """Ask the model for its next turn: calls of tools, or an answer.
 
     A reply with neither is asked for again. At the last turn it is an empty answer, and calls are not carried out.
@@ -306,7 +263,7 @@ class Think(Runnable[DialogueOnTask, Turn]):
         """Greatest number of replies."""
         return self.dialogue.max_turns
 
-    def ask(self, state: DialogueOnTask) -> Ask[DialogueOnTask, Turn]:
+    def ask(self, state: Mapping[str, Any]) -> Ask:
         """The question to a model with the rollout's tools bound to it.
 
         Raises:
@@ -321,7 +278,7 @@ class Think(Runnable[DialogueOnTask, Turn]):
         elif self.options:
             model = model.bind(**self.options)
 
-        def read(reply: AIMessage, state: DialogueOnTask) -> Turn:
+        def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
             calls, words = _calls(reply), ""
             try:
                 words = answer_text(reply).strip()
@@ -340,16 +297,16 @@ class Think(Runnable[DialogueOnTask, Turn]):
 
         return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
 
-    def invoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with self.toolset.close_on_error(input["session"]):
-            return cast(Turn, self.ask(input).invoke(input, config))
+            return self.ask(input).invoke(input, config)
 
-    async def ainvoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with self.toolset.close_on_error(input["session"]):
-            return cast(Turn, await self.ask(input).ainvoke(input, config))
+            return await self.ask(input).ainvoke(input, config)
 
 
-def _empty_answer(bad: BadReply, state: DialogueOnTask) -> Turn:
+def _empty_answer(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
     """The channels after nothing but empty replies: an empty answer, which the world judges."""
     return {"turn": state["turn"] + 1, "answer": ""}
 
@@ -378,7 +335,7 @@ def _with_call_ids(reply: AIMessage, turn: int) -> AIMessage:
     return reply.model_copy(update={"tool_calls": fixed[0], "invalid_tool_calls": fixed[1]})
 
 
-def route_tool_calls(state: DialogueMessages) -> Literal["call tools", "answer"]:
+def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
     """Router: did the model call tools or answer? Only a reply with calls joins the dialogue."""
     return "call tools" if state["messages"] and isinstance(state["messages"][-1], AIMessage) else "answer"
 
@@ -387,7 +344,7 @@ def route_tool_calls(state: DialogueMessages) -> Literal["call tools", "answer"]
 
 
 @dataclass(frozen=True)
-class UseTools(Runnable[CallsToMake, CallResults]):
+class UseTools(Runnable[Any, Any]):
     """Carry out the calls of the last reply, one after the other, and add a result for each.
 
     An error of a call (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) becomes the
@@ -402,7 +359,7 @@ class UseTools(Runnable[CallsToMake, CallResults]):
     max_transcript_chars: int = 1000
     """Characters of a tool's result in the transcript."""
 
-    def _play(self, state: CallsToMake) -> Generator[tuple[BaseTool, dict[str, Any]], Any, CallResults]:
+    def _play(self, state: Mapping[str, Any]) -> Generator[tuple[BaseTool, dict[str, Any]], Any, dict[str, Any]]:
         """A generator that yields a tool with its call, receives the result or error, and returns the channels' update."""
         tools = self.toolset.open_tools(state)
         answers, transcript = list[ToolMessage](), state["transcript"]
@@ -436,7 +393,7 @@ class UseTools(Runnable[CallsToMake, CallResults]):
         status: Any = "error" if isinstance(came, str) else "success"
         return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
-    def invoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
             try:
@@ -450,9 +407,9 @@ class UseTools(Runnable[CallsToMake, CallResults]):
                         came = error
                     tool, call = play.send(came)
             except StopIteration as done:
-                return cast(CallResults, done.value)
+                return done.value
 
-    async def ainvoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
             try:
@@ -466,7 +423,7 @@ class UseTools(Runnable[CallsToMake, CallResults]):
                         came = error
                     tool, call = play.send(came)
             except StopIteration as done:
-                return cast(CallResults, done.value)
+                return done.value
 
 
 def _arguments(tool: BaseTool) -> str:
@@ -495,24 +452,10 @@ def _observation_text(result: str) -> str:
 # Answer
 
 
-class PlanChannel(TypedDict):
-    """The rest of a written answer."""
+class NextAction(ChosenAction):
+    """The next action of a written answer, and those after it."""
 
     plan: list[str]
-
-
-class AnswerToSubmit(SessionChannel, PlanChannel):
-    """A written answer, of which a part may be left to submit."""
-
-    answer: str
-
-
-class SubmittedAnswer(PlanChannel, ObservationChannel):
-    """The rest of a written answer, and what is seen after its last action."""
-
-
-class NextAction(ChosenAction, PlanChannel):
-    """The next action of a written answer, and those after it."""
 
 
 @dataclass(frozen=True)
@@ -530,12 +473,12 @@ class Submit:
     """The actions of a written answer (an environment's `read`)."""
     toolset: Toolset = field(repr=False)
 
-    def __call__(self, state: AnswerToSubmit) -> NextAction:
+    def __call__(self, state: ToolUseState) -> NextAction:
         self.toolset.close(state["session"])
         first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
         return {"action": first, "plan": rest}
 
 
-def route_remaining_answer(state: SubmittedAnswer) -> Literal["next step", "over"]:
+def route_remaining_answer(state: ToolUseState) -> Literal["next step", "over"]:
     """Router: is anything of the answer left to submit?"""
     return "next step" if state["plan"] and not state["observation"].over else "over"

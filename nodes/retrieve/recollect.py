@@ -17,14 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from typing_extensions import TypedDict
-
 from ...memory.attempts.trajectories import OutcomeFilter
 from ...memory.records import Precedent, Task, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..act.policies import steps_text
-from ..state import HeadChannel, Situation
+from ..state import EpisodeChannels, PrecedentChannels
 from ..text import clip_text
 from .attempts import EpisodePrompt, Layout
 
@@ -204,18 +202,8 @@ def _outcome(precedent: Precedent, trajectory: Trajectory) -> str:
     return ", ".join(filter(None, (word, total))) or "its end is unknown"
 
 
-class RecollectInput(Situation, HeadChannel):
-    """The present situation, the steps that led there, and the trajectories that the episode consulted so far."""
-
-    used: list[str]
-
-
-class Recollection(TypedDict, total=False):
-    """What was recollected at this step; before the first search nothing is added to `used`."""
-
-    precedents: list[Precedent]
-    nearest_similarity: float | None
-    used: list[str]
+class RecollectState(EpisodeChannels, PrecedentChannels):
+    """An episode, and the trajectories that it consulted so far."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +236,7 @@ class Recollect:
     excerpts: Excerpts | None = None
     """The layout that decides how many fit; None: all of them are used."""
 
-    def __call__(self, state: RecollectInput) -> Recollection:
+    def __call__(self, state: RecollectState) -> dict[str, Any]:
         if state["step"] < self.min_steps:
             return {"precedents": [], "nearest_similarity": None}
         search = partial(
@@ -276,6 +264,6 @@ class PrecedentsPrompt(EpisodePrompt):
 
     excerpts: Excerpts
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: RecollectState) -> str:  # type: ignore[override]
         """The text of the precedents."""
         return self.excerpts(state["precedents"], state["task"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments import pool, run_inputs
+from learngraph.graphs.experiments import play, pool
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -30,5 +30,5 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 
     monkeypatch.setattr(pool, "run_workers", work)
     monkeypatch.chdir(folder)
-    run_inputs.shared_environment.cache_clear()
+    play.shared_environment.cache_clear()
     return folder
