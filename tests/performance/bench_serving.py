@@ -49,8 +49,10 @@ class Seen:
 
 
 @contextmanager
-def server(model: str, learner: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, str, int]]:
-    """URL, key and process id of a server that ends with the block."""
+def server(
+    model: str, learner: str, folder: Path, more: Sequence[str] = ()
+) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+    """URL, key and process of a server that ends with the block."""
     command = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; main()", "serve", "--model", model]
     flags = ["--port", "0", "--api-key", "bench", "--out", str(folder), "--learner", learner, *more]
     path = folder.parent / "serve.log"
@@ -64,7 +66,7 @@ def server(model: str, learner: str, folder: Path, more: Sequence[str] = ()) -> 
             if time.monotonic() > deadline or process.poll() is not None:
                 raise SystemExit(f"the server did not start:\n{path.read_text()[-2000:]}")
             time.sleep(0.2)
-        yield url[0], "bench", process.pid
+        yield url[0], "bench", process
     finally:
         process.terminate()
         try:

@@ -185,12 +185,12 @@ def main() -> None:
         keys = Path(folder) / "keys.yaml"
         keys.write_text("".join(f"{name}: {{keys: [{name}]}}\n" for name in TENANTS))
         kept = ["--keys", str(keys), "--replay.max-records", str(MAX_RECORDS), "--replay.max-megabytes", "8192"]
-        with server(options.model, options.learner, Path(folder) / "out", [*kept, *more]) as (url, _, pid):
+        with server(options.model, options.learner, Path(folder) / "out", [*kept, *more]) as (url, _, process):
             place = options.memory or str(Path(folder) / "memory")
             writer = multiprocessing.get_context("spawn").Process(target=remember, args=(place, options.minutes))
             writer.start()
             assert writer.pid is not None
-            accepted = asyncio.run(soak(url, pid, writer.pid, options))
+            accepted = asyncio.run(soak(url, process.pid, writer.pid, options))
             writer.join(120)
         buffer = dict(pairwise(more)).get("--buffer", Path(folder) / "out" / "replay.sqlite")
         with Replay(buffer) as replay:

@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import bench_serving
+import httpx
 import pytest
 import urn
 from claas_settings import changed
@@ -144,10 +144,8 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
 class Client:
     """The service at a URL, as a tenant sees it."""
 
-    def __init__(self, url: str) -> None:
-        import httpx
-
-        self.http = httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}, timeout=60)
+    def __init__(self, url: str, key: str) -> None:
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
     def chat(self, text: str, seed: int) -> tuple[str, str, str]:
         """(id, reply, version)."""
@@ -174,42 +172,25 @@ class Client:
 
 
 @contextmanager
-def serving(out: Path, *flags: str) -> Iterator[tuple[Client, subprocess.Popen[str]]]:
-    args = [
-        "serve",
-        "--port",
-        "0",
-        "--api-key",
-        "secret",
-        "--out",
-        str(out),
+def serving(out: Path, *flags: str) -> Iterator[tuple[Client, Any]]:
+    """A client of the service, and its process."""
+    more = [
         "--loss.learning-rate",
         "3e-3",
         "--lora.rank",
         "4",
-        "--rollout.max-lead",  # all feedback comes before the first step
+        "--rollout.max-lead",
         "100",
         *flags,
-    ]
-    run = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; raise SystemExit(main())", *args]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=env)
-    try:
-        assert process.stderr
-        line = ""
-        while " at http" not in line:
-            line = process.stderr.readline()
-            assert line, "it ended"
-        yield Client(line.split(" at ")[1].split("/v1")[0]), process
-    finally:
-        process.kill()
-        process.communicate()
+    ]  # feedback comes before steps
+    with bench_serving.server("pocket", "process", out, more) as (url, key, process):
+        yield Client(url, key), process
 
 
 @pytest.mark.slow
 def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
     """Learned by a process beside, as it is if nothing else was asked for."""
-    with serving(tmp_path, "--replay.max-samplings", "2", "--learner-nice", "0") as (client, process):
+    with serving(tmp_path / "out", "--replay.max-samplings", "2", "--learner-nice", "0") as (client, process):
         first = [client.chat("what now?", i) for i in range(10)]
         assert {version for *_, version in first} == {"base"}
         for id, *_ in first:
@@ -228,6 +209,22 @@ def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
         assert answer.json()["live"] == live
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
+
+
+@pytest.mark.slow
+def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
+    """Chats of all tenants lie there: files of the service, and of an earlier one that were open to all."""
+    out = tmp_path / "out"
+    (out / "adapters/acme").mkdir(parents=True)
+    (out / "replay.sqlite").touch()
+    for path in (out, out / "adapters", out / "adapters/acme", out / "replay.sqlite"):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    with serving(out, "--learner", "inline") as (client, _):
+        client.like(client.chat("what now?", 0)[0], 1.0)
+    modes = {path.relative_to(out): path.stat().st_mode & 0o777 for path in (out, *out.rglob("*"))}
+    assert len(modes) > 5
+    assert json.loads((out / "usage.json").read_text())["tokens"]["default"] > 0
+    assert {str(name): oct(mode) for name, mode in modes.items() if mode != (0o700 if (out / name).is_dir() else 0o600)} == {}
 
 
 async def said(service: Service, id: str, seed: int) -> Exchange:
@@ -264,7 +261,7 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
     """kill -9 again and again, with the learner's process: no exchange lost, none trained on more often than allowed."""
     ids: list[str] = []
     for round in range(4):
-        with serving(tmp_path, "--replay.max-samplings", "3") as (client, process):
+        with serving(tmp_path / "out", "--replay.max-samplings", "3") as (client, process):
             for i in range(8):
                 id, *_ = client.chat("what now?", 100 * round + i)
                 client.like(id, 1.0 if i % 2 else -1.0)
@@ -272,7 +269,7 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
             client.until(lambda scope, steps=round: scope["step"] > steps)
             time.sleep(0.1 * round)
             process.send_signal(signal.SIGKILL)
-    with serving(tmp_path, "--replay.max-samplings", "3") as (client, process):
+    with serving(tmp_path / "out", "--replay.max-samplings", "3") as (client, process):
         scope = client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
         rows = client.http.get("/v1/experiences", params={"limit": 100}).json()["data"]
         assert sorted(row["id"] for row in rows) == sorted(ids)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +18,7 @@ import pytest
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 pytest.importorskip("peft", reason="NOT TESTED: needs the extra [train]")
 
+import bench_serving
 import openai
 import torch
 import transformers
@@ -128,22 +126,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A client of the service, in a process of its own, with the learner in another."""
-    flags = ["--model", f"local:{folder}", "--name", "llama", "--port", "0", "--api-key", "secret", "--preset", "reinforce"]
-    flags += ["--out", str(tmp_path_factory.mktemp("out")), "--learner-nice", "0", "--loss.activation-gib", "0"]
+    flags = ["--name", "llama", "--preset", "reinforce", "--learner-nice", "0", "--loss.activation-gib", "0"]
     flags += ["--loss.learning-rate", "2e-4", "--loss.warmup-steps", "0", "--replay.held-out-share", "0"]
-    run = [sys.executable, "-m", "learngraph", "serve", *flags]
-    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
-        try:
-            assert process.stderr is not None
-            line = ""
-            while " at http" not in line:
-                line = process.stderr.readline()
-                assert line, "it ended"
-            url = line.split(" at ")[1].split("/v1")[0]
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=300, max_retries=0) as found:
-                yield found
-        finally:
-            process.kill()
+    out = tmp_path_factory.mktemp("serve") / "out"
+    with (
+        bench_serving.server(f"local:{folder}", "process", out, flags) as (url, key, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=300, max_retries=0) as found,
+    ):
+        yield found
 
 
 def live_version(client: openai.OpenAI) -> str:

@@ -262,12 +262,12 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
     said = {"model": "guard", "messages": [{"role": "user", "content": "say raven ."}], "max_tokens": 4}
     ids = []
     for _ in range(2):
-        with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret]) as (address, key, pid):
+        with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret]) as (address, key, process):
             client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=30)
             ids.append(client.post("/v1/chat/completions", json=said).json()["id"])
             for id in ids:  # also of a reply that was served before the kill
                 assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
-            os.kill(pid, signal.SIGKILL)
+            process.kill()
     with Replay(url) as replay:
         assert {row.exchange.id: row.revision for row in replay.rows(ExchangeQuery("default"))} == dict.fromkeys(ids, 1)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,8 +1,6 @@
 """The dashboard: what it shows of odd data, who may see it and press its buttons, and that a real browser renders it."""
 
 import asyncio
-import math
-import random
 import re
 import socket
 import time
@@ -27,57 +25,23 @@ FakeBackend, serving, two = chat_backend.FakeBackend, chat_backend.serving, chat
 HOSTILE = "</p><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x00\ud800{{ 7*7 }}"
 
 
-def told(steps: int = 40) -> dict[str, Any]:
-    """A service that has learned for a while."""
-    draw, now = random.Random(0), time.time()
-    updates = [
-        {
-            "step": k,
-            "reward": -0.6 + 1.2 * k / steps + draw.gauss(0, 0.12),
-            "loss": 0.8 * math.exp(-k / 15) + draw.random() * 0.05,
-            "ess": 0.6 + 0.35 * draw.random(),
-            "age": 2 + 3 * draw.random(),
-            "entropy": 1.9 - 0.6 * k / steps + draw.gauss(0, 0.02),
-            "kl": 0.02 * k**0.7,
-        }
-        for k in range(1, steps + 1)
-    ]
-
-    def version(k: int, state: str, passed: bool) -> dict[str, Any]:
+def told() -> dict[str, Any]:
+    """A service that has learned for 40 steps."""
+    now, names = time.time(), ("reward", "loss", "ess", "age", "entropy", "kl")
+    updates = [{"step": k, **{name: 1.5 / (k + n) for n, name in enumerate(names, 1)}} for k in range(1, 41)]
+    versions = []
+    for k, state in ((40, "live"), (39, "dropped"), (38, "retired"), (37, "retired")):
+        passed, name = state != "dropped", f"{k:06d}-3f9c2ab1d4e{k % 10}"
         gate = [
-            {
-                "name": "held-out feedback",
-                "value": 0.31 if passed else -0.2,
-                "limit": 0.05,
-                "passed": passed,
-                "note": "12 of them",
-            },
-            {"name": "retention", "value": -1.02, "limit": -1.2, "passed": True, "note": ""},
-            {"name": "entropy", "value": 0.94, "limit": 0.6, "passed": True, "note": ""},
-            {"name": "kl", "value": 0.12, "limit": 0.5, "passed": True, "note": ""},
+            {"name": name, "value": 0.9, "limit": 0.6, "passed": True, "note": ""} for name in ("retention", "entropy", "kl")
         ]
-        label = f"acme/default@{k:06d}-3f9c2ab1d4e{k % 10}"
-        about = {"label": label, "name": label[13:], "step": k, "state": state, "created": now - 40 * (41 - k), "gate": gate}
-        return about | {
-            "tainted": k == 38,
-            "reward": 0.4 + k / 1000,
-            "feedbacks": 7,
-            "why": "the gate has passed" if passed else "worse",
-        }
-
-    versions = [
-        version(40, "live", True),
-        version(39, "dropped", False),
-        version(38, "retired", True),
-        version(37, "retired", True),
-    ]
+        gate.insert(0, {"name": "held-out feedback", "value": 0.3, "limit": 0.05, "passed": passed, "note": "12 of them"})
+        about = {"label": f"acme/default@{name}", "name": name, "step": k, "state": state, "created": now - 40 * (41 - k)}
+        why = "the gate has passed" if passed else "worse"
+        versions.append(about | {"gate": gate, "tainted": k == 38, "reward": 0.4 + k / 1000, "feedbacks": 7, "why": why})
     said = [
         ("How do I list files?", "Use `ls -la`.", {"reward": 1.0, "text": "", "source": "user"}),
-        (
-            "Summarise this in one line.",
-            "It is a long text about many things, and …",
-            {"reward": -1.0, "text": "One line, please.", "source": "user"},
-        ),
+        ("Summarise this.", "It is a long text, and …", {"reward": -1.0, "text": "One line, please.", "source": "user"}),
         ("What is 2 + 2?", "4", None),
     ]
     exchanges = [
@@ -85,20 +49,14 @@ def told(steps: int = 40) -> dict[str, Any]:
          "created": now - 20 * i, "messages": [{"role": "user", "content": asked}], "reply": reply, "feedback": told, "family": "chat"}
         for i, (asked, reply, told) in enumerate(said)
     ]  # fmt: skip
-    counts = {"pending": 14, "ready": 31, "leased": 8, "consumed": 120, "held": 16, "rejected": 3}
+    why = "5 of 8 exchanges with feedback are ready for the next step"
     scope = {
         "adapter": "default",
-        "step": steps,
-        "counts": counts,
+        "step": 40,
+        "counts": {"pending": 14, "ready": 31, "leased": 8, "consumed": 120, "held": 16, "rejected": 3},
         "ages": {"0": 9, "1": 8, "3": 7, "7": 4, "24": 3},
         "updates": updates,
-        "held_up": [
-            {
-                "kind": "too few",
-                "why": "5 of 8 exchanges with feedback are ready for the next step",
-                "help": "3 more feedbacks",
-            },
-        ],
+        "held_up": [{"kind": "too few", "why": why, "help": "3 more feedbacks"}],
     }
     rewards = [{"version": item["name"], "step": item["step"], "reward": item["reward"], "feedbacks": 7} for item in versions]
     adapters = [{"adapter": "default", "live": versions[0]["label"], "canary": "", "versions": versions, "rewards": rewards}]
@@ -228,26 +186,15 @@ def test_a_version_answers_by_its_name_and_beside_the_live_one() -> None:
     backend = FakeBackend(live={("acme", "default"): "acme/default@000003-c"})
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi there"}]}
     with serving(backend) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {chat_backend.KEY}"}) as client:
-        found = {}
-        for name in (
-            "pocket",
-            "pocket@base",
-            "pocket@000001-a",
-            "pocket@x",
-            "pocket@",
-            "pocket:@base",
-            "pocketed",
-            "pocket:none@base",
-        ):
+        for name, expected in {
+            "pocket": "acme/default@000003-c",
+            "pocket@base": "base",
+            "pocket@000001-a": "acme/default@000001-a",
+            "pocket@x": "version_not_found",
+            **dict.fromkeys(("pocket@", "pocket:@base", "pocketed", "pocket:none@base"), "model_not_found"),
+        }.items():
             answer = client.post("/v1/chat/completions", json=body | {"model": name})
-            found[name] = answer.headers.get("x-policy-version", answer.json().get("error", {}).get("code"))
-    missing = dict.fromkeys(("pocket@", "pocket:@base", "pocketed", "pocket:none@base"), "model_not_found")
-    assert found == missing | {
-        "pocket": "acme/default@000003-c",
-        "pocket@base": "base",
-        "pocket@000001-a": "acme/default@000001-a",
-        "pocket@x": "version_not_found",
-    }
+            assert answer.headers.get("x-policy-version", answer.json().get("error", {}).get("code")) == expected, name
 
 
 def test_what_was_not_measured_is_not_ticked_and_axes_say_what_they_count() -> None:
@@ -341,6 +288,21 @@ def test_numbers_ages_and_times() -> None:
     assert [time_since(1000 - s, 1000) for s in (5, 90, 999)] == ["5 s ago", "2 min ago", "17 min ago"]
 
 
+async def until(page: browser.Browser, script: str) -> None:
+    """Wait until an expression in the page is true."""
+    async with asyncio.timeout(30):
+        while not await page.run(script):
+            await asyncio.sleep(0.1)
+
+
+async def log_in(page: browser.Browser, url: str) -> None:
+    """Give the key to the form."""
+    await page.go(f"{url}/dashboard")
+    assert await page.run("document.title") == "learngraph: log in"
+    await page.run(f"document.getElementById('key').value = {chat_backend.KEY!r}")
+    await page.run("document.querySelector('form').submit()")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium (apt-get install chromium)")
 async def test_a_real_browser_logs_in_sees_it_presses_a_button_and_runs_nobody_elses_script(tmp_path: Path) -> None:
@@ -349,13 +311,8 @@ async def test_a_real_browser_logs_in_sees_it_presses_a_button_and_runs_nobody_e
     backend = FakeBackend(more=more)
     with serving(backend) as url:
         async with browser.Browser.open(tmp_path / "profile") as page:
-            await page.go(f"{url}/dashboard")
-            assert await page.run("document.title") == "learngraph: log in"
-            await page.run(f"document.getElementById('key').value = {chat_backend.KEY!r}")
-            await page.run("document.querySelector('form').submit()")
-            async with asyncio.timeout(30):
-                while await page.run("document.title") != "acme/default · learngraph":
-                    await asyncio.sleep(0.1)
+            await log_in(page, url)
+            await until(page, "document.title == 'acme/default · learngraph'")
             await page.loaded()
             assert await page.run("document.cookie") == ""  # not for scripts
             assert await page.run("document.querySelectorAll('polyline').length") == 6
@@ -368,9 +325,7 @@ async def test_a_real_browser_logs_in_sees_it_presses_a_button_and_runs_nobody_e
                 colours.append(await page.run("getComputedStyle(document.body).backgroundColor"))
             assert len(set(colours)) == 2
             more["exchanges"][0]["reply"] = "something new"
-            async with asyncio.timeout(30):  # it brings itself up to date
-                while "something new" not in await page.run("document.body.textContent"):
-                    await asyncio.sleep(0.2)
+            await until(page, "document.body.textContent.includes('something new')")  # it brings itself up to date
             await page.run("document.querySelector('form[action=\"/dashboard/promote\"] button').click()")
             async with asyncio.timeout(30):
                 while not backend.live:
@@ -389,13 +344,6 @@ async def typed(page: browser.Browser, text: str, *keys: tuple[str, int]) -> Non
             await page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 
 
-async def until(page: browser.Browser, script: str) -> None:
-    """Wait until an expression in the page is true."""
-    async with asyncio.timeout(30):
-        while not await page.run(script):
-            await asyncio.sleep(0.1)
-
-
 ENTER, TAB, SPACE = ("Enter", 13), ("Tab", 9), (" ", 32)
 
 
@@ -412,9 +360,7 @@ async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboar
     backend = FakeBackend(say=say, more=more, live={("acme", "default"): live})
     with serving(backend) as url:
         async with browser.Browser.open(tmp_path / "profile") as page:
-            await page.go(f"{url}/dashboard")
-            await page.run(f"document.getElementById('key').value = {chat_backend.KEY!r}")
-            await page.run("document.querySelector('form').submit()")
+            await log_in(page, url)
             await until(page, "document.getElementById('beside')?.options.length > 2")
             await page.run("document.getElementById('prompt').focus()")
             await typed(page, "hi there", ENTER)

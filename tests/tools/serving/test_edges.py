@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -257,40 +254,3 @@ def test_the_tokens_of_a_day_outlive_a_restart(tmp_path: Path) -> None:
     for damaged in ("", "[]", '{"day": 1}', '{"day": "x", "tokens": {}}'):
         file.write_text(damaged)
         assert start().usage(acme)["tokens_today"] == 0
-
-
-@pytest.mark.slow
-def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
-    """Chats of all tenants lie there: files of the service, and of an earlier one that were open to all."""
-    out = tmp_path / "out"
-    (out / "adapters/acme").mkdir(parents=True)
-    (out / "replay.sqlite").touch()
-    for path in (out, out / "adapters", out / "adapters/acme", out / "replay.sqlite"):
-        path.chmod(0o777 if path.is_dir() else 0o666)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = "import os; os.umask(0o022); from learngraph.graphs.cli.main import main; main()"
-    args = ["serve", "--model", "guard", "--api-key", "secret", "--port", str(port), "--out", str(out), "--learner", "inline"]
-    process = subprocess.Popen([sys.executable, "-c", command, *args], stderr=subprocess.DEVNULL)
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers={"authorization": "Bearer secret"}, timeout=60
-        ) as client:
-            end = time.monotonic() + 240
-            while time.monotonic() < end and process.poll() is None:
-                with suppress(httpx.TransportError):
-                    if client.get("/healthz").status_code == 200:
-                        break
-                time.sleep(0.2)
-            ask = {"model": "guard", "messages": [{"role": "user", "content": "door is what ?"}], "max_tokens": 4}
-            reply = client.post("/v1/chat/completions", json=ask).json()
-            client.post("/v1/feedback", json={"response_id": reply["id"], "reward": 1}).raise_for_status()
-    finally:
-        process.terminate()
-        process.wait(60)
-    modes = {path.relative_to(out): path.stat().st_mode & 0o777 for path in (out, *out.rglob("*"))}
-    assert len(modes) > 5
-    assert json.loads((out / "usage.json").read_text())["tokens"]["default"] > 0
-    assert {str(name): oct(mode) for name, mode in modes.items() if mode not in (0o600, 0o700)} == {}
-    assert all(mode == (0o700 if (out / name).is_dir() else 0o600) for name, mode in modes.items())

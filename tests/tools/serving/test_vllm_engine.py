@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import vllm_server
 
@@ -300,19 +299,6 @@ async def test_each_version_has_a_name_of_its_own_and_answers_with_its_own_weigh
     assert made_by((await heard(engine, asked(), TWO))[1], "where to now", contents(folders[TWO]))
     assert server.paths.count("/v1/load_lora_adapter") == 2
     assert {body["lora_name"] for path, body in server.requests if "lora" in path} == {ONE, TWO}
-
-
-async def test_the_mimic_has_the_trap_of_stale_caches(server: Any, folders: dict[str, Path]) -> None:
-    """The public code's way: the same name again for new weights. The answer is the old weights'."""
-    body = {"model": "latest", "messages": [{"role": "user", "content": "where to now"}], "max_tokens": 3, "logprobs": 5}
-    told = []
-    async with aiohttp.ClientSession() as session:
-        for folder in folders.values():
-            await session.post(f"{server.url}/unload_lora_adapter", json={"lora_name": "latest"})
-            await session.post(f"{server.url}/load_lora_adapter", json={"lora_name": "latest", "lora_path": str(folder)})
-            async with session.post(f"{server.url}/chat/completions", json=body) as answer:
-                told.append((await answer.json())["choices"][0]["logprobs"]["top_logprobs"][0])
-    assert told[0] == told[1]
 
 
 async def test_a_load_that_fails_leaves_what_is_there(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
