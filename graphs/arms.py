@@ -4,12 +4,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, cast, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from ..memory.errors import CommandError, UserError, did_you_mean
 
-__all__ = ["blueprint", "check_value", "method_settings", "paper_temperature", "preset_names", "shared_settings"]
+if TYPE_CHECKING:
+    from .methods import Method
+
+__all__ = ["Arm", "blueprint", "check_value", "make_arm", "method_settings", "preset_names", "shared_settings"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with its settings: a row of a comparison."""
+
+    name: str
+    """Its name in commands and run folders: `jitrl`, `jitrl:paper`, `icrl?rewards=zero`, `jitrl:k=4` for the label k=4."""
+    settings: Any
+    """The settings that the method is built with."""
+    label: str
+    """Its name in tables."""
+    temperature: float | None = None
+    """The temperature at which its paper samples the model, if its preset says so."""
+
+    @property
+    def method(self) -> Method:
+        """The method itself."""
+        from .methods import find_method
+
+        return find_method(self.name)
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if the runs of all seeds share one memory: they are played one after the other, in the order of the seeds."""
+        return bool(getattr(self.settings, "cross_task", False))
+
+
+def make_arm(name: str, settings: Any = None) -> Arm:
+    """The method of this name, with these settings, or those that the name stands for if not given."""
+    from .methods import find_method, split_name
+
+    method, preset = split_name(name)
+    settings = method_settings(name) if settings is None else settings
+    remark = getattr(settings, "remark", "")
+    temperatures: Mapping[str, float] = getattr(find_method(method).settings, "preset_temperatures", {})
+    return Arm(name, settings, f"{name} ({remark})" if remark else name, temperatures.get(preset))
 
 
 def preset_names(settings: type) -> list[str]:
@@ -99,15 +139,6 @@ def check_value(value: Any, hint: Any, place: str, text: str = "") -> Any:
             wrong = error
     wanted = " or ".join(dict.fromkeys(one["msg"].replace("Input should be ", "") for one in wrong.errors()))
     raise CommandError(f"{place} is {wanted}, got {text or repr(value)}")
-
-
-def paper_temperature(name: str) -> float | None:
-    """The temperature at which the paper of a method samples its model, if the preset of this name says so."""
-    from .methods import find_method, split_name
-
-    method, preset = split_name(name.partition("?")[0])
-    known: Mapping[str, float] = getattr(find_method(method).settings, "preset_temperatures", {})
-    return known.get(preset)
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:

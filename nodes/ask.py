@@ -19,6 +19,7 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.runnables.utils import Input, Output
 
 from ..memory.errors import UserError
 from ..memory.records import Usage
@@ -58,8 +59,11 @@ class BadReply(UserError, ValueError):
 
 
 @dataclass(frozen=True)
-class Ask(Runnable[Any, Any]):
-    """A node that asks a model and reads the reply into channels. It adds calls and tokens to the channel `usage`."""
+class Ask(Runnable[Input, Output]):
+    """A node that asks a model and reads the reply into channels. It adds calls and tokens to the channel `usage`.
+
+    `Input` and `Output` are the TypedDicts of what it reads and writes (nodes/channels.py).
+    """
 
     role: ClassVar[str] = "model"
 
@@ -67,29 +71,29 @@ class Ask(Runnable[Any, Any]):
     """Name of the prompt, `<method>/<purpose>`, for errors and pictures."""
     model: Runnable[Any, Any]
     """A chat model, or one with options bound to it."""
-    messages: Callable[[State], Messages]
+    messages: Callable[[Input], Messages]
     """State -> messages to send; a pure function."""
-    read: Callable[[AIMessage, State], Mapping[str, Any]]
+    read: Callable[[AIMessage, Input], Output]
     """Reply, state -> the channels that change. Pure; may raise `Unreadable`. Its `usage` is added to the call's."""
     retry_prompt: Prompt
     """Asks again after a reply that cannot be used; needs $error (`ask/again`)."""
     max_tries: int = 3
     """Greatest number of calls, at least 1."""
-    on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]] | None = None
+    on_bad_reply: Callable[[BadReply, Input], Output] | None = None
     """Error, state -> channels that record a missing reply; None: raise `BadReply`."""
     stop: tuple[str, ...] = ()
     """Texts that end a reply and are no part of it. Sent to LangChain's chat models, beside the model's own ones."""
     reply_schema: Mapping[str, Any] | None = None
     """The JSON schema of the reply (nodes/reply_schemas.py). Sent to models that can be held to one (`takes_reply_schema`)."""
 
-    def _dialogue(self, state: State) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
+    def _dialogue(self, state: Any) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
         """Yields messages, with False where the reply may not be ended by `stop`, and receives replies."""
         messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
         for tries in range(1, self.max_tries + 1):
             reply = yield messages, may_stop
             usage += call_usage(messages, reply)
             try:
-                found = self.read(reply, state)
+                found: Any = self.read(reply, state)
                 return {**found, "usage": usage + found.get("usage", Usage())}
             except Unreadable as unreadable:
                 if isinstance(unreadable, DoubtfulReply) and (isinstance(error, DoubtfulReply) or tries == self.max_tries):

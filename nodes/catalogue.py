@@ -13,13 +13,13 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from langchain_core.runnables import Runnable
 
 from ..memory.errors import UserError
 from .ask import Ask
-from .channels import NodeChannels, maker_channels, node_channels
+from .channels import NodeChannels, maker_channels, node_channels, type_hints
 
 __all__ = ["VERBS", "NodeEntry", "catalogue"]
 
@@ -93,10 +93,10 @@ def _of_module(module: ModuleType, verb: str) -> Iterator[NodeEntry]:
             if hasattr(value, "role") and runs and not issubclass(value, Ask):
                 yield _entry(value, verb, "node", node_channels(value))
         elif isinstance(value, FunctionType):
-            returns = _hints(value).get("return")
+            returns = type_hints(value).get("return")
             if get_origin(returns) is Literal and name.startswith("route_"):
                 yield _entry(value, verb, "router", node_channels(value), tuple(map(str, get_args(returns))))
-            elif isinstance(returns, type) and issubclass(returns, Runnable):
+            elif isinstance(made := get_origin(returns) or returns, type) and issubclass(made, Runnable):
                 yield _entry(value, verb, "maker", maker_channels(value))
 
 
@@ -119,11 +119,11 @@ def _entry(value: Any, verb: str, kind: Any, channels: NodeChannels, outcomes: t
 
 def _arguments(value: Any) -> Iterator[tuple[str, str]]:
     """The names of what a node is made from, with type and default as text; an empty text for what is no setting."""
-    hints = _hints(value)
+    hints = type_hints(value)
     if is_dataclass(value):
         given = [(one.name, one.default) for one in fields(value) if one.init and not one.name.startswith("_")]
     else:
-        hints = hints | _hints(getattr(value, "__init__", None) if isinstance(value, type) else value)
+        hints = hints | type_hints(getattr(value, "__init__", None) if isinstance(value, type) else value)
         parameters = list(inspect.signature(value).parameters.values())
         given = [
             (one.name, MISSING if one.default is one.empty else one.default)
@@ -147,10 +147,3 @@ def _type_text(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(map(repr, get_args(hint)))
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("NoneType", "None")
-
-
-def _hints(value: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(value)
-    except (NameError, TypeError):
-        return {}

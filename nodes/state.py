@@ -65,14 +65,29 @@ __all__ = [
 ]
 
 
-class EpisodeInput(TypedDict):
-    """The input of an episode graph: a task, and the place of the attempt within a run."""
+class TaskChannel(TypedDict):
+    """The task of an episode."""
 
     task: Task
+
+
+class EpisodeNumber(TypedDict):
+    """The number of an attempt within the run, from 0."""
+
+    episode: int
+
+
+class EpisodePlace(TypedDict):
+    """The place of an attempt within a run."""
+
     run: str
     """Name of the run. With `episode` and `step` it makes every id and seeds every random draw."""
     episode: int
     """Number of the attempt within the run, from 0."""
+
+
+class EpisodeInput(TaskChannel, EpisodePlace):
+    """The input of an episode graph: a task, and the place of the attempt within a run."""
 
 
 class AttemptInput(EpisodeInput):
@@ -84,14 +99,35 @@ class AttemptInput(EpisodeInput):
     """The return after which the run makes no further attempt; None or not given: there is no such return."""
 
 
-class EpisodeChannels(EpisodeInput):
-    """The running episode: the last observation, the steps taken, the score."""
+class StepPlace(EpisodePlace):
+    """The place of a step within a run: it seeds the random draws of the step."""
 
-    observation: Observation
     step: int
     """t: the number of actions taken."""
+
+
+class ObservationChannel(TypedDict):
+    """The present observation."""
+
+    observation: Observation
+
+
+class HeadChannel(TypedDict):
+    """The steps of an episode, by the last of them."""
+
     head: str
     """Id of the last step in the journal."""
+
+
+class Situation(TaskChannel, StepPlace, ObservationChannel):
+    """The present observation, and its place in an episode of a task."""
+
+
+class StepResult(ObservationChannel, HeadChannel):
+    """What a step of an episode changes: the last observation, the steps taken, the score."""
+
+    step: int
+    """t: the number of actions taken."""
     score: float
     """Sum of the environment's rewards so far, in its units."""
     best: float
@@ -101,6 +137,11 @@ class EpisodeChannels(EpisodeInput):
     earned: float | None
     """The return that the method learns from: the sum of the rewards of its judge, if it has one, else of the environment's.
     None: a reward is missing."""
+
+
+class EpisodeChannels(EpisodeInput, StepPlace, StepResult):
+    """The running episode."""
+
     usage: Annotated[Usage, add]
     """Calls and tokens of models in this episode so far."""
 
@@ -112,7 +153,7 @@ class NeighbourChannels(TypedDict):
 
 
 class RecallChannels(NeighbourChannels):
-    """The neighbours, and the mean and variance of all returns in scope."""
+    """The neighbours, the mean and variance of all returns in scope, and what the running episode repeats."""
 
     average: float
     """The mean return over everything in scope, in reward units: the expectation where nothing is known."""
@@ -158,20 +199,30 @@ class PlanChannels(CandidateChannels):
     """Actions of a written answer that have not been proposed yet."""
 
 
-class PromptChannels(TypedDict):
-    """The earlier attempts and the instruction that stand in the prompts of an episode."""
+class ShownChannel(TypedDict):
+    """The earlier attempts that stand in the prompts of an episode."""
 
     shown: list[Shown]
     """In the order of the prompt, which is that of time."""
+
+
+class PromptChannels(ShownChannel):
+    """The earlier attempts and the instruction that stand in the prompts of an episode."""
+
     mode: str
     """The instruction: `explore`, `exploit`, `explore or exploit`, or empty for none."""
 
 
-class PrecedentChannels(TypedDict):
-    """The remembered steps like the present one, and the trajectories consulted so far."""
+class PrecedentsChannel(TypedDict):
+    """The remembered steps like the present one."""
 
     precedents: list[Precedent]
     """E_ret, the most similar first; empty: nothing is similar enough."""
+
+
+class PrecedentChannels(PrecedentsChannel):
+    """The remembered steps like the present one, and the trajectories consulted so far."""
+
     nearest_similarity: float | None
     """The greatest similarity that a step in memory has, also where that is not enough; 0 without any, None if not searched."""
     used: list[str]
@@ -187,26 +238,36 @@ class Synthesis(TypedDict):
     """The whole reply, thoughts included."""
 
 
-class StrategyChannels(TypedDict):
-    """The strategy in force, and how it was written."""
+class StrategyChannel(TypedDict):
+    """The strategy in force."""
 
     strategy: Strategy | None
     """z; None without one."""
+
+
+class StrategyChannels(StrategyChannel):
+    """The strategy in force, and how it was written."""
+
     written: int
     """t at which a strategy was written last; -1: never."""
     synthesis: Synthesis | None
     """Record of the strategy's synthesis at this step; None at other steps."""
 
 
-class DraftChannels(TypedDict):
+class ReasonsChannel(TypedDict):
+    """The reasons to ask memory before a drafted action is taken."""
+
+    reasons: list[str]
+    """The triggers that fired at this step (nodes/retrieve/triggers.py); empty: memory is not asked."""
+
+
+class DraftChannels(ReasonsChannel):
     """A drafted action, and the reasons to ask memory before it is taken."""
 
     tentative: str | None
     """a'_t, the action drafted without asking memory; None without a draft."""
     vote: bool
     """True if the model's last draft asked for memory."""
-    reasons: list[str]
-    """The triggers that fired at this step (nodes/retrieve/triggers.py); empty: memory is not asked."""
 
 
 class NoteChannels(TypedDict):
@@ -215,11 +276,16 @@ class NoteChannels(TypedDict):
     note: str
 
 
-class RewardChannels(TypedDict):
-    """The rewards that a judge gave to the steps of the finished episode."""
+class StepRewards(TypedDict):
+    """The rewards of the steps of the finished episode."""
 
     rewards: list[float | None]
     """r_t, one per step; None where the judge failed."""
+
+
+class RewardChannels(StepRewards):
+    """The rewards that a judge gave to the steps of the finished episode."""
+
     unjudged: str
     """Reason why rewards are missing; empty if none is."""
 
@@ -373,18 +439,52 @@ class GradientStepInput(AdapterScope):
     """Ready exchanges that the step needs; the settings' B_min if not given."""
 
 
-class GradientStepState(GradientStepInput):
-    """A gradient step of one adapter: batch, correction, update, gate."""
+class BatchChannel(TypedDict):
+    """The leased minibatch of a gradient step."""
 
     batch: str
-    """Id of the leased minibatch in the replay buffer."""
+    """Its id in the replay buffer."""
+
+
+class CorrectionChannel(TypedDict):
+    """The correction of a minibatch for staleness."""
+
     correction: Correction
+
+
+class UpdateChannel(TypedDict):
+    """The result of a gradient step."""
+
     update: Update
+
+
+class CandidateVersion(TypedDict):
+    """The version that the gate examines."""
+
     candidate: str
-    """Label of the version that the gate examines; empty: none."""
+    """Its label; empty: none."""
+
+
+class ChecksChannel(TypedDict):
+    """The results of the gate."""
+
     checks: list[Check]
-    """Results of the gate."""
+
+
+class WhyChannel(TypedDict):
+    """The reason for the outcome of a gradient step, in words."""
+
+    why: str
+
+
+class Outcome(WhyChannel):
+    """The outcome of a gradient step, with the reason."""
+
     outcome: str
     """`too few`, `skipped`, `stepped`, `canary`, `live` or `dropped`; empty while the step is running."""
-    why: str
-    """The reason for the outcome, in words."""
+
+
+class GradientStepState(
+    GradientStepInput, BatchChannel, CorrectionChannel, UpdateChannel, CandidateVersion, ChecksChannel, Outcome
+):
+    """A gradient step of one adapter: batch, correction, update, gate."""

@@ -151,7 +151,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         """An empty memory."""
         raise NotImplementedError
 
-    def question(self, trajectory: Trajectory, content: Content, critic: Runnable[Any, Any]) -> tuple[Ask, dict[str, Any]]:
+    def question(
+        self, trajectory: Trajectory, content: Content, critic: Runnable[Any, Any]
+    ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """The node that asks the critic about a conversation, and the state that it is given."""
         raise NotImplementedError
 

@@ -93,7 +93,9 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         """An empty library."""
         return Lessons()
 
-    def question(self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any]) -> tuple[Ask, dict[str, Any]]:
+    def question(
+        self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any]
+    ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """ReasoningBank's node `study`, and the conversation that it reads."""
         bank = {trajectory.id: self._outcome(trajectory)}
         return study(critic, self._extractor, bank, self._again), {"reading": trajectory.id}
@@ -128,7 +130,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             min_similarity=self.min_similarity,
             limit=MOST_LESSONS,
         )
-        found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})  # type: ignore[typeddict-item]
+        found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         view = ReasoningBankPrompt(journal=Journal(), library=content, max_lesson_tokens=most, count_tokens=estimate_tokens)
         lines = view.text_before(found)

@@ -70,7 +70,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
 
     def question(
         self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any]
-    ) -> tuple[Ask, dict[str, Any]]:
+    ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
         buffer, state = self._compose(trajectory.task, "", content)
         words = " ".join(trajectory.note.split())

@@ -86,7 +86,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
                 kind=self.settings.outcomes,
                 min_similarity=self.min_similarity,
             )
-            found = recollect(state)  # type: ignore[arg-type]
+            found = dict(recollect(state))  # type: ignore[arg-type]
         shown = self._text(found["precedents"], place, parts, memory)
         if self.mode == "guide" and shown:
             request = add_to_system_message(request, self._section.text(exemplars=shown.rstrip("\n")))

@@ -1,9 +1,8 @@
-"""`learngraph adamem build | collect | filter | train`: banks of trajectories for AdaMEM, and Step-MFT from its runs.
+"""`learngraph adamem build | filter | train`: banks of trajectories for AdaMEM, and Step-MFT from its runs.
 
 learngraph adamem build --env toy --tasks 40 --out bank.jsonl
 learngraph run adamem --mode high --bank bank.jsonl --env toy --split train --out runs/train
-learngraph adamem collect runs/train --out pairs.jsonl
-learngraph adamem filter pairs.jsonl --out data.jsonl
+learngraph adamem filter runs/train --out data.jsonl
 learngraph adamem train data.jsonl --model pocket --out trained
 learngraph run adamem --mode high --bank bank.jsonl --env toy --model local:trained
 """
@@ -14,32 +13,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError, plural
-from ..experiments.options import ModelOptions
 from .flags import parse_flags, parse_options_and_settings, run_subcommand
 
-if TYPE_CHECKING:
-    from ...nodes.synthesize.mft import Pair
-
-__all__ = ["BuildOptions", "CollectOptions", "FilterOptions", "TrainOptions", "adamem"]
+__all__ = ["BuildOptions", "FilterOptions", "TrainOptions", "adamem"]
 
 USAGE = """\
-usage: learngraph adamem build --env ENV --out FILE | collect RUN_FOLDER --out FILE | filter PAIRS --out FILE | train DATA --out DIR
+usage: learngraph adamem build --env ENV --out FILE | filter RUN_FOLDER --out FILE | train DATA --out DIR
 
 build    makes a bank of trajectories to start from
-collect  takes the strategies out of a run in mode high, with what followed from each
-filter   keeps those that helped, as a data set
+filter   takes the strategies that helped out of a run in mode high, as a data set
 train    fine-tunes a local model on them (Step-MFT)
 Each with --help."""
 
 
 def adamem(args: Sequence[str]) -> int:
     """Make a bank of trajectories, or fine-tune a model on its strategies. Returns the exit status."""
-    return run_subcommand({"build": _build, "collect": _collect, "filter": _filter, "train": _train}, args, USAGE)
+    return run_subcommand({"build": _build, "filter": _filter, "train": _train}, args, USAGE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ def _build(args: Sequence[str]) -> int:
     from ...memory.storage.record_store import write_jsonl
     from ...tools.environments.catalogue import open_environment
     from ..experiments import step_mft
-    from ..experiments.folder_settings import read_sweep_settings
+    from ..experiments.folder import read_sweep_settings
 
     about = "Make a bank of trajectories, for learngraph run adamem --bank FILE."
     options = parse_flags(BuildOptions, args, "learngraph adamem build", about)
@@ -87,7 +81,7 @@ def _build(args: Sequence[str]) -> int:
     environment: Any = open_environment(settings["env"], horizon=settings["horizon"])
     try:
         if options.source is not None:
-            made = step_mft.read_trajectories(options.source, environment)
+            made = list(step_mft.read_trajectories(options.source, environment))
         elif hasattr(environment, "gold"):
             made = step_mft.play_walkthroughs(environment, [environment.task(n, split) for n in range(options.tasks)])
         else:
@@ -112,51 +106,11 @@ def _build(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class CollectOptions:
-    """Options of `learngraph adamem collect`: the run to read and the file to write."""
+class FilterOptions:
+    """Options of `learngraph adamem filter`: the strategies that are kept."""
 
     run_folder: Positional[Path]
-    """A folder that `learngraph run` has made."""
-    out: Path
-    """The output: a file with a pair of draft and action a line."""
-
-
-def _collect(args: Sequence[str]) -> int:
-    """Write the strategies of a run to a file, each with the action that followed and the score."""
-    from ...memory.storage.record_store import write_jsonl
-    from ..experiments.step_mft import collect_strategies
-
-    about = "Write a line for each strategy in a run of adamem --mode high: prompt, reply, draft, action, score."
-    options = parse_flags(CollectOptions, args, "learngraph adamem collect", about)
-    place, found = options.run_folder, collect_strategies(options.run_folder)
-    if found.split != "train":
-        print(f"note: {place} played tasks of the split {found.split}; a model trained on them cannot be tested on them")
-    if found.left_out:
-        left = ", ".join(f"{n} of {kind}" for kind, n in sorted(found.left_out.items()))
-        print(f"runs left out: {left} (only in mode high a draft is what the agent would have done without the strategy)")
-    pairs, runs = found.pairs, found.runs
-    episodes, steps, undrafted = (sum(getattr(one, name) for one in runs) for name in ("episodes", "steps", "undrafted"))
-    print(f"{len(pairs)} strategies in {episodes} finished episodes of {len(runs)} runs, {steps} steps{_authors(pairs)}")
-    if undrafted:
-        print(f"{undrafted} more were written without a draft before, so that it is unknown what they changed: left out")
-    if not pairs:
-        raise UserError(f"{place} has no strategies to collect; give a run of adamem --mode high")
-    write_jsonl(pairs, options.out)
-    print(f"written to {options.out}")
-    return 0
-
-
-def _authors(pairs: Sequence[Pair]) -> str:
-    counts = Counter(pair.author for pair in pairs)
-    return f", by {' and '.join(f'{author} ({n})' for author, n in sorted(counts.items()))}" if counts else ""
-
-
-@dataclass(frozen=True)
-class FilterOptions(ModelOptions):
-    """Options of `learngraph adamem filter`: the pairs that are kept."""
-
-    pairs: Positional[Path]
-    """A file that `learngraph adamem collect` has written."""
+    """A folder that `learngraph run` has made, with runs of adamem in mode high."""
     out: Path
     """The output: a data set with a chat a line, {"messages": [...]}, whose last message is the strategy."""
     criterion: Literal["step", "outcome"] = "step"
@@ -167,56 +121,53 @@ class FilterOptions(ModelOptions):
     author: Literal["all", "model", "rule"] = "all"
     """Author of the strategies that are kept: the model itself, a rule, or both."""
     rollouts_per_action: int = 0
-    """Times that each of the two actions is taken and played on without memory, with --env and --model. 0: not at all, as in the
-    paper. Kept are then strategies with a positive estimated advantage."""
-    # Pairs do not hold the options of the run, so for estimates they are given again.
-    env: str | None = None
-    """The environment, as in the run."""
-    horizon: int | None = None
-    """Steps after which an episode ends, as in the run; the environment's own limit if not given."""
-    model: str | None = None
-    """The model, as in the run. It plays on."""
-    temperature: float = 1.0
-    """Temperature of the softmax that actions are drawn from, as in the run; 0 takes the best action."""
-    history_steps: int | None = None
-    """Earlier steps of the episode that prompts show, as in the run; all of them if not given."""
-    window: int | None = None
-    """Tokens that the model can read at once, as in the run; its own limit if not given."""
-    prompts: Path | None = None
-    """A directory with prompt files, as in the run. They replace those of the same name."""
+    """Times that each of the two actions is taken and played on without memory, by the run's model in its world. 0: not at all, as
+    in the paper. Kept are then strategies with a positive estimated advantage."""
     seed: int = 0
     """Seed of the random draws: those of `--criterion outcome`, and of rollouts."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rollouts_per_action < 0 or self.temperature < 0:
-            raise CommandError(
-                f"--rollouts-per-action and --temperature are at least 0, got {self.rollouts_per_action}, {self.temperature}"
-            )
-        if self.rollouts_per_action and (self.env is None or self.model is None):
-            raise CommandError("--rollouts-per-action plays again, and needs --env and --model")
+        if self.rollouts_per_action < 0:
+            raise CommandError(f"--rollouts-per-action is at least 0, got {self.rollouts_per_action}")
 
 
 def _filter(args: Sequence[str]) -> int:
-    """Write a data set of the strategies that helped."""
-    from ...memory.storage.record_store import read_jsonl, write_jsonl
+    """Write a data set of the strategies that helped. Says how many pass each filter."""
+    from ...memory.storage.record_store import write_jsonl
     from ...nodes.synthesize import mft
+    from ..experiments.step_mft import CollectedRuns
 
-    about = (
-        "Make a data set for fine-tuning, in the usual chat format, from pairs of adamem collect. --rollouts-per-action asks the "
-        "agent again: give the options marked 'as in the run' the values of that run, since pairs do not hold them. The defaults "
-        "are those of a run without these options."
-    )
+    about = "Make a data set for fine-tuning, in the usual chat format, from the strategies of a run of adamem --mode high."
     options = parse_flags(FilterOptions, args, "learngraph adamem filter", about)
-    place = options.pairs
-    pairs = [pair for _, pair in read_jsonl(mft.Pair, place) if options.author in ("all", pair.author)]
+    place, found = options.run_folder, CollectedRuns(options.run_folder)
+    if found.split != "train":
+        print(f"note: {place} played tasks of the split {found.split}; a model trained on them cannot be tested on them")
+    if found.left_out:
+        left = ", ".join(f"{n} of {kind}" for kind, n in sorted(found.left_out.items()))
+        print(f"runs left out: {left} (only in mode high a draft is what the agent would have done without the strategy)")
+    pairs, counts = [pair for pair in found.pairs if options.author in ("all", pair.author)], found.counts
+    authors = sorted(Counter(pair.author for pair in pairs).items())
+    by = f", by {' and '.join(f'{author} ({n})' for author, n in authors)}" if authors else ""
+    episodes, runs, steps = (plural(counts[name], noun) for name, noun in
+                             (("episodes", "finished episode"), ("runs", "run"), ("steps", "step")))  # fmt: skip
+    print(f"{len(pairs)} strategies in {episodes} of {runs}, {steps}{by}")
+    if counts["undrafted"]:
+        print(
+            f"{counts['undrafted']} more were written without a draft before, so that it is unknown what they changed: left out"
+        )
     outcome = mft.outcome_set(pairs, options.success_threshold)
     kept = mft.step_set(outcome, options.success_threshold)
-    print(f"{len(pairs)} strategies{_authors(pairs)}")
-    print(f"{len(outcome)} of them in episodes that succeeded")
-    print(f"{len(kept)} of these changed the action")
+    print(f"{len(outcome)} of them in episodes that succeeded\n{len(kept)} of these changed the action")
     if options.rollouts_per_action and kept:
-        kept = _filter_by_advantage(kept, options)
+        estimates = found.advantages(kept, options.rollouts_per_action, options.seed)
+        gains = [estimate.mean for _, estimate in estimates]
+        missing = f", {len(kept) - len(gains)} with missing rewards" if len(kept) > len(gains) else ""
+        mean = f"{sum(gains) / len(gains):.3g}" if gains else "–"
+        kept = [pair for pair, estimate in estimates if estimate.mean > 0]
+        print(
+            f"{len(kept)} of these have an advantage above 0 in {options.rollouts_per_action} paired rollouts (mean of all {mean}; "
+            f"{gains.count(0)} are 0, {sum(gain < 0 for gain in gains)} below{missing})"
+        )
     if options.criterion == "outcome":
         kept = mft.sample_pairs(outcome, len(kept), options.seed)
         print(f"{len(kept)} drawn from the {len(outcome)} that succeeded: as many")
@@ -225,41 +176,6 @@ def _filter(args: Sequence[str]) -> int:
     write_jsonl([mft.chat(pair) for pair in kept], options.out)
     print(f"{len(kept)} examples written to {options.out}")
     return 0
-
-
-def _filter_by_advantage(pairs: Sequence[Pair], options: FilterOptions) -> list[Pair]:
-    """The pairs whose estimated advantage is positive. Prints the estimates."""
-    from ...memory.storage.journal import Journal
-    from ...tools.environments.catalogue import open_environment
-    from ...tools.models.models import open_model
-    from ..experiments.step_mft import CounterfactualAgent, estimate_advantages
-    from ..wiring.inputs import MethodInputs
-
-    assert options.env is not None  # FilterOptions has checked it
-    assert options.model is not None
-    environment: Any = open_environment(options.env, horizon=options.horizon)
-    try:
-        model: Any = open_model(options.model, **options.model_arguments())
-        more: dict[str, Any] = {"prompts": options.prompts}
-        if options.window is not None:
-            more["window"] = min(options.window, getattr(model, "window", options.window))
-        if hasattr(model, "score"):
-            inputs = MethodInputs.with_scoring_model(environment, Journal(), model, **more)
-        else:
-            inputs = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
-        again = CounterfactualAgent(inputs, options.history_steps, options.temperature)
-        found = estimate_advantages(pairs, environment, again, options.rollouts_per_action, options.seed)
-    finally:
-        environment.close()
-    gains = [estimate.mean for _, estimate in found]
-    kept = [pair for pair, estimate in found if estimate.mean > 0]
-    missing = f", {len(pairs) - len(found)} with missing rewards" if len(pairs) > len(found) else ""
-    mean = f"{sum(gains) / len(gains):.3g}" if gains else "–"
-    print(
-        f"{len(kept)} of these have an advantage above 0 in {options.rollouts_per_action} paired rollouts (mean of all {mean}; "
-        f"{gains.count(0)} are 0, {sum(gain < 0 for gain in gains)} below{missing})"
-    )
-    return kept
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, ClassVar, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -49,33 +49,27 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs, method_resources
+from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 from .dev_settings import DevChoice, DevRequestError, check_context, context_schema, read_choice
 
-__all__ = ["FLOW", "Chat", "store"]
+__all__ = ["Chat", "store"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()
-FLOW = """
+EPISODES = """
 flowchart LR
   START --> plan --> episode --> tally
   tally -->|another| episode
   tally -->|enough| answer --> END
 """
-LEARNING_FLOW = """
-flowchart LR
-  START --> plan --> learn --> answer --> END
-"""
-REFUSAL_FLOW = """
-flowchart LR
-  START --> refuse --> END
-"""
+LESSONS = "flowchart LR\n  START --> plan --> learn --> answer --> END\n"
+REFUSAL = "flowchart LR\n  START --> refuse --> END\n"
 
 
 class Chat(TypedDict):
@@ -127,32 +121,19 @@ class DevLearningState(LearningOutput):
     usage: Usage
 
 
-@dataclass(frozen=True)
-class PlanDevRun:
+def _plan(method: str, choice: DevChoice, environment: Any, state: DevState, config: RunnableConfig) -> dict[str, Any]:
     """Make a run's plan of a request. The thread is the run: its id names it, and its episodes are counted on."""
-
-    role: ClassVar[str] = "environment"
-
-    environment: Any
-    method: str
-    choice: DevChoice
-
-    def __call__(self, state: DevState, config: RunnableConfig) -> dict[str, Any]:
-        check_context(self.method, self.choice)
-        seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
-        said = next(reversed(state.get("messages") or []), None)
-        if isinstance(said, HumanMessage):
-            seed, episodes = _read_message(str(said.text))
-        if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
-            raise DevRequestError(
-                f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
-            )
-        return {
-            "task": self.environment.task(seed),
-            "run": str(config["configurable"]["thread_id"]),
-            "episode": done,
-            "episodes": done + episodes,
-        }
+    check_context(method, choice)
+    seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
+    said = next(reversed(state.get("messages") or []), None)
+    if isinstance(said, HumanMessage):
+        seed, episodes = _read_message(str(said.text))
+    if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
+        raise DevRequestError(
+            f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
+        )
+    run_id = str(config["configurable"]["thread_id"])
+    return {"task": environment.task(seed), "run": run_id, "episode": done, "episodes": done + episodes}
 
 
 def _read_message(said: str) -> tuple[int, int]:
@@ -192,11 +173,11 @@ def _make_graph(method: str, given: Mapping[str, Any]) -> Graph:
         except UserError as error:
             why = str(error)
 
-    def refuse(state: DevState) -> dict[str, Any]:
+    def refuse(state: Chat) -> dict[str, Any]:
         raise DevRequestError(why)
 
     # The form of such an assistant stays readable, so that it can be put right.
-    return _compile(method, REFUSAL_FLOW, {"refuse": refuse})
+    return _compile(method, REFUSAL, {"refuse": refuse})
 
 
 def _compile(method: str, flow: str, nodes: Mapping[str, Node], routers: Mapping[str, Any] | None = None) -> Graph:
@@ -214,12 +195,12 @@ def _compile(method: str, flow: str, nodes: Mapping[str, Node], routers: Mapping
 def _episode_graph(method: str, choice: DevChoice) -> Graph:
     inputs, folder = _inputs(method, choice.env, choice.model)
     nodes: dict[str, Node] = {
-        "plan": PlanDevRun(inputs.environment, method, choice),  # type: ignore[dict-item]  # takes the config too
+        "plan": partial(_plan, method, choice, inputs.environment),
         "episode": METHODS[method].build(inputs, choice.settings, **method_resources(METHODS[method])),
         "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
         "answer": answer_scores,
     }
-    return _compile(method, FLOW, nodes, {"tally": run.route_next_episode})
+    return _compile(method, EPISODES, nodes, {"tally": run.route_next_episode})
 
 
 @lru_cache(maxsize=8)
@@ -245,7 +226,7 @@ def _learning_graph(method: str, choice: DevChoice) -> Graph:
 
     learn = training_free_grpo.build(inputs, choice.settings, resources=resources)
     nodes: dict[str, Any] = {"plan": plan, "learn": learn, "answer": answer}
-    return _compile(method, LEARNING_FLOW, nodes)
+    return _compile(method, LESSONS, nodes)
 
 
 @lru_cache(maxsize=32)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Annotated, Any, cast, get_type_hints
 
+from docstring_parser import parse_from_object
 from langgraph.runtime import get_runtime
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -69,17 +66,10 @@ def _defaults(method: str, preset: str = "default") -> Any:
     return replace(method_settings(f"{method}:{preset}"), **DEV_DEFAULTS.get(method, {}))
 
 
-def _field_texts(settings: type) -> dict[str, str]:
+def _field_texts(settings: type) -> dict[str, str | None]:
     """Field -> the text below it in the source."""
-    found: dict[str, str] = {}
-    for owner in reversed(settings.__mro__[:-1]):
-        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
-        for statement, after in pairwise(body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(after, ast.Expr):
-                text = after.value.value if isinstance(after.value, ast.Constant) else None
-                if isinstance(text, str):
-                    found[statement.target.id] = inspect.cleandoc(text)
-    return found
+    owners = reversed(settings.__mro__[:-1])
+    return {one.arg_name: one.description for owner in owners for one in parse_from_object(owner).params}
 
 
 def read_choice(method: str, given: Mapping[str, Any]) -> DevChoice:

@@ -76,7 +76,7 @@ COMMANDS: Mapping[str, Command] = {
         "memory",
     ),
     "adamem": Command(
-        "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",
+        "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|filter|train",
         ".adamem",
         "adamem",
     ),

@@ -11,8 +11,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, plural
+from ..experiments.folder import memory_location
 from ..experiments.progress import say
-from ..experiments.run_folder import memory_location
 from .flags import parse_flags, run_subcommand
 from .memory_import import find_memories, import_file
 

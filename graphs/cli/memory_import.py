@@ -19,8 +19,8 @@ import tyro
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, plural
+from ..experiments.folder import memory_location
 from ..experiments.progress import say
-from ..experiments.run_folder import memory_location
 from .flags import parse_flags
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,15 @@ from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
 from ...memory.storage.postgres_store import without_password
-from ..arms import method_settings, paper_temperature, preset_names, shared_settings
+from ..arms import make_arm, method_settings, preset_names, shared_settings
 from ..experiments.dry_run import dry_run
-from ..experiments.harness import check_learning, claim_sweeps, play_sweeps, runs_at_once, unfinished_runs
-from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
-from ..experiments.options import RunOptions, RunSetup
-from ..experiments.plan import Sweep, plan_sweeps, unplayed_notes
+from ..experiments.folder import Sweep, parse_seeds, run_folder_name
+from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once
+from ..experiments.measures import METRICS, RUN_METRICS
+from ..experiments.options import RunOptions
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
-from ..experiments.run_folder import parse_seeds, run_folder_name, settings_record
-from ..experiments.spec import Arm, BenchEnvironment, BenchModel, Spec, read_bench_file
-from ..experiments.training_free.options import LearningOptions
+from ..experiments.spec import Choice, Spec, plan_sweeps, read_spec, unplayed_notes
 from .flags import parse_flags, parse_options_and_settings
 
 __all__ = ["run"]
@@ -46,12 +44,8 @@ HEADINGS: Mapping[str, Sequence[str]] = {
         *("prior", "policy", "policy_history_steps", "window", "prompts", "base_url", "request_timeout", "retries"),
         *("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body"),
     ),
-    "learning before playing": (
-        *("test_problems", "test_rollouts", "test_env", "test_temperature", "splits", "same_problems", "curve"),
-        *("critic", "critic_temperature", "critic_base_url", "tools", "corpus", "tool_turns"),
-    ),
     "output": ("memory", "checkpoints"),
-    "costs": ("token_budget", "dollar_budget", "price_in", "price_out", "critic_price_in", "critic_price_out"),
+    "costs": ("token_budget", "dollar_budget", "price_in", "price_out"),
     "machines": ("engine", "concurrency"),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
@@ -115,69 +109,49 @@ def _run_method(name: str, args: Sequence[str]) -> int:
         f"{method.summary}. {name}:PRESET has other defaults ({', '.join(preset_names(method.settings))}), {name}?SETTING=VALUE "
         "changes one. An agent of your own learns with --agent MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
     )
+    if method.has_training_phase:
+        from .training_free import learn_and_test
+
+        return learn_and_test(name, defaults, args, about)
     title = f"{type(defaults).__name__}: settings of the method"
-    form: type[RunOptions] = LearningOptions if method.has_training_phase else RunOptions
-    options, settings = parse_options_and_settings(form, defaults, args, f"learngraph run {name}", about, title, HEADINGS)
+    options, settings = parse_options_and_settings(RunOptions, defaults, args, f"learngraph run {name}", about, title, HEADINGS)
     if options.model == "uniform":  # as a file and the studio name it
         options = replace(options, model=RunOptions().model, prior="uniform")
-    shared, chosen = shared_settings(settings, args), {name: settings}
-    if method.has_training_phase:  # its arms differ in their own switches alone
-        shared = {
-            one.name: value
-            for one in fields(defaults)
-            if one.name != "arm" and (value := getattr(settings, one.name)) != getattr(defaults, one.name)
-        }
+    shared, arms = shared_settings(settings, args), {name: make_arm(name, settings)}
     for other in options.compare:
-        if find_method(other).has_training_phase and not method.has_training_phase:
+        if find_method(other).has_training_phase:
             raise CommandError(
                 f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
             )
         if other != name:
-            chosen[other] = method_settings(other, main=(name, settings), shared=shared)
-    temperatures = {one: known for one in chosen if (known := paper_temperature(one)) is not None}
-    return play_setup(RunSetup(options, chosen, temperatures), ["learngraph", "run", name, *args])
-
-
-def play_setup(setup: RunSetup, command: Sequence[str] = ()) -> int:
-    """Play all methods of a setup on all its seeds, as far as that is not done, and report. Returns the exit status."""
-    options, seeds = setup.options, parse_seeds(setup.options.seeds)
+            arms[other] = make_arm(other, method_settings(other, main=(name, settings), shared=shared))
     if options.episodes < 1:
         raise CommandError(f"--episodes is at least 1, got {options.episodes}")
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
-    folder = options.out or Path("runs") / run_folder_name(setup, settings_record(setup, seeds))
-    arms = {name: Arm(name, _label(name, settings)) for name, settings in setup.methods.items()}
     model = "uniform prior" if options.prior == "uniform" else options.model
-    world = BenchEnvironment(options.env, options.env)
-    asked = BenchModel(options.model, model, options.price_in, options.price_out)
-    against = next(iter(arms.values())).label
-    file = Spec(
-        (world,),
-        tuple(arms.values()),
-        (asked,),
-        against=against,
-        metrics=LEARNING_METRICS if isinstance(options, LearningOptions) else RUN_METRICS,
-    )
-    sweep = Sweep(world, asked, arms, setup, folder, tuple(seeds), frozenset(arms))
-    return _play_and_report(file, [sweep], folder, options, command)
-
-
-def _label(name: str, settings: Any) -> str:
-    """A method's name in tables, with the remark that its settings add to it."""
-    remark = getattr(settings, "remark", "")
-    return f"{name} ({remark})" if remark else name
+    sweep = Sweep(options, arms, Path(), tuple(parse_seeds(options.seeds)), options.env, model)
+    sweep = replace(sweep, folder=options.out or Path("runs") / run_folder_name(sweep))
+    rows = tuple(arms.values())
+    spec = Spec((Choice(options.env, options.env),), rows, (Choice(model, model),), against=rows[0].label, metrics=RUN_METRICS)
+    return play_and_report(spec, [sweep], sweep.folder, options, ["learngraph", "run", name, *args])
 
 
 def _run_file(args: Sequence[str]) -> int:
     """Play the experiment of a file."""
+    from ..experiments.claas_stream import is_stream_file, play_stream
     from ..experiments.report import find_block, write_block
 
     about = "Plays every method of a file on every environment with every model and seed, and compares them."
     options = parse_flags(FileOptions, args, "learngraph run", about)
-    file = _with_flags(read_bench_file(options.file, [*METRICS]), options)
+    if is_stream_file(options.file):
+        folder = options.out or Path("runs") / f"bench-{options.file.stem}"
+        print(play_stream(options.file, folder, options.workers, options.engine))
+        return 0
+    spec = _with_flags(read_spec(options.file, [*METRICS]), options)
     name = options.file.stem
     folder = options.out or Path("runs") / f"bench-{name}"
-    planned = plan_sweeps(file, folder, options.workers, options.only)
+    planned = plan_sweeps(spec, folder, options.workers, options.only)
     if options.write:
         find_block(options.write, name)  # before hours of play
     command = ["learngraph", "run", str(options.file)]
@@ -190,35 +164,32 @@ def _run_file(args: Sequence[str]) -> int:
         if options.write:
             write_block(options.write, name, page)
 
-    return _play_and_report(file, planned, folder, options, command, name, options.only, write)
+    return play_and_report(spec, planned, folder, options, command, name, options.only, write)
 
 
-def _with_flags(file: Spec, options: FileOptions) -> Spec:
+def _with_flags(spec: Spec, options: FileOptions) -> Spec:
     """The experiment with the seeds, episodes and prices of the command."""
     changes: dict[str, Any] = {name: given for name in ("seeds", "episodes") if (given := getattr(options, name)) is not None}
     if options.seeds is not None:
         parse_seeds(options.seeds)
     if options.episodes is not None and options.episodes < 1:
         raise CommandError(f"--episodes is at least 1, got {options.episodes}")
-    prices: dict[str, Any] = {"price_in": options.price_in, "price_out": options.price_out}
+    prices = {"price_in": options.price_in, "price_out": options.price_out}
     if min(prices.values()) < 0:
         raise CommandError(f"--price-in and --price-out are at least 0, got {options.price_in:g} and {options.price_out:g}")
 
-    def left(there: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in there.items() if name not in changes}
+    def left(one: Choice) -> Choice:
+        return replace(one, options={name: value for name, value in one.options.items() if name not in changes})
 
-    models = [model if model.price_in or model.price_out else replace(model, **prices) for model in file.models]
-    return replace(
-        file,
-        models=tuple(replace(one, options=left(one.options)) for one in models),
-        environments=tuple(replace(one, options=left(one.options)) for one in file.environments),
-        options=left(file.options),
-        **changes,
-    )
+    models = [
+        left(one if prices.keys() & one.options else replace(one, options={**one.options, **prices})) for one in spec.models
+    ]
+    environments, rest = tuple(map(left, spec.environments)), left(Choice("", options=spec.options)).options
+    return replace(spec, models=tuple(models), environments=environments, options=rest, **changes)
 
 
-def _play_and_report(
-    file: Spec,
+def play_and_report(
+    spec: Spec,
     planned: Sequence[Sweep],
     folder: Path,
     options: RunOptions | FileOptions,
@@ -232,12 +203,9 @@ def _play_and_report(
         raise CommandError(f"--workers is at least 1, got {options.workers}")
     is_ray(options.engine)  # refuses an unknown one
     for one in planned:
-        runs_at_once(one.setup)
-    for one in planned:
-        if options.dry_run or unfinished_runs(one)[0]:
-            check_learning(one.setup)
+        runs_at_once(one)
     if options.dry_run:
-        return dry_run(planned, unplayed_notes(file, only), folder, as_json=options.json)
+        return dry_run(planned, unplayed_notes(spec, only), folder, as_json=options.json)
     with claim_sweeps(planned, folder, name):
         with _resume_hint(folder):
             failures, has_played = play_sweeps(planned, options.workers, options.engine, is_file=bool(name))
@@ -246,7 +214,7 @@ def _play_and_report(
         from ..experiments.report import draw_graph, report_sweeps
 
         report = report_sweeps(
-            file,
+            spec,
             planned,
             folder,
             shlex.join(map(without_password, command)),
@@ -256,7 +224,7 @@ def _play_and_report(
             draws=has_played,
         )
         write(report.page)
-        graphs = [] if name else [draw_graph(folder, one, settings) for one, settings in planned[0].setup.methods.items()]
+        graphs = [] if name else [draw_graph(folder, arm) for arm in planned[0].arms.values()]
     if options.json:
         for row in report.objects:
             print(json.dumps(row))

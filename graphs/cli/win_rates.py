@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
-from ..experiments.folder_settings import read_sweep_settings, run_stem
+from ..experiments.folder import read_sweep_settings, run_stem
 from ..experiments.options import DRAW_OPTIONS, ModelOptions
 from ..experiments.progress import say
 from .flags import parse_flags
@@ -67,7 +67,7 @@ class Answer:
 
 def win_rates(args: Sequence[str]) -> int:
     """Print how often the answers of one method of a run folder are preferred to those of each other. Returns the exit status."""
-    from ..experiments import sweep
+    from ..experiments import folder
     from ..experiments import win_rates as study
 
     about = (
@@ -96,7 +96,7 @@ def win_rates(args: Sequence[str]) -> int:
             lost += [] if found else [f"{first} and {other}: no prompt has a verdict; {len(seeds)} have answers of both"]
     if not rows:
         raise UserError("; ".join(lost))
-    sweep.write_json(options.run_folder / "win-rates.json", {"judge": options.judge, "rates": [row.as_dict() for row in rows]})
+    folder.write_json(options.run_folder / "win-rates.json", {"judge": options.judge, "rates": [row.as_dict() for row in rows]})
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError
 from ..cli.flags import parse_flags
-from .steps import read_rows
+from .recorded import read_rows
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -1,6 +1,6 @@
 """CLaaS on a stream of adversarial scenarios, against arms that do not learn or learn otherwise; a TOML file names the arms.
 
-    python -m learngraph.graphs.experiments.claas_stream graphs/experiments/benchmarks/claas/stream.toml --out runs/claas
+    learngraph run graphs/experiments/benchmarks/claas/stream.toml --out runs/claas
 
 The evaluation of the paper (arXiv:2606.05559), on scenarios of our own (tools/environments/hierarchy.py): up to 100 of them in 5
 splits, each played once, up to 3 turns against an attacker that adapts. A verifier judges every turn: r in {0, 1}, and a text where
@@ -16,32 +16,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from tyro.conf import Positional
-
-from ...memory.errors import CommandError, UserError
-from ..claas import CLaaS, Objective
-from ..cli.flags import parse_flags
-from .claas_learner import StreamLearner, mean_ess_and_age, open_learner, temporary_folder
+from ...memory.claas.adapters import Adapters
+from ...memory.claas.replay import Replay
+from ...memory.errors import CommandError, UserError, did_you_mean
+from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
+from ..arms import check_value
+from ..claas import CLaaS, Objective, build_learning, read_hindsight
 from .continual import Trial, matrix_table, table
+from .folder import claim_folder
 from .pool import environment_defaults, run_workers
-from .steps import read_rows
+from .recorded import read_rows
 
 if TYPE_CHECKING:
     from ...tools.environments.hierarchy import Scenario
     from ...tools.pocket.guard import ScenarioTranscript
 
-__all__ = ["StreamArm", "StreamFile", "StreamJob"]
+__all__ = ["StreamArm", "StreamFile", "StreamJob", "is_stream_file", "play_stream"]
 
 PROBE_STRIDE = 5
 """One of so many chats without rules is played, to save time."""
@@ -49,13 +50,15 @@ PROMPT_EXCHANGES = 4
 """Exchanges in the prompt of an arm that learns in context."""
 EXAM_SALT = "exam"
 """Checkpoints meet other users than the learner met: their aims and questions are drawn anew."""
+SCOPE = ("study", "default")
+"""Tenant and adapter of a trial."""
 
 
 @dataclass(frozen=True)
 class StreamArm:
     """One way to play the stream."""
 
-    name: str
+    name: str = ""
     """Its name in the tables; `none` is what the others are compared with."""
     learns: bool = True
     """False: the weights stay as they are."""
@@ -71,8 +74,10 @@ class StreamArm:
 class StreamFile:
     """The arms and trials of a study."""
 
-    arms: tuple[StreamArm, ...]
+    arms: tuple[StreamArm, ...] = ()
     """The arms."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of CLaaS for all arms; an arm's own go before."""
     model: str = "guard"
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
     orders: int = 3
@@ -96,9 +101,10 @@ class StreamFile:
         """The trials of all arms, orders and seeds."""
         found = []
         for order, seed, arm in product(range(self.orders), range(self.seeds), self.arms):
-            settings = change_settings(CLaaS(loss=Objective(kind=arm.preset)), arm.settings)
+            settings = change_settings(CLaaS(loss=Objective(kind=arm.preset)), self.settings, "settings")
+            settings = replace(change_settings(settings, arm.settings, f"{arm.name}.settings"), seed=seed)
             job = StreamJob(arm.name, order, seed, self.model, self.scenarios_per_split, self.steps_per_scenario, arm.shows)
-            found.append(replace(job, settings=replace(settings, seed=seed)) if arm.learns else job)
+            found.append(replace(job, settings=settings) if arm.learns else job)
         return found
 
 
@@ -117,64 +123,99 @@ class StreamJob:
     """None: the arm does not learn."""
 
 
+def is_stream_file(path: Path) -> bool:
+    """True if a TOML file names arms of a stream; other files are benchmarks of methods."""
+    try:
+        return "arms" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
 def read_stream_file(path: Path) -> StreamFile:
-    """Read and check a study's file. Its table `settings` holds for all arms.
+    """Read and check a study's file.
 
     Raises:
         CommandError: it cannot be read, or something in it is wrong.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         there = tomllib.loads(path.read_text(encoding="utf-8"))
-        common = there.pop("settings", {})
-        for arm in there.get("arms", ()):
-            arm["settings"] = _merge(common, arm.get("settings", {}))
-        for form, table_ in ((StreamFile, there), *((StreamArm, arm) for arm in there.get("arms", ()))):
-            if wrong := [key for key in table_ if key not in {one.name for one in fields(form)}]:
-                raise UserError(f"there is no key {wrong[0]!r}; there are {', '.join(one.name for one in fields(form))}")
-        file = TypeAdapter(StreamFile).validate_python(there)
+        arms = [change_settings(StreamArm(), one, f"arms[{number}]") for number, one in enumerate(there.pop("arms", ()))]
+        file: StreamFile = replace(change_settings(StreamFile(), there, "the file"), arms=tuple(arms))
         file.jobs()
     except OSError as error:
         raise CommandError(f"{path}: cannot be read ({error.strerror or error}); give a study's file in TOML") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CommandError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
     except (ValueError, UserError) as error:
         raise CommandError(f"{path}: {error}") from None
     return file
 
 
-def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables as one; where both have a value, the second one's."""
-    shared = {
-        key: _merge(one[key], other[key]) for key in one if isinstance(one[key], dict) and isinstance(other.get(key), dict)
-    }
-    return {**one, **other, **shared}
-
-
-def change_settings(settings: Any, changes: Mapping[str, Any]) -> Any:
+def change_settings(settings: Any, changes: Mapping[str, Any], place: str) -> Any:
     """Settings with some fields changed, group by group.
 
     Raises:
         UserError: there is no such setting, or the value is not of its type.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     hints, values = get_type_hints(type(settings)), {}
     for name, value in changes.items():
         if name not in hints:
-            raise UserError(f"there is no setting {name!r}; there are {', '.join(hints)}")
-        now = getattr(settings, name)
-        try:
-            group = is_dataclass(now) and isinstance(value, Mapping)
-            values[name] = change_settings(now, value) if group else TypeAdapter(hints[name]).validate_python(value)
-        except ValidationError as error:
-            raise UserError(f"{name}: {error.errors()[0]['msg']}, got {value!r}") from None
+            raise CommandError(f"{place} has no {name!r}{did_you_mean(name, hints)}; it has {', '.join(hints)}")
+        now, here = getattr(settings, name), f"{place}.{name}"
+        is_group = is_dataclass(now) and isinstance(value, Mapping)
+        values[name] = change_settings(now, value, here) if is_group else check_value(value, hints[name], here)
     return replace(settings, **values)
 
 
 # A trial
+
+
+class StreamLearner:
+    """A learner with its buffer and versions in a folder; each step is a run of the learning graph that the service runs, too."""
+
+    def __init__(self, settings: CLaaS, model: Any, folder: Path) -> None:
+        from ...tools.training.calls import LearnerSettings
+        from ...tools.training.learner import InProcessLearner
+
+        self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.rollout.keep_versions)
+        self.replay = Replay(folder / "replay.sqlite", settings.replay, clock=lambda: 0.0)
+
+        def keep(batch: Any, written: Path, about: dict[str, Any]) -> str:
+            return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
+
+        # the study does not report KL
+        chosen = LearnerSettings(settings.lora, settings.loss, read_hindsight(model.model), measure_kl=False)
+        self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
+        self.graph = build_learning(self.learner, self.replay, lambda tenant, adapter: self.versions, settings)
+
+    def network(self) -> Any:
+        """The network of the newest version."""
+        return self.learner.network(self.versions.current)
+
+    def record(self, played: ScenarioTranscript, number: int) -> None:
+        """Append every turn of a played scenario to the buffer, with the verifier's feedback."""
+        from ...tools.environments.hierarchy import chat_messages
+
+        label = self.versions.current
+        for turn, (result, reply) in enumerate(zip(played.turns, played.replies, strict=True)):
+            exchange = Exchange(
+                f"{number}/{turn}",
+                SCOPE[0],
+                ChatRequest(tuple(chat_messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
+                Reply(result.reply, reply.prompt_ids, reply.token_ids, reply.token_logprobs, version=label),
+                self.learner.base,
+                step=self.versions.version(label).step if label else 0,
+                feedback=Feedback(float(result.verdict.reward), result.verdict.feedback, "verifier"),
+                family=played.scenario.family,
+                scenario=played.scenario.id,
+                turn=turn,
+                created=float(number),
+            )
+            self.replay.append(exchange)
+
+    async def step(self) -> str:
+        """One gradient step, if the buffer has enough exchanges; returns the graph's outcome."""
+        state = await self.graph.ainvoke({"tenant": SCOPE[0], "adapter": SCOPE[1]})
+        self.versions.prune(protect=(self.replay.head(*SCOPE),))
+        return str(state["outcome"])
 
 
 def play_trial(job: StreamJob) -> Trial:
@@ -192,6 +233,7 @@ class _Stream:
         self.job = job
         self.scenarios = [one for n, one in enumerate(scenario_stream(job.order, job.seed)) if n % SPLIT_SIZE < job.size]
         self.model: Any = open_model(job.model, threads=1)
+        self.learner: StreamLearner | None = None
         self.past: list[Any] = []
         self.outcomes: list[str] = []
         self.first: int | None = None
@@ -200,17 +242,17 @@ class _Stream:
     async def run(self) -> Trial:
         started, job = perf_counter(), self.job
         with ExitStack() as stack:
-            learner = None
             if job.settings:
-                folder = stack.enter_context(temporary_folder())
-                learner = stack.enter_context(open_learner(job.settings, self.model, folder))
-            rows, online = [self._success_rates(learner, 0)], []
+                shared = Path("/dev/shm")  # in memory where there is one
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None))
+                self.learner = StreamLearner(job.settings, self.model, Path(folder))
+                stack.enter_context(self.learner.replay)
+            rows, online = [self._success_rates(0)], []
             for number, scenario in enumerate(self.scenarios, 1):
-                online.append(await self._play_and_learn(number, scenario, learner))
+                online.append(await self._play_and_learn(number, scenario))
                 if number % job.size == 0:
-                    rows.append(self._success_rates(learner, number))
-            has_gate = job.settings is not None and job.settings.gate.enabled
-            ess, age = mean_ess_and_age(learner.replay) if learner is not None else (None, None)
+                    rows.append(self._success_rates(number))
+            updates = self.learner.replay.updates(*SCOPE, limit=10**6) if self.learner is not None else []
             return Trial(
                 arm=job.arm,
                 order=job.order,
@@ -220,42 +262,40 @@ class _Stream:
                 first=self.first,
                 updates=self.outcomes.count("live"),
                 seconds=round(perf_counter() - started, 1),
-                retained=self._retention(learner.network()) if learner is not None else None,
-                ess=ess,
-                age=age,
-                dropped=self.outcomes.count("dropped") if has_gate else None,
+                retained=self._retention(self.learner.network()) if self.learner is not None else None,
+                ess=fmean(row["ess"] for row in updates) if updates else None,
+                age=fmean(row["age"] for row in updates) if updates else None,
+                dropped=self.outcomes.count("dropped") if job.settings is not None and job.settings.gate.enabled else None,
             )
 
-    async def _play_and_learn(self, number: int, scenario: Scenario, learner: StreamLearner | None) -> float:
+    async def _play_and_learn(self, number: int, scenario: Scenario) -> float:
         """Play a scenario once and learn from it; 1 if no rule broke, else 0."""
         from ...tools.pocket.guard_chats import PastExchange
 
-        played = self._play([scenario], learner, seed=1000 * self.job.seed + number)[0]
+        played = self._play([scenario], seed=1000 * self.job.seed + number)[0]
         self.past += [PastExchange(scenario, turn) for turn in played.turns]
-        if learner is not None:
-            learner.record(played, number)
-            self.outcomes += [await learner.step() for _ in range(self.job.steps)]
+        if self.learner is not None:
+            self.learner.record(played, number)
+            self.outcomes += [await self.learner.step() for _ in range(self.job.steps)]
             if self.first is None and "live" in self.outcomes:
                 self.first = number
         return float(played.is_won)
 
-    def _success_rates(self, learner: StreamLearner | None, number: int) -> list[float]:
+    def _success_rates(self, number: int) -> list[float]:
         """Share of each split's scenarios that are passed now."""
-        if number and learner is None and self.job.shows == "nothing":
+        if number and self.learner is None and self.job.shows == "nothing":
             return self.untrained  # the result would be the same
-        played = self._play(self.scenarios, learner, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
+        played = self._play(self.scenarios, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
         won = [float(one.is_won) for one in played]
         ends = range(0, len(won) + 1, self.job.size)
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained
 
-    def _play(
-        self, scenarios: Sequence[Scenario], learner: StreamLearner | None, seed: int, salt: str = ""
-    ) -> list[ScenarioTranscript]:
+    def _play(self, scenarios: Sequence[Scenario], seed: int, salt: str = "") -> list[ScenarioTranscript]:
         from ...tools.pocket import guard
 
         shown = [] if self.job.shows == "nothing" else self.past[-PROMPT_EXCHANGES:]
-        network = self.model.network if learner is None else learner.network()
+        network = self.model.network if self.learner is None else self.learner.network()
         show_feedback, past = self.job.shows == "feedback", (lambda scenario: shown)
         play = guard.play_scenarios
         return play(network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=past, show_feedback=show_feedback)
@@ -276,33 +316,24 @@ class _Stream:
 # The study
 
 
-@dataclass(frozen=True)
-class ClaasStreamOptions:
-    """Options of the command."""
+def play_stream(file: Path, folder: Path, workers: int, engine: str = "processes") -> str:
+    """Play the trials of a file that its folder does not hold yet, and return the tables.
 
-    file: Positional[Path]
-    """The study's file, in TOML."""
-    out: Path = Path("runs/claas-stream")
-    """The output: a folder for trials and tables. The same command continues the study in it."""
-    workers: int = os.cpu_count() or 1
-    """Processes that work at the same time. Each takes one thread."""
-
-
-def main(args: Sequence[str]) -> int:
-    """Play what is missing, print the tables, and return the exit status."""
-    options = parse_flags(ClaasStreamOptions, args, "claas_stream", str(__doc__))
-    jobs, path = read_stream_file(options.file).jobs(), options.out / "trials.jsonl"
-    options.out.mkdir(parents=True, exist_ok=True)
-    missing = [(job, path) for job, trial in zip(jobs, _read_trials(path, jobs), strict=True) if trial is None]
-    with environment_defaults(OMP_NUM_THREADS="1"):  # threads of several processes would slow each other down
-        run_workers(missing, _play_and_save, options.workers)
+    Args:
+        file: the study's file.
+        folder: holds the trials; the same call goes on with what was killed.
+        workers: processes that work at the same time, each with one thread.
+        engine: as for `run_workers`.
+    """
+    jobs, path = read_stream_file(file).jobs(), folder / "trials.jsonl"
+    with claim_folder(folder, {"bench": file.stem}), environment_defaults(OMP_NUM_THREADS="1"):
+        missing = [(job, path) for job, trial in zip(jobs, _read_trials(path, jobs), strict=True) if trial is None]
+        run_workers(missing, _play_and_save, workers, engine=engine)
     arms: dict[str, list[Trial]] = {}
     for trial in _read_trials(path, jobs):
         if trial is not None:
             arms.setdefault(trial.arm, []).append(trial)
-    parts = [table(arms), *(f"{arm}: checkpoint by split\n\n{matrix_table(trials)}" for arm, trials in arms.items())]
-    sys.stdout.write("\n\n".join(parts) + "\n")
-    return 0
+    return "\n\n".join([table(arms), *(f"{arm}: checkpoint by split\n\n{matrix_table(mine)}" for arm, mine in arms.items())])
 
 
 def _play_and_save(work: tuple[StreamJob, Path]) -> None:
@@ -319,11 +350,3 @@ def _read_trials(path: Path, jobs: Sequence[StreamJob]) -> list[Trial | None]:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     played = {json.dumps(row["job"]): Trial(**row["trial"]) for row in rows}
     return [played.get(json.dumps(asdict(job))) for job in jobs]
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)

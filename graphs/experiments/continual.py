@@ -26,7 +26,7 @@ from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...nodes.evaluate.statistics import interval, mean
 
-__all__ = ["Trial", "table"]
+__all__ = ["Trial", "measures", "table"]
 
 Matrix = Sequence[Sequence[float]]
 """(K + 1) rows of K columns: P[k][j - 1]."""
@@ -63,61 +63,26 @@ class Trial:
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
         object.__setattr__(self, "online", tuple(self.online))
-        _split_count(self.matrix)
+        splits = len(self.matrix) - 1
+        if splits < 1 or any(len(row) != splits for row in self.matrix):
+            lengths = [len(row) for row in self.matrix]
+            raise UserError(f"a matrix of K splits has K + 1 rows of K numbers, got rows of {lengths}")
 
 
-def _split_count(p: Matrix) -> int:
-    """The number of splits K; a UserError if the matrix does not have K + 1 rows of K numbers."""
-    splits = len(p) - 1
-    if splits < 1 or any(len(row) != splits for row in p):
-        raise UserError(f"a matrix of K splits has K + 1 rows of K numbers, got rows of {[len(row) for row in p]}")
-    return splits
-
-
-def forward_success(p: Matrix) -> float | None:
-    """Forward success: the mean of P[k][j] over 1 <= k < j; None for a single split."""
-    splits = _split_count(p)
-    ahead = [p[k][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
-    return mean(ahead) if ahead else None
-
-
-def forward_gain(p: Matrix) -> float | None:
-    """Forward gain: the mean of P[k][j] - P[0][j] over 1 <= k < j; None for a single split."""
-    splits = _split_count(p)
-    ahead = [p[k][j - 1] - p[0][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
-    return mean(ahead) if ahead else None
-
-
-def forgetting(p: Matrix) -> float | None:
-    """Forgetting: the mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]; None for a single split.
-
-    Below 0, nothing was forgotten.
-    """
-    splits = _split_count(p)
-    lost = [max(p[k][j - 1] for k in range(j, splits)) - p[splits][j - 1] for j in range(1, splits)]
-    return mean(lost) if lost else None
-
-
-def backward_transfer(p: Matrix) -> float | None:
-    """Backward transfer: the mean over j < K of P[K][j] - P[j][j]; None for a single split."""
-    splits = _split_count(p)
-    moved = [p[splits][j - 1] - p[j][j - 1] for j in range(1, splits)]
-    return mean(moved) if moved else None
-
-
-def final_success(p: Matrix) -> float:
-    """Final success: the mean of P[K][j] over all j."""
-    return mean(p[_split_count(p)])
-
-
-METRICS = {
-    "forward": forward_success,
-    "gain": forward_gain,
-    "forgetting": forgetting,
-    "BWT": backward_transfer,
-    "final": final_success,
-}
-"""Name of a column -> the function that computes it from a matrix."""
+def measures(p: Matrix) -> dict[str, float | None]:
+    """`forward`, `gain`, `forgetting`, `BWT` and `final` of a matrix; all but the last are None for a single split."""
+    splits, final = len(p) - 1, mean(p[-1])
+    if splits == 1:
+        return {"forward": None, "gain": None, "forgetting": None, "BWT": None, "final": final}
+    ahead = [(p[k][j - 1], p[0][j - 1]) for k in range(1, splits) for j in range(k + 1, splits + 1)]
+    before = range(1, splits)
+    return {
+        "forward": mean([now for now, _ in ahead]),
+        "gain": mean([now - untrained for now, untrained in ahead]),
+        "forgetting": mean([max(p[k][j - 1] for k in range(j, splits)) - p[splits][j - 1] for j in before]),
+        "BWT": mean([p[splits][j - 1] - p[j][j - 1] for j in before]),
+        "final": final,
+    }
 
 
 def table(arms: Mapping[str, Sequence[Trial]]) -> str:
@@ -126,39 +91,29 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
     `final - none` is paired: each trial minus the trial without learning on the same stream. `first update by` is the number of
     scenarios after which every trial had had its first update; `updates` is a mean.
     """
-    extras: list[tuple[str, Any]] = [
-        ("while learning", lambda trial: mean(trial.online) if trial.online else None),
-        ("first update by", lambda trial: trial.first),
-        ("updates", lambda trial: trial.updates),
-        ("retained", lambda trial: trial.retained),
-        ("ESS", lambda trial: trial.ess),
-        ("age", lambda trial: trial.age),
-        ("dropped", lambda trial: trial.dropped),
-    ]
-    columns = [
-        (name, [_format_metric([figure(t.matrix) for t in trials]) for trials in arms.values()])
-        for name, figure in METRICS.items()
-    ]
-    columns += [(name, [_format_metric([read(t) for t in trials], name) for trials in arms.values()]) for name, read in extras]
-    if "none" in arms:
-        columns.insert(
-            len(METRICS),
-            ("final - none", [_format_metric(_gain_over_baseline(trials, arms["none"])) for trials in arms.values()]),
-        )
-    columns = [column for column in columns if set(column[1]) != {"–"}]
-    lines = [["arm", "trials", *(head for head, _ in columns)]]
-    lines += [[arm, str(len(trials)), *(cells[i] for _, cells in columns)] for i, (arm, trials) in enumerate(arms.items())]
-    return markdown_table(lines)
+    finals = {(trial.order, trial.seed): mean(trial.matrix[-1]) for trial in arms.get("none", ())}
+    rows: dict[str, dict[str, list[Any]]] = {}
+    for arm, trials in arms.items():
+        cells = rows[arm] = {}
+        for trial in trials:
+            base = finals.get((trial.order, trial.seed))
+            found = measures(trial.matrix)
+            found |= {
+                "final - none": None if base is None else mean(trial.matrix[-1]) - base,
+                "while learning": mean(trial.online) if trial.online else None,
+                "first update by": trial.first,
+                "updates": trial.updates,
+                **{"retained": trial.retained, "ESS": trial.ess, "age": trial.age, "dropped": trial.dropped},
+            }
+            for name, number in found.items():
+                cells.setdefault(name, []).append(number)
+    texts = {arm: {name: _cell(name, numbers) for name, numbers in cells.items()} for arm, cells in rows.items()}
+    heads = [name for name in next(iter(texts.values()), {}) if {cells[name] for cells in texts.values()} != {"–"}]
+    lines = [[arm, str(len(arms[arm])), *(cells[name] for name in heads)] for arm, cells in texts.items()]
+    return markdown_table([["arm", "trials", *heads], *lines])
 
 
-def _gain_over_baseline(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
-    """Final success of each trial minus that of the baseline's trial with the same order and seed."""
-    finals = {(trial.order, trial.seed): final_success(trial.matrix) for trial in base}
-    pairs = [(final_success(trial.matrix), finals.get((trial.order, trial.seed))) for trial in trials]
-    return [ours - theirs for ours, theirs in pairs if theirs is not None]
-
-
-def _format_metric(numbers: Sequence[float | None], name: str = "") -> str:
+def _cell(name: str, numbers: Sequence[float | None]) -> str:
     known = [number for number in numbers if number is not None]
     if not known:
         return "–"
@@ -168,17 +123,11 @@ def _format_metric(numbers: Sequence[float | None], name: str = "") -> str:
 
 
 def matrix_table(trials: Sequence[Trial]) -> str:
-    """The matrix P, mean over trials, as a Markdown table."""
-    averaged = _mean_matrix(trials)
-    splits = len(averaged) - 1
-    lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
+    """The matrix P, mean over trials (at least one), as a Markdown table."""
+    averaged = [
+        [mean(column) for column in zip(*row, strict=True)] for row in zip(*(one.matrix for one in trials), strict=True)
+    ]
+    lines = [["checkpoint", *(f"split {j}" for j in range(1, len(averaged))), "mean"]]
     for k, row in enumerate(averaged):
         lines.append([f"after split {k}" if k else "untrained", *(f"{p:.2f}" for p in row), f"{mean(row):.2f}"])
     return markdown_table(lines)
-
-
-def _mean_matrix(trials: Sequence[Trial]) -> list[list[float]]:
-    if not trials:
-        raise UserError("a matrix needs at least one trial, got none")
-    rows = zip(*(trial.matrix for trial in trials), strict=True)
-    return [[mean(column) for column in zip(*row, strict=True)] for row in rows]

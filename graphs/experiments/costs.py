@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.records import Usage
-from .steps import read_rows
+from .recorded import read_rows
 
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache

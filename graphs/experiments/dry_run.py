@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,14 @@ from ...memory.display import markdown_table
 from ...memory.errors import UserError, plural
 from ...memory.records import Usage
 from ...nodes.ask import Ask
-from ..arms import blueprint
+from ..arms import Arm, blueprint
 from ..wiring.run import CommitAttempt
-from .folder_settings import check_settings
+from .folder import Sweep, check_settings, growing_record, run_stem
 from .harness import unfinished_runs
-from .options import RunOptions, RunSetup
-from .plan import Sweep, growing_record
-from .play import asks_model, loads_model, shared_environment
+from .options import RunOptions
 from .progress import show
-from .run_folder import make_job, parse_seeds
-from .training_free import dry_run as learning
-from .training_free.options import LearningOptions
+from .recorded import read_rows
+from .run_inputs import asks_model, loads_model, shared_environment
 
 __all__ = ["CostEstimate", "dry_run"]
 
@@ -64,8 +61,6 @@ class CostEstimate:
     """If every episode lasts its horizon, every reply takes all its tries, and every prompt fills the window."""
     measured: int = 0
     """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
-    stages: Mapping[str, int] = field(default_factory=dict)
-    """Calls of each stage, of a method that learns before it plays."""
 
 
 def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
@@ -76,27 +71,29 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
         try:
             if one.folder.exists():
                 check_settings(one.folder, growing_record(one))
-            estimates = {name: _estimate(one.setup, one.folder, name) for name in one.setup.methods}
+            estimates = {name: _estimate(one, arm) for name, arm in one.arms.items()}
         except UserError as error:
             if one.folder == folder:
                 raise
             problems.append(f"{one.name}: cannot be played: {error}")
             continue
         batches, refused = unfinished_runs(one)
-        counts = {batch[0].method: len(batch) for batch in batches}
+        counts = {batch[0].arm.name: len(batch) for batch in batches}
         problems += [
-            f"{one.name}: {one.arms[run.method].label}, seed {run.seed}: cannot be played: {run.reason}" for run in refused
+            f"{one.name}: {one.arms[name].label}, seed {seed}: cannot be played: {failure.reason}"
+            for (_, name, seed), failure in refused.items()
         ]
         found += estimates.values()
         for batch in one.batches():
-            left, estimate = counts.get(batch[0].method, 0), estimates[batch[0].method]
+            arm, options = batch[0].arm, one.options
+            left, estimate = counts.get(arm.name, 0), estimates[arm.name]
             now, most = (amount.times(left / len(batch)) for amount in (estimate.expected, estimate.most))
             lines.append(
                 [
-                    *(one.environment.label, one.model.label, one.arms[batch[0].method].label, f"{left} of {len(batch)}"),
-                    *(f"{number:,}" for number in (batch[0].episodes, now.calls, now.input_tokens, now.output_tokens)),
-                    *(_dollars(one.setup.options, now), f"{most.calls:,}", f"{most.input_tokens + most.output_tokens:,}"),
-                    _dollars(one.setup.options, most),
+                    *(one.world, one.model, arm.label, f"{left} of {len(batch)}"),
+                    *(f"{number:,}" for number in (options.episodes, now.calls, now.input_tokens, now.output_tokens)),
+                    *(_dollars(options, now), f"{most.calls:,}", f"{most.input_tokens + most.output_tokens:,}"),
+                    _dollars(options, most),
                 ]
             )
             runs, spent = runs + left, [spent[0] + now.input_tokens + now.output_tokens, spent[1] + now.dollars]
@@ -108,12 +105,7 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
     table = markdown_table([[*head, "calls at most", "tokens at most", "dollars at most"], *lines], left=3)
     show(f"{folder}: no model was asked. {plural(runs, 'run')} left; from their first episode they would take about\n\n{table}")
     if planned[0].folder == folder:
-        setup = planned[0].setup
-        if isinstance(setup.options, LearningOptions):
-            assumed = learning.assumptions(setup, learning.paid_by_stage(folder))
-        else:
-            assumed = [f"assumed: {_assumptions(setup, found)}"]
-        problems += [*assumed, *_budget_notes(planned[0].setup.options, *spent)]
+        problems += [f"assumed: {_assumptions(planned[0].options, found)}", *_budget_notes(planned[0].options, *spent)]
         show("\n" + "\n".join([*problems, *notes]))
         return 0
     for line in [*problems, *notes]:
@@ -134,8 +126,8 @@ def _budget_notes(options: RunOptions, tokens: float, dollars: float) -> list[st
     return notes
 
 
-def _assumptions(setup: RunSetup, estimates: Sequence[CostEstimate]) -> str:
-    horizon, tries = _horizon(setup.options), Ask.max_tries
+def _assumptions(options: RunOptions, estimates: Sequence[CostEstimate]) -> str:
+    horizon, tries = _horizon(options), Ask.max_tries
     measured = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
     read, written = TYPICAL_TOKENS
     said = [
@@ -147,26 +139,21 @@ def _assumptions(setup: RunSetup, estimates: Sequence[CostEstimate]) -> str:
     return "; ".join(filter(None, said))
 
 
-def _estimate(setup: RunSetup, folder: Path, name: str) -> CostEstimate:
+def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     """The costs of one method."""
-    options, seeds = setup.options, parse_seeds(setup.options.seeds)
-    if isinstance(options, LearningOptions):
-        stages = learning.stage_usage(setup, name, learning.paid_by_stage(folder))
-        every = sum(stages.values(), Usage())
-        dollars = sum(learning.stage_dollars(setup, stages).values())
-        asked = Amount(every.calls, every.input_tokens, every.output_tokens, dollars)
-        return CostEstimate(name, asked, asked, stages={stage: usage.calls for stage, usage in stages.items()})
+    options, name, seeds = sweep.options, arm.name, sweep.seeds
     nothing = Amount(0, 0, 0, 0.0)
-    if not loads_model(name, options):
+    if not loads_model(arm, options):
         return CostEstimate(name, nothing, nothing)
-    by_step, by_episode = _asking_nodes(setup, name)
+    by_step, by_episode = _asking_nodes(arm, options)
     episodes, horizon = options.episodes * len(seeds), _horizon(options)
     judges = sum(asks_model(judge) for judge in options.judge.split("+"))
     ties = judges * CommitAttempt.judgements * CommitAttempt.max_ties * len(seeds)
     most_calls = ((by_step * horizon + by_episode) * episodes + ties) * Ask.max_tries
     reply = options.max_tokens or REPLY_TOKENS
     most = _amount(options, most_calls, _window(options) - min(reply, _window(options) // 2), reply if _writes(options) else 0)
-    rows = _episode_rows(setup, folder, name, seeds)
+    paths = [sweep.folder / f"{run_stem(name)}-s{seed}" / "episodes.jsonl" for seed in seeds]  # those that are there already
+    rows = [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]
     if rows:
         paid = sum((Usage(row["calls"], row["input_tokens"], row["output_tokens"]) for row in rows), Usage())
         share = episodes / len(rows)
@@ -183,7 +170,7 @@ def _amount(options: RunOptions, calls: int, read: int, written: int) -> Amount:
 
 
 def _priced(options: RunOptions, calls: int, read: int, written: int) -> Amount:
-    return Amount(calls, read, written, (options.price_in * read + options.price_out * written) / 1e6)
+    return Amount(calls, read, written, options.prices.cost(Usage(calls, read, written)))
 
 
 def _writes(options: RunOptions) -> bool:
@@ -202,15 +189,15 @@ def _horizon(options: RunOptions) -> int:
     return int(getattr(shared_environment(options.env, options.horizon), "horizon", 1))
 
 
-def _asking_nodes(setup: RunSetup, name: str) -> tuple[int, int]:
+def _asking_nodes(arm: Arm, options: RunOptions) -> tuple[int, int]:
     """The nodes of a method that ask the model: those on the way from step to step, and the others with the judges."""
-    graph = blueprint(name, setup.methods[name])
+    graph = blueprint(arm.name, arm.settings)
     after = _successors(graph.builder)
     asking = {node for node, spec in graph.builder.nodes.items() if _asks(spec.runnable)}
     loop = {node for node in after if node in _reachable(after, node)}
     if "act" in after:  # another loop, such as one over a bank, is no way from step to step
         loop = {node for node in loop if "act" in _reachable(after, node)} & _reachable(after, "act")
-    judges = sum(asks_model(judge) for judge in setup.options.judge.split("+"))
+    judges = sum(asks_model(judge) for judge in options.judge.split("+"))
     return len(asking & loop), len(asking - loop) + judges
 
 
@@ -239,12 +226,3 @@ def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
             found.add(node)
             frontier += after.get(node, ())
     return found
-
-
-def _episode_rows(setup: RunSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
-    """The rows of the episodes of this method that are in the folder already."""
-    from .steps import read_rows
-
-    asked = replace(setup, options=replace(setup.options, memory=None, checkpoints=None))
-    paths = [make_job(asked, folder, name, seed).folder / "episodes.jsonl" for seed in seeds]
-    return [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]

@@ -22,9 +22,9 @@ from ...nodes.act.choose import softmax
 from ..jitrl import VARIANT_NODES, JitRL
 from ..methods import find_method
 from .decisions import Explanation, explain_decision
-from .play import credits_future
+from .folder import run_memory
 from .recorded import RecordedFolder, RecordedRun
-from .run_folder import run_memory
+from .run_inputs import credits_future
 
 __all__ = ["RecordedDecision", "explain_step"]
 

@@ -16,24 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from ...memory.records import Usage
+from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
 from .results import SeedResult, final_count, last_episodes
 
-__all__ = ["METRICS", "RUN_METRICS", "ArmEstimate", "Metric", "RunPrices"]
-
-
-@dataclass(frozen=True)
-class RunPrices:
-    """The prices of a model in dollars per million tokens; 0 and 0: unknown."""
-
-    read: float = 0.0
-    written: float = 0.0
-
-    def dollars(self, result: SeedResult) -> float | None:
-        """The dollars that a run's calls cost; None without a price."""
-        if not (self.read or self.written):
-            return None
-        return (self.read * result.input_tokens + self.written * result.output_tokens) / 1e6
+__all__ = ["METRICS", "RUN_METRICS", "ArmEstimate", "Metric"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Metric:
 
     head: str
     """The head of its column."""
-    of: Callable[[SeedResult, RunPrices], float | None] = field(repr=False)
+    of: Callable[[SeedResult, Prices], float | None] = field(repr=False)
     """The number of a run; None if it has none."""
     higher_is_better: bool | None = None
     """None: neither is better."""
@@ -52,11 +40,17 @@ class Metric:
     """A sentence on how it is computed from the rows of a run."""
 
 
-def _success(run: SeedResult, _: RunPrices) -> float | None:
+def dollars(run: SeedResult, prices: Prices) -> float | None:
+    """The dollars that a run's calls cost; None without a price."""
+    usage = Usage(run.calls, run.input_tokens, run.output_tokens)
+    return prices.cost(usage) if prices.input or prices.output else None
+
+
+def _success(run: SeedResult, _: Prices) -> float | None:
     return None if run.solved is None else mean([float(score >= run.solved) for score in run.scores])
 
 
-def _steps_to_success(run: SeedResult, _: RunPrices) -> float | None:
+def _steps_to_success(run: SeedResult, _: Prices) -> float | None:
     """Steps of all episodes up to the first that solved the task, of all that were played if none did."""
     first = first_success(run)
     return None if run.solved is None else float(sum(run.steps if first is None else run.steps[: first + 1]))
@@ -67,21 +61,21 @@ def first_success(run: SeedResult) -> int | None:
     return next((n for n, score in enumerate(run.scores) if run.solved is not None and score >= run.solved), None)
 
 
-def _judged(run: SeedResult, _: RunPrices) -> float | None:
+def _judged(run: SeedResult, _: Prices) -> float | None:
     known = [value for value in run.judged if value is not None]
     return mean(known) if known else None
 
 
-def _seconds(run: SeedResult, _: RunPrices) -> float | None:
+def _seconds(run: SeedResult, _: Prices) -> float | None:
     known = [value for value in run.seconds if value is not None]
     return math.fsum(known) if known else None
 
 
-def _answer(run: SeedResult, _: RunPrices) -> float | None:
+def _answer(run: SeedResult, _: Prices) -> float | None:
     return None if run.answer is None else run.scores[run.answer]
 
 
-def _solved(run: SeedResult, _: RunPrices) -> float | None:
+def _solved(run: SeedResult, _: Prices) -> float | None:
     chosen = run.scores[-1 if run.answer is None else run.answer]
     return None if run.solved is None else float(chosen >= run.solved)
 
@@ -95,7 +89,7 @@ def _per_step(amount: float, run: SeedResult) -> float | None:
     return amount / sum(run.steps) if amount and sum(run.steps) else None
 
 
-def _seconds_per_step(run: SeedResult, _: RunPrices) -> float | None:
+def _seconds_per_step(run: SeedResult, _: Prices) -> float | None:
     known = [(s, n) for s, n in zip(run.seconds, run.steps, strict=False) if s is not None]
     steps = sum(n for _, n in known)
     return math.fsum(s for s, _ in known) / steps if steps else None
@@ -106,14 +100,14 @@ def _rated(run: SeedResult) -> list[tuple[float, float]]:
     return [(value, score) for value, score in zip(run.judged, run.scores, strict=False) if value is not None]
 
 
-def _rank_correlation(run: SeedResult, _: RunPrices) -> float | None:
+def _rank_correlation(run: SeedResult, _: Prices) -> float | None:
     from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
     rewards, scores = zip(*_rated(run), strict=True) if _rated(run) else ((), ())
     return float(spearmanr(rewards, scores).statistic) if min(len({*rewards}), len({*scores})) > 1 else None
 
 
-def _auroc(run: SeedResult, _: RunPrices) -> float | None:
+def _auroc(run: SeedResult, _: Prices) -> float | None:
     from scipy.stats import mannwhitneyu
 
     solved = run.solved if run.solved is not None else math.inf
@@ -124,15 +118,7 @@ def _auroc(run: SeedResult, _: RunPrices) -> float | None:
     return float(mannwhitneyu(good, others, method="asymptotic").statistic) / (len(good) * len(others))
 
 
-def _pass(run: SeedResult, _: RunPrices) -> float | None:
-    """Pass@k, where each of the run's tasks was played k times: the mean over tasks of the best score."""
-    best: dict[str, float] = {}
-    for task, score in zip(run.tasks, run.scores, strict=False):
-        best[task] = max(score, best.get(task, -math.inf))
-    return mean([*best.values()]) if best else None
-
-
-def _regret(run: SeedResult, _: RunPrices) -> float:
+def _regret(run: SeedResult, _: Prices) -> float:
     return math.fsum(max(run.optimum - score, 0.0) for score in run.scores)
 
 
@@ -174,17 +160,6 @@ METRICS: Mapping[str, Metric] = {
         True,
         ".2f",
         about="Mean score divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
-    ),
-    "pass": Metric(
-        "best of each task", _pass, True, about="Mean over the run's tasks of the best score: Pass@k of k attempts."
-    ),
-    "lessons": Metric("lessons", lambda run, _: run.lessons, None, about="Lessons of the library that was learned before."),
-    "tool-calls": Metric(
-        "tool calls/episode",
-        lambda run, _: (run.tool_calls or 0) / len(run.scores) or None,
-        None,
-        ".1f",
-        about="Calls of tools per episode.",
     ),
     "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
     "solved": Metric("solved", _solved, True, ".2f", about="Share of the answers (or last attempts) that solved the task."),
@@ -259,7 +234,7 @@ METRICS: Mapping[str, Metric] = {
         about="Floating-point operations of a model in this process: its forward passes, and all passes of its training. An "
         "episode that a crash cut short counts from where it was resumed. Not counted for a model behind an API.",
     ),
-    "dollars": Metric("$/run", lambda run, prices: prices.dollars(run), None, ".4g", about="Price of these tokens."),
+    "dollars": Metric("$/run", lambda run, prices: dollars(run, prices), None, ".4g", about="Price of these tokens."),
     "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
     "step-seconds": Metric("s/step", _seconds_per_step, None, ".3g", about="Seconds per step of the world."),
 }
@@ -287,8 +262,6 @@ RUN_METRICS = (
     *("flops", "dollars", "step-seconds"),
 )
 """The columns of the table of `learngraph run METHOD`."""
-LEARNING_METRICS = ("avg", "pass", "lessons", "tool-calls", "steps", "calls", "tokens", "episode-tokens", "dollars")
-"""The same where a method learns on other problems than it plays."""
 
 
 def metric_head(name: str, episodes: int) -> str:
@@ -316,7 +289,7 @@ class ArmEstimate:
         return sum(value is None for value in self.values.values())
 
 
-def measure(name: str, runs: Sequence[SeedResult], prices: RunPrices) -> dict[int, float | None]:
+def measure(name: str, runs: Sequence[SeedResult], prices: Prices) -> dict[int, float | None]:
     """Seed -> a metric's number, for each run of a method."""
     return {run.seed: METRICS[name].of(run, prices) for run in runs}
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...memory.errors import plural
+from ...nodes.cached_model import Prices
 from ...nodes.evaluate.judge import NO_REWARDS_REASON
-from .measures import RunPrices
+from .measures import dollars
 from .results import SeedResult, optimum_name
-from .tables import BenchTable
+from .tables import ResultTable
 
 __all__ = []
 
@@ -17,7 +18,7 @@ Arms = Mapping[str, Sequence[SeedResult]]
 """Label of a method -> its finished runs."""
 
 
-def table_notes(table: BenchTable, *, costs: bool = False) -> list[str]:
+def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
     """The lines about a table.
 
     Args:
@@ -129,16 +130,16 @@ def _trainings(arms: Arms) -> list[str]:
     return lines
 
 
-def _costs(arms: Arms, prices: RunPrices) -> list[str]:
+def _costs(arms: Arms, prices: Prices) -> list[str]:
     """One line for each method about what its calls cost, with what is in no finished episode."""
     lines = []
     for arm, runs in arms.items():
         if not any(run.calls for run in runs):
             continue
         calls, read, written = (sum(getattr(run, name) for run in runs) for name in ("calls", "input_tokens", "output_tokens"))
-        paid = [prices.dollars(run) for run in runs]
-        dollars = "" if None in paid else f", ${sum(one for one in paid if one is not None):,.4g}"
+        paid = [dollars(run, prices) for run in runs]
+        price = "" if None in paid else f", ${sum(one for one in paid if one is not None):,.4g}"
         lost = sum(max(0, run.tokens - run.episode_tokens) for run in runs)
         unused = f"; {lost:,} of these tokens are in no finished episode" if lost else ""
-        lines.append(f"{arm} cost {calls:,} calls, {read:,} tokens read, {written:,} written{dollars}{unused}")
+        lines.append(f"{arm} cost {calls:,} calls, {read:,} tokens read, {written:,} written{price}{unused}")
     return lines

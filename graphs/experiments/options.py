@@ -6,13 +6,16 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.errors import CommandError
 
-__all__ = ["DRAW_OPTIONS", "ModelOptions", "RunOptions", "RunSetup", "SharedOptions"]
+if TYPE_CHECKING:
+    from ...nodes.cached_model import Prices
+
+__all__ = ["DRAW_OPTIONS", "ModelOptions", "RunOptions", "SharedOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class ModelOptions:
 
 REQUEST_OPTIONS = ("request_timeout", "retries")
 """Options of requests that change no result."""
-COST_OPTIONS = ("token_budget", "dollar_budget", "price_in", "price_out", "critic_price_in", "critic_price_out", "dry_run")
+COST_OPTIONS = ("token_budget", "dollar_budget", "price_in", "price_out", "dry_run")
 """Options of costs, which change no result."""
 DRAW_OPTIONS = ("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body")
 """Options of requests that results depend on."""
@@ -183,25 +186,9 @@ class RunOptions(SharedOptions):
     checkpoints: str | None = None
     """Place of the checkpoints: `postgresql://…`, or a directory; the run folder if not given."""
 
+    @property
+    def prices(self) -> Prices:
+        """The prices of the model's tokens; 0 and 0 where they are unknown."""
+        from ...nodes.cached_model import Prices
 
-@dataclass(frozen=True)
-class RunSetup:
-    """The options and settings from which a worker process builds each method."""
-
-    options: RunOptions
-    methods: Mapping[str, Any]
-    """Method name -> its settings."""
-    temperatures: Mapping[str, float] = field(default_factory=dict)
-    """Method name -> the temperature of its preset's paper, where it names one."""
-
-    def model_options(self, method: str) -> ModelOptions:
-        """The options of the model that a method asks. The user's temperature goes before that of a preset's paper."""
-        chosen = ModelOptions(**{one.name: getattr(self.options, one.name) for one in fields(ModelOptions)})
-        if chosen.model_temperature is None and self.asks_at_paper_temperature(method):
-            return replace(chosen, model_temperature=self.temperatures[method])
-        return chosen
-
-    def asks_at_paper_temperature(self, method: str) -> bool:
-        """True if the method's model is sampled as in its paper: behind an API, where the user names no temperature."""
-        given = self.options.model_temperature is not None
-        return not given and method in self.temperatures and self.options.model.startswith("openai:")
+        return Prices(self.price_in, self.price_out)

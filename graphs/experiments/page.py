@@ -22,7 +22,7 @@ from ...memory.errors import plural
 from .measures import METRICS, measure, metric_head
 from .pictures import RunsPicture, svg_text
 from .results import optimum_name
-from .tables import PAIRED_METRICS, BenchTable, legend, overview, paired_table, score_table
+from .tables import PAIRED_METRICS, ResultTable, legend, overview, paired_table, score_table
 
 __all__ = []
 
@@ -32,7 +32,7 @@ def write_report(
     title: str,
     text: str,
     command: str,
-    tables: Sequence[BenchTable],
+    tables: Sequence[ResultTable],
     notes: Sequence[str],
     figures: Mapping[str, RunsPicture],
 ) -> None:
@@ -80,7 +80,7 @@ def _with_code(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _table_part(number: int, table: BenchTable, folder: Path, pictures: Mapping[str, str]) -> list[str]:
+def _table_part(number: int, table: ResultTable, folder: Path, pictures: Mapping[str, str]) -> list[str]:
     """A table with its paired comparison, its pictures, and the place where its numbers open."""
     arms = {arm: n for n, arm in enumerate(table.runs)}
     scores, pairs = score_table(table), paired_table(table)
@@ -106,7 +106,7 @@ def _table_part(number: int, table: BenchTable, folder: Path, pictures: Mapping[
     ]
 
 
-def _optimum_part(number: int, table: BenchTable, folder: Path) -> str:
+def _optimum_part(number: int, table: ResultTable, folder: Path) -> str:
     """The optimum of each seed, with the file in which a run noted the optimum."""
     rows = []
     for seed, optimum in sorted({run.seed: run.optimum for run in table.all_runs}.items()):
@@ -142,7 +142,7 @@ def _button(table: int, arm: int, metric: str, text: str, mark: str = "") -> str
     return f'<button type="button" data-table="{table}" data-arm="{arm}" data-metric="{escape(metric)}"{more}>{escape(text)}</button>'
 
 
-def _overview_part(tables: Sequence[BenchTable]) -> str:
+def _overview_part(tables: Sequence[ResultTable]) -> str:
     """The overview; its cells open the runs of Avg in the table that they are from."""
     head, *rows = overview(tables)
     arms = [{arm: n for n, arm in enumerate(table.runs)} for table in tables]
@@ -163,7 +163,7 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}\n</tbody></table></div>'
 
 
-def _figure(picture: RunsPicture, tables: Sequence[BenchTable], folder: Path) -> str:
+def _figure(picture: RunsPicture, tables: Sequence[ResultTable], folder: Path) -> str:
     """A picture, and below it the runs that it shows: each method opens its numbers, and each seed is a link to its rows."""
     lines, count = [], 0
     for number, shown in picture.shows.items():
@@ -178,7 +178,7 @@ def _figure(picture: RunsPicture, tables: Sequence[BenchTable], folder: Path) ->
     return f'<div class="figure">{svg_text(picture)}</div><details class="runs">{summary}<ul>{"".join(lines)}</ul></details>'
 
 
-def _table_data(table: BenchTable, folder: Path, rows: list[str]) -> dict[str, Any]:
+def _table_data(table: ResultTable, folder: Path, rows: list[str]) -> dict[str, Any]:
     """A table as its page's script reads it; the rows of each method are appended to `rows`."""
     names = list(dict.fromkeys((*table.columns, *PAIRED_METRICS)))
     arms = []

@@ -14,7 +14,7 @@ from .cost_curves import draw_cost_curves
 from .episode_curves import draw_learning_curves
 from .figures import COLOURS, new_figure, save_figure
 from .results import SeedResult
-from .tables import BenchTable
+from .tables import ResultTable
 
 __all__ = ["RunsPicture"]
 
@@ -32,7 +32,7 @@ class RunsPicture:
     """Number of a table -> labels of the methods in it whose runs are drawn."""
 
 
-def draw_figures(tables: Sequence[BenchTable], folder: Path) -> dict[str, RunsPicture]:
+def draw_figures(tables: Sequence[ResultTable], folder: Path) -> dict[str, RunsPicture]:
     """Draw all pictures as SVG files.
 
     Args:
@@ -72,7 +72,7 @@ def _draw_to(draw: Callable[..., None], attempts: Sequence[Sequence[SeedResult]]
     draw(attempts, title, [path, path.with_suffix(".png")])
 
 
-def _curves(table: BenchTable) -> tuple[str, list[str]]:
+def _curves(table: ResultTable) -> tuple[str, list[str]]:
     """The title and the methods whose curves are drawn, `against` first."""
     first = [table.against] if table.against in table.runs else []
     others = [arm for arm in table.runs if arm not in first]
@@ -87,7 +87,7 @@ def _curves(table: BenchTable) -> tuple[str, list[str]]:
     return title, [*first, *kept]
 
 
-def _draw_overview(tables: Sequence[BenchTable], path: Path) -> None:
+def _draw_overview(tables: Sequence[ResultTable], path: Path) -> None:
     """Mean score as a share of the optimum: a row for each method, a column for each table."""
     arms = list(dict.fromkeys(arm for table in tables for arm in table.runs))
     cells = [[_share(table, arm) for table in tables] for arm in arms]
@@ -105,7 +105,7 @@ def _draw_overview(tables: Sequence[BenchTable], path: Path) -> None:
     save_figure(figure, [path])
 
 
-def _draw_episodes(table: BenchTable, path: Path) -> None:
+def _draw_episodes(table: ResultTable, path: Path) -> None:
     """The mean score of each episode as a share of the optimum: a row for each method, a column for each episode."""
     cells = []
     for runs in table.runs.values():
@@ -146,16 +146,16 @@ def _draw_cells(figure: Any, axes: Any, cells: Sequence[Sequence[float | None]],
     figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01)
 
 
-def _avg(table: BenchTable, arm: str) -> float | None:
+def _avg(table: ResultTable, arm: str) -> float | None:
     return table.estimates["avg"][arm].mean if table.runs.get(arm) else None
 
 
-def _share(table: BenchTable, arm: str) -> float | None:
+def _share(table: ResultTable, arm: str) -> float | None:
     found = _avg(table, arm)
     return None if found is None else _of_optimum(found, table)
 
 
-def _of_optimum(score: float, table: BenchTable) -> float:
+def _of_optimum(score: float, table: ResultTable) -> float:
     return score / table.optimum if table.optimum > 0 else score
 
 

@@ -1,25 +1,44 @@
-"""One run: the environment, the model and the judge are opened, the method's graph is built from them and played to its end."""
+"""Playing runs: one after the other in a worker process, each from wherever it stands to its result."""
 
 from __future__ import annotations
 
 import errno
+import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...memory.errors import CommandError, UserError
-from ..experiments.options import ModelOptions
-from .options import RunOptions, RunSetup
+from ...memory.claas.weights import TrainingLog
+from ...memory.errors import UserError
+from ...memory.storage.journal import Journal, JournalError
+from ...memory.storage.rows import Rows
+from .costs import TRAINING_FILE, open_ledger
+from .folder import Job, write_json
+from .run_inputs import (
+    asks_model,
+    loads_model,
+    make_method_inputs,
+    method_resources,
+    policy_kind,
+    shared_environment,
+    shared_meter,
+    shared_model,
+)
 
-if TYPE_CHECKING:
-    from .sweep import Job, RunFailure
+if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
+    from ...memory.records import Trajectory
+    from ...memory.storage.record_store import RecordStore
 
-__all__ = ["make_method_inputs", "method_resources"]
+__all__ = ["Failures", "RunFailure", "play"]
 
+KEPT_EPISODES = 3
+"""Last episodes of a finished run whose checkpoints stay in its folder, for the studio to look at."""
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of a disk that is full or may not be written to: the user can put them right."""
 
@@ -27,132 +46,207 @@ _open_lock = Lock()
 """Held while an environment or a model is opened: the threads of a process share one."""
 
 
-def play(work: tuple[RunSetup, Sequence[Job]]) -> list[RunFailure] | None:
-    """Play runs in turn: the work of a worker process.
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run ended before its last episode."""
+
+    reason: str
+    """One line for the user."""
+    fails_again: bool = False
+    """True if the same command would fail in the same way."""
+    kind: Literal["failed", "stopped"] = "failed"
+    """`stopped`: the budget was spent."""
+
+
+Failures = dict[tuple[Path, str, int], RunFailure]
+"""Key of a job -> why it has no result."""
+
+
+def play(jobs: Sequence[Job]) -> Failures | None:
+    """Play runs in turn: the work of a worker process. Whatever goes wrong ends these runs alone.
 
     Returns:
-        The runs that failed, if the user can put it right; None if none did.
+        The runs that failed; None if none did.
     """
     from ...nodes.cached_model import BudgetSpent
-    from .sweep import RunFailure
 
-    setup, jobs = work
     _note_waits(jobs[0].folder.parent)
     for number, job in enumerate(jobs):
         try:
-            _play_job(setup, job)
+            _play_job(job)
         except BudgetSpent as error:
-            failed = RunFailure(job.method, job.seed, str(error), kind="stopped")
+            failure = RunFailure(str(error), kind="stopped")
         except UserError as error:
-            failed = RunFailure(job.method, job.seed, str(error), error.fails_again)
+            failure = RunFailure(str(error), error.fails_again)
         except (Exception, SystemExit) as error:  # a world or a method from outside may call sys.exit
-            if not isinstance(error, OSError) or error.errno not in STORAGE_ERRNOS:
-                # Ours: a traceback as text reaches the parent whatever the exception is made of.
-                raise RuntimeError(traceback.format_exc()) from None
-            place = error.filename or setup.options.out or "the run folder"
-            failed = RunFailure(job.method, job.seed, f"{place}: {error.strerror}")
+            failure = _failure(job, error)
         else:
             continue
         # The runs after it learn from its episodes.
-        reason = f"waits for {job.method}, seed {job.seed}, whose memory it shares"
-        return [failed, *(RunFailure(later.method, later.seed, reason, failed.fails_again) for later in jobs[number + 1 :])]
+        waits = RunFailure(f"waits for seed {job.seed}, whose memory it shares", failure.fails_again)
+        return {job.key: failure} | {later.key: waits for later in jobs[number + 1 :]}
     return None
+
+
+def _failure(job: Job, error: BaseException) -> RunFailure:
+    """The failure of a run by an error that is no message for the user; its traceback goes into the run's folder."""
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+        return RunFailure(f"{error.filename or job.options.out or 'the run folder'}: {error.strerror}")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    told = next(iter(str(error).strip().splitlines()), "")
+    place = f"({job.folder / 'error.txt'} has the traceback)"
+    return RunFailure(f"{type(error).__name__}{': ' * bool(told)}{told} {place}")
 
 
 def _note_waits(folder: Path) -> None:
     """Let this process say in the run folder when it waits before it asks a server again."""
     from ...tools.models import api_posts
-    from .waits import note_wait
+    from .progress import note_wait
 
     api_posts.wait_listeners[:] = [partial(note_wait, folder)]
 
 
-def _play_job(setup: RunSetup, job: Job) -> None:
+def _play_job(job: Job) -> None:
+    """Play a run from wherever it stands, and write its result."""
+    from ...memory.storage.checkpoints import keep_last_checkpoints
     from ...nodes.recorded_model import RecordedChatModel
-    from . import sweep
-    from .costs import open_ledger
-    from .training_free.options import LearningOptions
-    from .training_free.play import learn_and_play
+    from ..wiring.run import has_full_score
 
-    if isinstance(setup.options, LearningOptions):
-        return learn_and_play(setup, job)
     with _open_lock:
-        environment = shared_environment(setup.options.env, setup.options.horizon)
-    task = environment.task(job.seed, setup.options.split)
-    with sweep.open_run(job) as files, open_ledger(job.folder.parent) as ledger:
+        environment = shared_environment(job.options.env, job.options.horizon)
+    task = environment.task(job.seed, job.options.split)
+    with open_run(job) as files, open_ledger(job.folder.parent) as ledger:
         model = count_flops = make_trainer = None
-        if loads_model(job.method, setup.options):
+        if loads_model(job.arm, job.options):
             with _open_lock:
-                opened, count_flops, make_trainer = _open_model(setup, job)
-            model = _metered(opened, setup.options, job, ledger)
+                opened, count_flops, make_trainer = _open_model(job)
+            model = _metered(opened, job, ledger)
             if make_trainer is None:  # the replies of changing weights could not be told apart
                 model = RecordedChatModel(files.replies, model)
-        graph = run_graph(setup, job, environment, files, model, make_trainer)
+        graph = run_graph(job, environment, files, model, make_trainer)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
-        solved = getattr(environment, "solved", None)
         optimum = environment.optimum(task)
         full_score = optimum if known and job.stops_at_full_score else None
-        sweep.play_run(
-            graph,
-            files,
-            job,
-            task,
-            optimum,
-            solved,
-            is_walkthrough=not known,
-            full_score=full_score,
-            count_flops=count_flops,
-        )
+        limits = {"episodes": job.options.episodes, "tokens": job.options.max_run_tokens, "full_score": full_score}
+        end = _play_to_end(graph, files, job, {"task": task, "run": job.run, "episode": 0, **limits}, limits, count_flops)
+        found = {"method": job.arm.name, "seed": job.seed, "task": task.id, "task_seed": task.seed, "optimum": optimum}
+        found |= {"solved": getattr(environment, "solved", None), "is_walkthrough": not known, "episodes": end["episode"]}
+        found |= {"answer": end["answer"], "tokens": end["spent"], "has_full_score": has_full_score(end)}
+        write_json(job.folder / "result.json", found)
+        if Path(job.checkpoints).parent == job.folder:  # in a place of the user's they stay
+            for path in job.folder.glob("*.jsonl"):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # nothing can be played again from checkpoints that are gone
+            keep_last_checkpoints(files.saver, KEPT_EPISODES)
 
 
-def _open_model(setup: RunSetup, job: Job) -> tuple[Any, Callable[[], float] | None, Callable[[Any], Any] | None]:
+# Files
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The open files of a run: what its graph reads and writes."""
+
+    journal: Journal
+    """Its steps."""
+    log: Rows
+    """A row per finished episode."""
+    times: Rows
+    """Seconds of each finished episode."""
+    replies: Rows
+    """What the model answered, to play the run again without it (`learngraph explain --replay`)."""
+    records: RecordStore[Trajectory] | None
+    """The trajectories that it remembers; None if the method remembers nothing."""
+    saver: Any
+    """Its checkpoints."""
+    training: TrainingLog
+    """Its attempts and trainings, if it trains weights."""
+
+
+@contextmanager
+def open_run(job: Job) -> Iterator[RunFiles]:
+    """The files of a run, for this process alone. The folder is made if missing."""
+    from filelock import FileLock
+
+    from ...memory.records import Trajectory
+    from ...memory.storage.checkpoints import open_checkpoints
+
+    with ExitStack() as stack:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        # The worker of a killed sweep ends a moment after the sweep.
+        stack.enter_context(FileLock(job.folder / "owner.lock", timeout=30))
+        journal = Journal(job.folder / "steps.jsonl")
+        log, times, replies = (Rows(job.folder / f"{name}.jsonl") for name in ("episodes", "seconds", "replies"))
+        trainings = Rows(job.folder / TRAINING_FILE) if job.arm.method.trains_weights else Rows()
+        for file in (journal, log, times, replies, trainings):
+            stack.callback(file.close)
+        records = None
+        if job.memory:
+            from ...memory.storage.open_store import open_store
+            from ...memory.storage.record_store import RecordStore
+
+            records = RecordStore(stack.enter_context(open_store(job.memory)), job.namespace, Trajectory)
+        saver = stack.enter_context(open_checkpoints(job.checkpoints))
+        yield RunFiles(journal, log, times, replies, records, saver, TrainingLog(trainings))
+
+
+# The model and the graph
+
+
+def _open_model(job: Job) -> tuple[Any, Callable[[], float] | None, Callable[[Any], Any] | None]:
     """The model of a run, a count of its floating-point operations, and the maker of a trainer for a method that trains weights.
 
     A model in this process is shared by the runs that leave its weights alone. One that is trained is the run's own.
     """
-    from ..methods import find_method
-
-    options, trains = setup.model_options(job.method), find_method(job.method).trains_weights
-    name = setup.options.model
+    name, options, trains = job.options.model, job.model_options(), job.arm.method.trains_weights
     model = (shared_model.__wrapped__ if trains else shared_model)(name, options)
     if not hasattr(model, "network"):
         return model, None, None
-    from ...tools.training.flops import FlopMeter
-
-    meter = FlopMeter(model.network) if trains else _shared_meter(name, options)
     if not trains:
-        return model, meter.count, None
+        return model, shared_meter(name, options).count, None
+    from ...tools.training.flops import FlopMeter
     from ...tools.training.trl_trainers import TrlTrainer
 
+    meter = FlopMeter(model.network)
     return model, meter.count, lambda settings: TrlTrainer(model, job.folder / "adapters", settings, meter)
 
 
-def run_graph(
-    setup: RunSetup, job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None
-) -> Any:
+def _metered(model: Any, job: Job, ledger: Any) -> Any:
+    """The model with its calls counted and limited; as it is in this process, where calls cost nothing, without a budget."""
+    from ...nodes.cached_model import CachedChatModel, SpendingLimit
+
+    options = job.options
+    limited = options.token_budget or options.dollar_budget
+    if not limited and not options.model.startswith("openai:"):
+        return model
+    limit = SpendingLimit(
+        ledger, options.prices, max_dollars=options.dollar_budget or None, max_tokens=options.token_budget or None
+    )
+    return CachedChatModel(model, options.model, ledger, job.folder.name, meter=limit if limited else None, seeded=False)
+
+
+def run_graph(job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None) -> Any:
     """The graph of a whole run: episodes of the method, one after the other.
 
     Args:
-        setup: the options, and the settings of the method.
         job: which run.
         environment: the world.
         files: where it reads and writes (`RunFiles`).
         model: the model; None where none is asked.
         make_trainer: makes a trainer of the model's weights.
     """
-    from ..methods import find_method
     from ..wiring import run
     from ..wiring.supersteps import UncheckpointedGraph, merge_steps
 
-    options, method = setup.options, find_method(job.method)
-    judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
+    options, method = job.options, job.arm.method
+    judging = model.bind(temperature=0) if model is not None and job.has_paper_temperature else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, records=files.records, run=job.run)
-    more = method_resources(method, make_trainer, files.training)
-    episode: Any = method.build(inputs, setup.methods[job.method], **more)
+    episode: Any = method.build(inputs, job.arm.settings, **method_resources(method, make_trainer, files.training))
     if job.attempts_at_once > 1:
         episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
-    elif model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
+    elif model is not None and policy_kind(options, environment, model, method.needs_logits) == "answer":
         # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
         episode = UncheckpointedGraph(episode)
     else:
@@ -162,186 +256,90 @@ def run_graph(
     return run.build(episode, files.log, commit=method.commit, judge=judge, checkpointer=files.saver)
 
 
-def _metered(model: Any, options: RunOptions, job: Job, ledger: Any) -> Any:
-    """The model with its calls counted and limited; as it is in this process, where calls cost nothing, without a budget."""
-    from ...nodes.cached_model import CachedChatModel, Prices, SpendingLimit
-
-    limited = options.token_budget or options.dollar_budget
-    if not limited and not options.model.startswith("openai:"):
-        return model
-    prices = Prices(options.price_in, options.price_out)
-    limit = SpendingLimit(ledger, prices, max_dollars=options.dollar_budget or None, max_tokens=options.token_budget or None)
-    stage = job.folder.name
-    return CachedChatModel(model, options.model, ledger, stage, meter=limit if limited else None, seeded=False)
+# Playing, from wherever the run stands
 
 
-@lru_cache(maxsize=2)
-def shared_environment(spec: str, horizon: int | None) -> Any:
-    """The environment of this name, opened once in a process."""
-    from ...tools.environments.catalogue import open_environment
-
-    return open_environment(spec, horizon=horizon)
-
-
-@lru_cache(maxsize=8)
-def shared_model(spec: str, options: ModelOptions) -> Any:
-    """The model of this name, opened once in a process for each combination of options."""
-    from ...tools.models.models import open_model
-
-    return open_model(spec, **options.model_arguments(), threads=1)
-
-
-@lru_cache(maxsize=8)
-def _shared_meter(spec: str, options: ModelOptions) -> Any:
-    """The count of operations of a model that runs share."""
-    from ...tools.training.flops import FlopMeter
-
-    return FlopMeter(shared_model(spec, options).network)
-
-
-def needs_model(name: str, options: RunOptions) -> bool:
-    """True if the method of this name asks a model for its actions, or has one write."""
-    from ..methods import find_method
-
-    method = find_method(name)
-    return method.needs_writer or (method.needs_model and options.prior == "model")
-
-
-def loads_model(name: str, options: RunOptions) -> bool:
-    """True if a model is loaded for the method, if only to judge."""
-    from ..methods import find_method
-
-    return needs_model(name, options) or (asks_model(options.judge) and find_method(name).needs_model)
-
-
-def make_method_inputs(
-    options: RunOptions, environment: Any, model: Any, journal: Any, method: Any = None, judging: Any = None
+def _play_to_end(
+    graph: Any,
+    files: RunFiles,
+    job: Job,
+    begin: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    count_flops: Callable[[], float] | None,
 ) -> Any:
-    """The `MethodInputs` that a method's graph is built from.
+    """Play a run to its end. Returns the state of its graph there.
 
     Args:
-        options: the options of the run.
-        environment: the world.
-        model: the model; None where no method needs one.
-        journal: the log of steps.
-        method: the method; None for any that asks a model for logits.
-        judging: the model that judges; the same if not given.
+        graph: the graph of the run.
+        files: its files.
+        job: which run.
+        begin: the state that a new run begins with.
+        limits: the channels of it that say when the run is over; a run that goes on may be asked for more.
+        count_flops: the floating-point operations of its model so far; None: unknown.
     """
-    from ...nodes.act.policies import logprobs_policy, verbalized_policy
-    from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, uniform_policy
-
-    # A method that needs no model has none that could judge.
-    is_judged = method is None or method.needs_model or not asks_model(options.judge)
-    judge = judge_node(options, environment, judging or model, journal) if is_judged else None
-    more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
-    if options.policy_history_steps is not None:
-        more["history_steps"] = options.policy_history_steps
-    if (prior := getattr(environment, "policy", None)) is not None:  # the world's own, in a model's place
-        more["make_policy"] = lambda view: prior
-    if model is None or prior is not None:
-        return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
-    kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
-    if options.window is not None:
-        # A model in this process knows its window. What a name tells of one behind an API may be wrong either way.
-        more["window"] = min(options.window, model.window) if kind == "local" else options.window
-    make: Any = (
-        MethodInputs.with_scoring_model if kind == "local" else partial(MethodInputs.with_chat_model, stepwise=kind == "act")
-    )
-    inputs = make(environment, journal, model, **more)
-    if options.prior == "uniform":
-        return replace(inputs, make_policy=uniform_policy)
-    named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
-    return replace(inputs, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else inputs
+    config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
+    if files.saver.get_tuple(config):
+        _rewind(graph, config, job, files.journal, files.log)
+    # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
+    # and whose successor has not begun.
+    _stream_episodes(graph, None if files.saver.get_tuple(config) else begin, config, job, files.times, count_flops)
+    end = graph.get_state(config).values
+    stopped = end["episode"] < end["episodes"] and end.get("full_score") != limits["full_score"]
+    if end["episodes"] < limits["episodes"] or stopped:  # it was begun with fewer, or ended before: its end becomes a pause
+        graph.update_state(config, limits, as_node="tally")
+        _stream_episodes(graph, None, config, job, files.times, count_flops)
+        end = graph.get_state(config).values
+    return end
 
 
-def method_resources(method: Any, make_trainer: Any = None, training_log: Any = None) -> dict[str, Any]:
-    """Arguments of a method's `build` that the method alone has: a sandbox for code, or the training of the model's weights."""
-    code = {"run_code": run_in_sandbox} if method.runs_code else {}
-    return code | ({"make_trainer": make_trainer, "training_log": training_log} if method.trains_weights else {})
+def _stream_episodes(
+    graph: Any, begin: Any, config: Any, job: Job, times: Rows, count_flops: Callable[[], float] | None
+) -> None:
+    """Play to the end, and note the seconds of each episode, and its floating-point operations where they are known."""
+    started, spent = perf_counter(), count_flops() if count_flops else 0.0
+    for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
+        if "tally" in update:
+            done, now = update["tally"]["episode"] - 1, perf_counter()
+            row = {"id": f"{job.run}/{done}", "seconds": round(now - started, 4)}
+            if count_flops:
+                row, spent = {**row, "flops": count_flops() - spent}, count_flops()
+            times.append(row)
+            started = now
 
 
-def run_in_sandbox(code: str) -> tuple[str, bool]:
-    """Run code of a model's behind all walls of the interpreter (tools/agent_tools/interpreter.py)."""
-    from ...tools.agent_tools.interpreter import InterpreterError, run_alone
+def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
+    """Go back to the start of the first episode that lost steps or its score in a power cut, if there is one.
 
-    try:
-        return run_alone(code)
-    except InterpreterError as error:
-        raise UserError(f"{error}; evotest needs no sandbox with --no-evolve-routine") from error
-
-
-def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:
-    """The model's policy: as asked for, or as suits the model, the environment and the method."""
-    kind: str = options.policy
-    if kind == "auto" and hasattr(model, "score"):
-        return "local"
-    if kind == "auto":
-        return "verbalized" if scores else "answer" if hasattr(environment, "read") else "act"
-    if kind == "local" and not hasattr(model, "score"):
-        raise CommandError(f"--policy local needs a model in this process, not {options.model}; use logprobs or verbalized")
-    if kind == "answer" and not hasattr(environment, "read"):
-        raise CommandError(
-            f"--policy answer is for tasks with one written answer; {options.env} is played step by step; use act"
+    A file can lose its last lines although the checkpoint was already written. Episodes are functions of (run, episode), so
+    playing one again gives the same episode.
+    """
+    state = graph.get_state(config, subgraphs=True)
+    done = state.values.get("episode", 0)
+    rows = [log.get(f"{job.run}/{episode}") for episode in range(done)]
+    lost = next((episode for episode, row in enumerate(rows) if row is None or not _has_history(journal, row["head"])), None)
+    if lost is None:
+        inside = [task.state.values for task in state.tasks if task.state] + [task.result or {} for task in state.tasks]
+        if all(_has_history(journal, values["head"]) for values in (state.values, *inside) if "head" in values):
+            return
+        lost = done
+    if not len(journal) and not len(log) and Path(job.checkpoints).parent != job.folder:
+        raise UserError(
+            f"the shared checkpoints hold {done} episodes of the run {job.thread}, but {job.folder} is empty: put the run folder "
+            "back to resume, or give an --out of another name to play from the start"
         )
-    return kind
+    for old in graph.get_state_history(config):
+        if [task.name for task in old.tasks] == ["episode"] and old.values["episode"] == lost:
+            graph.update_state(old.config, None, as_node="__copy__")  # the copy is the newest, and has no half-played episode
+            return
+    raise UserError(
+        f"{job.folder} lost steps of episode {lost}, and its checkpoints do not reach back to it; "
+        "remove the folder to play from the start, or give another --out"
+    )
 
 
-def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) -> Any:
-    """The node that rewards the steps of a finished episode; None where the environment's rewards hold.
-
-    Raises:
-        CommandError: there is no such judge, or it needs what the environment or the model lacks.
-    """
-    from ...nodes.evaluate import changed_rewards, judge
-
-    prompts = options.prompts
-    made: Mapping[str, Callable[[], Any]] = {
-        "environment": lambda: judge.EnvironmentJudge(journal),
-        "rule": lambda: judge.RuleJudge(environment.verify, journal),
-        # A world that reads a written answer says at its end whether it is right: its own rewards in words.
-        "self": lambda: judge.self_judge(model, journal, prompts, shows_end=not hasattr(environment, "read")),
-        "self:sparse": lambda: judge.self_judge(
-            model, journal, prompts, sparse=True, shows_end=not hasattr(environment, "read")
-        ),
-        "rubric": lambda: judge.rubric_judge(model, journal, prompts),
-        "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
-        "model": lambda: judge.model_judge(model, journal, prompts),
-        "hindsight": lambda: changed_rewards.hindsight_judge(journal),
-    }
-    if (shift := options.judge.partition("shift:"))[:2] == ("", "shift:"):
-        return changed_rewards.shift_judge(journal, shift[2])
-    names = options.judge.split("+")
-    for name in names:
-        if name not in made:
-            raise CommandError(f"--judge is {', '.join(made)}, several of them, joined by +, or shift:C; got {options.judge!r}")
-        if name == "rule" and not hasattr(environment, "verify"):
-            raise CommandError(f"{options.env} has no rule to judge by; use --judge environment or self")
-        if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
-            raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
-        if asks_model(name) and model is None:
-            raise CommandError(f"--judge {name} asks a model, and there is none here; use --judge environment or rule")
-    if names == ["environment"]:
-        return None
-    return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
-
-
-def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
-    """Task -> the answer that `pairwise` compares attempts with."""
-    if options.reference is None:
-        reference: Callable[[Any], Any] = environment.gold
-        return reference
+def _has_history(journal: Journal, head: str) -> bool:
     try:
-        text = options.reference.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"--reference {options.reference}: cannot be read ({error})") from error
-    return lambda task: text
-
-
-def credits_future(judge: str) -> bool:
-    """True if the judge's reward of a step counts what followed from it, so that returns are not discounted again."""
-    return not {"model", "hindsight"}.isdisjoint(judge.split("+"))
-
-
-def asks_model(judge: str) -> bool:
-    """True if judging asks a model, whose answers may differ the next time."""
-    return any(name.partition(":")[0] in ("self", "rubric", "pairwise", "model") for name in judge.split("+"))
+        journal.history(head)
+    except JournalError:
+        return False
+    return True

@@ -7,14 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ...memory.records import Usage
 from .costs import ledger_usage, row_usage
-from .waits import wait_text
-
-if TYPE_CHECKING:
-    from .sweep import Job
 
 __all__ = ["ProgressRow", "ScoreFollower", "say", "show"]
 
@@ -23,12 +20,12 @@ class ScoreFollower:
     """Reads the scores and the costs of a run while another process writes them.
 
     Args:
-        job: the run.
+        folder: the folder of the run.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.path = job.folder / "episodes.jsonl"
-        self.name = job.folder.name
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "episodes.jsonl"
+        self.name = folder.name
         self.scores: list[float] = []
         self.usage = Usage()
         """The usage of the finished episodes."""
@@ -171,3 +168,27 @@ def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> 
 
     yield tick
     tick(is_last=True)
+
+
+# Waits of workers before they ask a server again, told to this process by a file in the run folder
+
+WAITING = "waiting.json"
+"""Name of the file with the latest wait of any worker."""
+
+
+def note_wait(folder: Path, wait: Any) -> None:
+    """Say in the run folder that this process waits before another try; a listener of tools/models/api_posts.py."""
+    note = {"until": time.time() + wait.seconds, "reason": wait.reason, "seconds": round(wait.seconds, 1), "tries": wait.tries}
+    if folder.is_dir():  # else the run was removed meanwhile
+        (folder / WAITING).write_text(json.dumps(note), encoding="utf-8")
+
+
+def wait_text(folder: Path) -> str:
+    """Words about a wait that is going on; empty if there is none."""
+    try:
+        note = json.loads((folder / WAITING).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none, or half written
+        return ""
+    if note["until"] < time.time():
+        return ""
+    return f"waiting {note['seconds']:g} s after try {note['tries']}: {note['reason']}"

@@ -24,13 +24,13 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ...nodes.recorded_model import RecordedChatModel
+from ..arms import Arm
 from ..methods import find_method
-from .options import RunOptions, RunSetup
-from .play import loads_model, run_graph, shared_environment
-from .recorded import RecordedFolder, RecordedRun
-from .run_folder import make_job, shares_memory
-from .steps import read_rows
-from .sweep import Job, RunFiles
+from .folder import Job, Sweep
+from .options import RunOptions
+from .play import RunFiles, run_graph
+from .recorded import RecordedFolder, RecordedRun, read_rows
+from .run_inputs import loads_model, shared_environment
 
 __all__ = ["Divergence", "Replayed", "replay_runs"]
 
@@ -90,25 +90,28 @@ def replay_runs(run_folder: Path | str, method: str | None = None, seed: int | N
     for what, wanted in (("method", method), ("seed", seed)):
         if wanted is not None:
             folder.check(what, wanted)
-    setup = _setup(folder.path, folder.settings)
-    for name in folder.settings["methods"] if method is None else [method]:
-        is_shared, memory = shares_memory(setup, name), _empty_memory()
-        for number in folder.settings["seeds"] if seed is None or is_shared else [seed]:
-            job = make_job(setup, folder.path, name, number)
-            outcome = _replay_job(setup, job, memory if is_shared else _empty_memory())
+    sweep = _sweep(folder.path, folder.settings)
+    for name in sweep.arms if method is None else [method]:
+        is_shared, memory = sweep.arms[name].shares_memory, _empty_memory()
+        for number in sweep.seeds if seed is None or is_shared else [seed]:
+            outcome = _replay_job(sweep.job(name, number), memory if is_shared else _empty_memory())
             if seed in (None, number):
                 yield outcome
 
 
-def _setup(folder: Path, record: Mapping[str, Any]) -> RunSetup:
-    """The options and settings with which the folder's runs were played."""
+def _sweep(folder: Path, record: Mapping[str, Any]) -> Sweep:
+    """The folder's runs, with the options and settings that they were played with."""
     known = {one.name for one in fields(RunOptions)}
     given: dict[str, Any] = {name: value for name, value in record.items() if name in known}
     given |= {name: Path(given[name]) for name in ("prompts", "reference") if given.get(name) is not None}
     given["seeds"] = ",".join(map(str, record["seeds"])) + ","
     try:
-        methods = {name: _typed(find_method(name).settings, values) for name, values in record["methods"].items()}
-        return RunSetup(RunOptions(**given), methods, record.get("paper_temperatures", {}))
+        temperatures = record.get("paper_temperatures", {})
+        arms = {
+            name: Arm(name, _typed(find_method(name).settings, values), name, temperatures.get(name))
+            for name, values in record["methods"].items()
+        }
+        return Sweep(RunOptions(**given), arms, folder, tuple(record["seeds"]))
     except (TypeError, ValueError) as error:
         raise CommandError(f"{folder}/settings.json cannot be read ({error}); it may be of another version") from error
 
@@ -133,9 +136,9 @@ def _empty_memory() -> Any:
     return RecordStore(InMemoryStore(), ("replay",), Trajectory)
 
 
-def _replay_job(setup: RunSetup, job: Job, memory: Any) -> Replayed:
+def _replay_job(job: Job, memory: Any) -> Replayed:
     """Play one run again, episode by episode, up to the first difference."""
-    run = RecordedRun(job.folder, job.method, job.seed)
+    run = RecordedRun(job.folder, job.arm.name, job.seed)
     name = job.folder.name
     try:
         run.refresh()
@@ -149,13 +152,13 @@ def _replay_job(setup: RunSetup, job: Job, memory: Any) -> Replayed:
         return Replayed(name, problem=f"its files are damaged: {' and '.join(damaged)}")
     if not episodes:
         return Replayed(name, problem="no episode of it is finished yet")
-    if find_method(job.method).trains_weights:
+    if job.arm.method.trains_weights:
         return Replayed(name, problem="its weights changed as it played; the same command in another folder plays it again")
-    if not replies and loads_model(job.method, setup.options):
+    if not replies and loads_model(job.arm, job.options):
         return Replayed(name, problem="it has no replies.jsonl: it was played before the model's answers were recorded")
     done = count = 0
     try:
-        played = _play_again(setup, job, memory, replies, len(episodes))
+        played = _play_again(job, memory, replies, len(episodes))
         for (number, was), (row, made) in zip(episodes.items(), played, strict=False):
             path = run.rows(number)
             if not path or "/" not in str(path[0]["parent"]) or path[-1]["id"] != was["head"]:
@@ -172,18 +175,18 @@ def _replay_job(setup: RunSetup, job: Job, memory: Any) -> Replayed:
 
 
 def _play_again(
-    setup: RunSetup, job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
+    job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
 ) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """(row about the episode, rows of its steps) of every episode, as it is played now, in memory."""
     journal, log, record = Journal(details=None), Rows(), Rows()
     for row in replies:
         record.append(row)
-    memory = memory if find_method(job.method).has_memory else None
+    memory = memory if job.arm.method.has_memory else None
     files = RunFiles(journal, log, Rows(), record, memory, InMemorySaver(serde=serializer()), TrainingLog())
-    environment = shared_environment(setup.options.env, setup.options.horizon)
-    model = RecordedChatModel(record) if loads_model(job.method, setup.options) else None
-    graph = run_graph(setup, job, environment, files, model)
-    task = environment.task(job.seed, setup.options.split)
+    environment = shared_environment(job.options.env, job.options.horizon)
+    model = RecordedChatModel(record) if loads_model(job.arm, job.options) else None
+    graph = run_graph(job, environment, files, model)
+    task = environment.task(job.seed, job.options.split)
     plan = {"task": task, "run": job.run, "episode": 0, "episodes": episodes, "tokens": 0, "full_score": None}
     config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
     for update in graph.stream(plan, config, stream_mode="updates"):

@@ -9,20 +9,19 @@ from typing import Any
 
 from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError, plural
-from ..arms import blueprint
-from . import sweep as sweeps
+from ..arms import Arm, blueprint
 from .cost_curves import equal_cost, equal_cost_table, rounds_table
-from .folder_settings import run_stem
-from .harness import Failures, Run, bank_overlap_warnings, read_results
+from .folder import Sweep, run_stem, write_json
+from .harness import Run, bank_overlap_warnings, read_results
 from .measures import USUAL_METRICS
 from .notes import table_notes, unusable_warnings
 from .page import write_report
 from .pictures import draw_figures
-from .plan import Sweep, sweep_prices, unplayed_notes
-from .results import SeedResult, with_common_optimum
-from .spec import NO_MODEL, Spec
+from .play import Failures
+from .results import SeedResult, played_task, with_common_optimum
+from .spec import NO_MODEL, Spec, unplayed_notes
 from .tables import (
-    BenchTable,
+    ResultTable,
     as_objects,
     fitted_tables,
     latex_table,
@@ -31,8 +30,6 @@ from .tables import (
     paired_table,
     score_table,
 )
-from .training_free.options import LearningOptions
-from .training_free.report import learning_report
 
 __all__ = ["Report", "draw_graph", "find_block", "report_sweeps", "write_block"]
 
@@ -89,32 +86,24 @@ def report_sweeps(
         name = f"{table.environment}, {table.model}: " if is_file else ""
         notes += [f"{name}{line}" for line in (*unusable_warnings(table.runs), *table_notes(table, costs=not is_file))]
     for one in planned:
-        played = dict.fromkeys(sweeps.played_task(one.job(key, seed)) for (where, key, seed) in results if where == one.folder)
-        notes += bank_overlap_warnings(one.setup, [*played])
+        played = dict.fromkeys(played_task(one.job(key, seed)) for (where, key, seed) in results if where == one.folder)
+        notes += bank_overlap_warnings(one.arms.values(), [*played])
     notes += [*unplayed_notes(file, only), *failed]
-    learned = list[str]()
-    for one in planned:
-        if isinstance(one.setup.options, LearningOptions):
-            own = next(
-                table for table in tables if (table.environment, table.model) == (one.environment.label, one.model.label)
-            )
-            told, further = learning_report(one, own)
-            learned, notes = [*learned, *told], [*notes, *further]
     objects = [one for table in tables for one in as_objects(table)]
-    page = markdown_page(file.title, "\n\n".join(filter(None, [file.text, *learned])), command, tables, notes)
-    sweeps.write_json(folder / "results.json", objects)
+    page = markdown_page(file.title, file.text, command, tables, notes)
+    write_json(folder / "results.json", objects)
     (folder / "results.md").write_text(f"{page}\n", encoding="utf-8")
     (folder / "results.tex").write_text(_latex(tables), encoding="utf-8")
     if draws or not (folder / "report.html").exists():
         with_runs = [table for table in tables if table.runs]
-        figures = draw_figures(with_runs, folder / "figures") if with_runs and not learned else {}
+        figures = draw_figures(with_runs, folder / "figures") if with_runs else {}
         title = file.title or folder.name
         write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
-    text = "\n\n".join([*_terminal_parts(planned[0], tables[0], folder, results), *learned]) if tables and not is_file else ""
+    text = "\n\n".join(_terminal_parts(planned[0], tables[0], folder, results)) if tables and not is_file else ""
     return Report(text, page, objects, notes)
 
 
-def _terminal_parts(one: Sweep, table: BenchTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
+def _terminal_parts(one: Sweep, table: ResultTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
     """The tables of a single sweep as a terminal shows them."""
     runs, seeds = [*table.runs.values()], {run.seed for run in table.all_runs}
     brackets = "[95 % interval over seeds, by Student's t: its ends may lie where no score can]"
@@ -123,46 +112,44 @@ def _terminal_parts(one: Sweep, table: BenchTable, folder: Path, results: Mappin
         f"{table.environment}, {plural(table.episodes, 'episode')}, {about}",
         fitted_tables([[row[0], *row[2:]] for row in score_table(table)]),
     ]
-    if isinstance(one.setup.options, LearningOptions):
-        return parts
     if table.tests["avg"]:
         parts += ["paired by seed, because all methods played the same:", markdown_table(lead_table(table))]
     if len(runs) > 1 and max(len(run.scores) for run in table.all_runs) > 1:
         parts.append(rounds_table(runs))
         if len(found := equal_cost(runs)) > 1:
             parts += ["at the same cost: what was finished within it", equal_cost_table(found)]
-    played = {seed: sweeps.played_task(one.job(key, seed))[0] for _, key, seed in results}
-    return parts + _aggregate_tables(folder, one.environment.name, runs, played)
+    played = {seed: played_task(one.job(key, seed))[0] for _, key, seed in results}
+    return parts + _aggregate_tables(folder, one.options.env, runs, played)
 
 
-def make_tables(file: Spec, planned: Sequence[Sweep], results: Mapping[Run, SeedResult]) -> list[BenchTable]:
+def make_tables(file: Spec, planned: Sequence[Sweep], results: Mapping[Run, SeedResult]) -> list[ResultTable]:
     """The tables of the finished runs, also of methods of the file that are not to be played now."""
-    tables = list[BenchTable]()
-    for environment in dict.fromkeys(one.environment.label for one in planned):
-        here = [one for one in planned if one.environment.label == environment]
+    tables = list[ResultTable]()
+    for environment in dict.fromkeys(one.world for one in planned):
+        here = [one for one in planned if one.world == environment]
         runs, folders = dict[tuple[str, str], list[SeedResult]](), dict[tuple[str, str, int], Path]()
         for one in here:
             for key, arm in one.arms.items():
                 if seeds := [seed for seed in one.seeds if (one.folder, key, seed) in results]:
                     found = [results[one.folder, key, seed] for seed in seeds]
-                    runs[one.model.label, arm.label] = [replace(result, method=arm.label) for result in found]
-                    folders |= {(one.model.label, arm.label, seed): one.job(key, seed).folder for seed in seeds}
+                    runs[one.model, arm.label] = [replace(result, method=arm.label) for result in found]
+                    folders |= {(one.model, arm.label, seed): one.job(key, seed).folder for seed in seeds}
         runs = dict(zip(runs, with_common_optimum([*runs.values()]), strict=True))
-        for one in [one for one in here if one.model.label != NO_MODEL] or here:
+        for one in [one for one in here if one.model != NO_MODEL] or here:
             # A method that asks no model stands beside those of each model.
-            models = [one.model.label, NO_MODEL]
+            models = [one.model, NO_MODEL]
             shown = {
                 arm.label: runs[model, arm.label] for arm in file.methods for model in models if (model, arm.label) in runs
             }
             places = {(label, seed): path for (model, label, seed), path in folders.items() if model in models}
             tables.append(
-                BenchTable(
+                ResultTable(
                     environment,
-                    one.model.label,
+                    one.model,
                     shown,
                     file.against,
-                    one.setup.options.episodes,
-                    sweep_prices(one),
+                    one.options.episodes,
+                    one.options.prices,
                     file.metrics or USUAL_METRICS,
                     places,
                 )
@@ -176,10 +163,15 @@ def _write_failures(folder: Path, failures: Failures) -> None:
         (folder / "failures.json").unlink(missing_ok=True)
         return
     rows = [
-        {**({"sweep": str(place.relative_to(folder))} if place != folder else {}), **asdict(failure)}
-        for (place, _, _), failure in failures.items()
+        {
+            **({"sweep": str(place.relative_to(folder))} if place != folder else {}),
+            "method": name,
+            "seed": seed,
+            **asdict(failure),
+        }
+        for (place, name, seed), failure in failures.items()
     ]
-    sweeps.write_json(folder / "failures.json", rows)
+    write_json(folder / "failures.json", rows)
 
 
 def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -> list[str]:
@@ -203,7 +195,7 @@ def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -
     return lines
 
 
-def _latex(tables: Sequence[BenchTable]) -> str:
+def _latex(tables: Sequence[ResultTable]) -> str:
     parts = ["% needs \\usepackage{booktabs,graphicx}\n"]
     for table in tables:
         name = f"{table.environment}, {table.model}"
@@ -224,25 +216,26 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
         played: seed -> id of the task that it played.
     """
     from ...tools.environments.science_world import is_all_tasks, task_name
-    from . import sweep, task_groups
+    from . import task_groups
 
     if not is_all_tasks(env):
         return []
     found = task_groups.aggregate(results, {seed: task_name(id) for seed, id in played.items()})
-    sweep.write_json(folder / "tasks.json", [one.as_dict() for one in found])
+    write_json(folder / "tasks.json", [one.as_dict() for one in found])
     note = "over tasks, scores below 0 as 0; [95 % interval over tasks, by Student's t]"
     return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
 
 
-def draw_graph(folder: Path, method: str, settings: Any) -> Path:
+def draw_graph(folder: Path, arm: Arm) -> Path:
+    """Draw a method's graph into a folder. Returns the file."""
     from ..wiring import picture
 
-    path = folder / f"{run_stem(method)}.svg"
+    path = folder / f"{run_stem(arm.name)}.svg"
     if path.exists():
         return path
     if not picture.has_graphviz():
         path = path.with_suffix(".mmd")
-    picture.save(blueprint(method, settings), path)
+    picture.save(blueprint(arm.name, arm.settings), path)
     return path
 
 

@@ -6,11 +6,15 @@ learning), so the unit of all statistics is the seed: first a number per seed, t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ...memory.errors import plural
-from .costs import RunWork
+from ...memory.errors import UserError, plural
+from .costs import RunWork, run_usage, run_work
+from .folder import Job
+from .recorded import read_rows, read_steps
 
 __all__ = ["SeedResult"]
 
@@ -73,12 +77,6 @@ class SeedResult:
     """The return of each episode by the judge that the method learned from; None if a reward is missing. Empty without a judge."""
     unjudged: tuple[str | None, ...] = ()
     """Why a reward of each episode is missing; None where none is."""
-    tasks: tuple[str, ...] = ()
-    """The task of each episode, in a run that plays several; empty where all episodes are of one task."""
-    tool_calls: int | None = None
-    """Calls of tools, where they were counted."""
-    lessons: int | None = None
-    """Lessons of the library that the run learned before it played; None without a library."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
 
@@ -111,3 +109,99 @@ def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[Se
         [replace(a, optimum=known[a.seed].optimum, is_walkthrough=known[a.seed].is_walkthrough) for a in seeds]
         for seeds in methods
     ]
+
+
+# Read from a run's folder
+
+
+def is_finished(job: Job) -> bool:
+    """True if the run is finished, with as many episodes as are asked for, and its files are complete.
+
+    Raises:
+        UserError: a file is damaged, or lacks steps.
+    """
+    if not (job.folder / "result.json").exists():
+        return False
+    result, path = _result(job), job.folder / "episodes.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    is_out_of_tokens = 0 < job.options.max_run_tokens <= result["tokens"]
+    has_enough = job.stops_at_full_score and result.get("has_full_score", False)
+    has_all = result["episodes"] >= job.options.episodes or is_out_of_tokens or has_enough
+    if not has_all or len(rows) != result["episodes"]:
+        return False
+    if (lost := read_steps(job.folder, rows).lost) is not None:
+        raise UserError(
+            f"{job.folder}/steps.jsonl lacks steps of episode {lost}; put the file back, or remove {job.folder} to play that run from "
+            "its start"
+        )
+    return True
+
+
+def _result(job: Job) -> dict[str, Any]:
+    path = job.folder / "result.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it, and the same command writes it again") from error
+    return found
+
+
+def played_task(job: Job) -> tuple[str, int | None]:
+    """(id, `Task.seed`) of a finished run's task."""
+    result = _result(job)
+    return str(result["task"]), result["task_seed"]
+
+
+def read_result(job: Job) -> SeedResult:
+    """The result of a finished run.
+
+    Raises:
+        UserError: rows of episodes are missing from its folder.
+    """
+    rows = sorted(read_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
+    result = _result(job)
+    if [row["episode"] for row in rows] != list(range(result["episodes"])):
+        raise UserError(
+            f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
+        )
+    earned = tuple(row.get("earned") for row in rows)
+    # Judged, if a reward is missing or differs from the score in any episode: a method may make no use of the judge.
+    is_judged = job.options.judge != "environment" and any(
+        value != row["score"] for value, row in zip(earned, rows, strict=True)
+    )
+    usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
+    found, times = read_steps(job.folder, rows).look_ups, job.folder / "seconds.jsonl"
+    seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
+    return SeedResult(
+        method=job.arm.name,
+        seed=job.seed,
+        optimum=result["optimum"],
+        scores=tuple(row["score"] for row in rows),
+        bests=tuple(row["best"] for row in rows),
+        steps=tuple(row["steps"] for row in rows),
+        # The ledger counts what finished episodes do not: replies of an attempt that failed, and further judgements of ties.
+        tokens=max(result["tokens"], usage.input_tokens + usage.output_tokens - studied),
+        calls=usage.calls,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        episode_tokens=sum(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
+        tokens_by_episode=tuple(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
+        calls_by_episode=tuple(row.get("calls", 0) for row in rows),
+        # The time of an episode that began with reading a bank is mostly the reading.
+        seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
+        answer=result["answer"],
+        solved=result["solved"],
+        judged=earned if is_judged else (),
+        unjudged=tuple(row.get("unjudged", "") if row.get("earned", 0) is None else None for row in rows),
+        is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
+        refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
+        malformed=sum(row.get("malformed", 0) for row in rows),
+        studied=studied,
+        look_ups=found.steps,
+        empty_look_ups=found.empty,
+        nearest_miss=found.nearest_miss,
+        is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.options.episodes,
+        unreadable=sum(row.get("unreadable", 0) for row in rows),
+        lost_steps=sum(row.get("lost_steps", 0) for row in rows),
+        work=run_work(job.folder, rows),
+    )

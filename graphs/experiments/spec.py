@@ -8,98 +8,59 @@
     seeds = 10                                                    # or [0, 3, 7], or "20-39"
     episodes = 30
 
-Everything is checked when the file is read: a wrong key or value is an error that names its place and what would do.
+Everything is checked when the file is read: a wrong key or value is an error that names its place and what would do. A spec becomes
+sweeps, one for each environment and model, and one for the methods that ask no model:
+
+    <folder>/settings.json                                 the benchmark's name: another one needs another folder
+    <folder>/<environment>/<model>/                        a sweep, with the layout of graphs/experiments/folder.py
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from ...memory.errors import CommandError, UserError
-from ..arms import check_value, method_settings, preset_names
+from ..arms import Arm, check_value, make_arm, preset_names
 from ..methods import find_method, split_name
-from .run_folder import parse_seeds
-from .training_free.options import LearningOptions
+from .folder import Sweep, parse_seeds
+from .options import RunOptions
 
-__all__ = ["Arm", "BenchEnvironment", "BenchModel", "Spec", "read_bench_file"]
+__all__ = ["Choice", "Spec", "plan_sweeps", "read_spec", "unplayed_notes"]
 
 UNIFORM = "uniform"
 """The name of the model to which every admissible action is equally likely."""
 NO_MODEL = "no model"
 """The label under which methods that ask no model are played, once for all models."""
-HARNESS_OPTIONS = (
-    "env model prior seeds compare out workers dry_run json memory checkpoints stop_at_full_score price_in price_out".split()  # noqa: SIM905
-)
+HARNESS_OPTIONS = "env model prior compare out workers dry_run json memory checkpoints stop_at_full_score".split()  # noqa: SIM905
 """Options of `learngraph run` that a table cannot set: the file, the command or the model says them."""
 
 
 @dataclass(frozen=True)
-class BenchEnvironment:
-    """An environment of a benchmark."""
+class Choice:
+    """An environment or a model of a benchmark."""
 
     name: str
-    """Its spec, as `--env` takes it."""
+    """Its spec, as `--env` or `--model` takes it; a model may be `uniform`."""
     label: str = ""
     """Its name in tables; the spec if not given."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `learngraph run` that are not the file's, such as `horizon`, `episodes` or `judge`."""
-
-
-@dataclass(frozen=True)
-class BenchModel:
-    """A model of a benchmark."""
-
-    name: str
-    """Its spec, as `--model` takes it, or `uniform`."""
-    label: str = ""
-    """Its name in tables; the spec if not given."""
-    price_in: float = 0.0
-    """Dollars per million tokens that it reads."""
-    price_out: float = 0.0
-    """Dollars per million tokens that it writes. Without a price no dollars are shown."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `learngraph run` that are not the file's, such as `base_url` or `max_tokens`."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A method of a benchmark, with its settings."""
-
-    name: str
-    """The method, perhaps with a preset or values: `jitrl`, `jitrl:paper`, `icrl?rewards=zero`."""
-    label: str = ""
-    """Its name in tables; the name if not given."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that are not those of the preset."""
-
-    @property
-    def learns_first(self) -> bool:
-        """True if the method learns on other problems than it plays."""
-        return find_method(self.name).has_training_phase
-
-    @property
-    def key(self) -> str:
-        """Its name in run folders: `jitrl:k=4` for the method jitrl with the label k=4."""
-        return self.name if self.label in ("", self.name) else f"{split_name(self.name)[0]}:{self.label}"
-
-    def method_settings(self) -> Any:
-        """The settings that the method is built with."""
-        return replace(method_settings(self.name), **self.settings)
+    """Options of `learngraph run` that are not the file's, such as `horizon`, `episodes`, `max_tokens` or `price_in`."""
 
 
 @dataclass(frozen=True)
 class Spec:
     """A benchmark: every method on every environment with every model and every seed."""
 
-    environments: tuple[BenchEnvironment, ...]
+    environments: tuple[Choice, ...]
     """The environments."""
     methods: tuple[Arm, ...]
     """The methods."""
-    models: tuple[BenchModel, ...] = (BenchModel("pocket", "pocket"),)
+    models: tuple[Choice, ...] = (Choice("pocket", "pocket"),)
     """The models. A method that asks none is played once, not once for each."""
     title: str = ""
     """A line on what is measured."""
@@ -121,7 +82,7 @@ class Spec:
     """Further options of `learngraph run`, for all environments and models."""
 
 
-def read_bench_file(path: Path, metrics: Sequence[str]) -> Spec:
+def read_spec(path: Path, metrics: Sequence[str]) -> Spec:
     """Read and check a benchmark file.
 
     Args:
@@ -138,12 +99,12 @@ def read_bench_file(path: Path, metrics: Sequence[str]) -> Spec:
     except ValueError as error:  # not TOML, or not UTF-8
         raise CommandError(f"{path} is no TOML: {error}") from None
     try:
-        return _bench_file(there, metrics)
+        return _spec(there, metrics)
     except UserError as error:
         raise CommandError(f"{path}: {error}") from None
 
 
-def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> Spec:
+def _spec(there: Mapping[str, Any], metrics: Sequence[str]) -> Spec:
     known = {one.name for one in fields(Spec)}
     _check_keys(there, known, "the file")
     for name in ("environments", "methods"):
@@ -152,28 +113,28 @@ def _bench_file(there: Mapping[str, Any], metrics: Sequence[str]) -> Spec:
     hints = get_type_hints(Spec)
     plain = {name: hints[name] for name in known - {"environments", "models", "methods", "options"}}
     values = {name: check_value(there[name], hint, name) for name, hint in plain.items() if name in there}
-    file = Spec(
-        environments=_labelled(_named_tables(BenchEnvironment, there["environments"], "environments"), "environments"),
+    spec = Spec(
+        environments=_labelled(_choices(there["environments"], "environments"), "environments"),
         methods=_labelled(_methods(there["methods"]), "methods"),
-        models=_labelled(_named_tables(BenchModel, there.get("models", ["pocket"]), "models"), "models"),
+        models=_labelled(_choices(there.get("models", ["pocket"]), "models"), "models"),
         options=_run_options(there.get("options", {}), "options"),
         **values,
     )
-    options = [file.options, *(one.options for one in file.environments), *(one.options for one in file.models)]
-    for seeds in (file.seeds, *(some["seeds"] for some in options if "seeds" in some)):
+    options = [spec.options, *(one.options for one in spec.environments), *(one.options for one in spec.models)]
+    for seeds in (spec.seeds, *(some["seeds"] for some in options if "seeds" in some)):
         seed_list(seeds)
-    labels = [arm.label for arm in file.methods]
-    if file.against not in ("", *labels):
+    labels = [arm.label for arm in spec.methods]
+    if spec.against not in ("", *labels):
         raise CommandError(
-            f"against names the method that the others are compared with; got {file.against!r}, there are {', '.join(labels)}"
+            f"against names the method that the others are compared with; got {spec.against!r}, there are {', '.join(labels)}"
         )
-    if unknown := [name for name in file.metrics if name not in metrics]:
+    if unknown := [name for name in spec.metrics if name not in metrics]:
         raise CommandError(f"metrics: there is no {unknown[0]!r}; there are {', '.join(metrics)}")
-    if NO_MODEL in (model.label for model in file.models):
+    if NO_MODEL in (model.label for model in spec.models):
         raise CommandError(f"models: {NO_MODEL!r} is where methods without a model are shown; give another label")
-    if file.episodes < 1:
-        raise CommandError(f"episodes is at least 1, got {file.episodes}")
-    return replace(file, against=file.against or labels[0])
+    if spec.episodes < 1:
+        raise CommandError(f"episodes is at least 1, got {spec.episodes}")
+    return replace(spec, against=spec.against or labels[0])
 
 
 _EXAMPLES = {"environments": '"toy"', "methods": '"jitrl", "static"'}
@@ -181,41 +142,35 @@ _EXAMPLES = {"environments": '"toy"', "methods": '"jitrl", "static"'}
 
 def _methods(there: Any) -> list[Arm]:
     """The methods, each checked against its settings."""
-    found = [Arm(**one) for one in _tables(there, "methods", {"name": str, "label": str, "settings": Mapping[str, Any]})]
-    for number, arm in enumerate(found):
-        place = f"methods[{number}] ({arm.name})"
-        usual = method_settings(arm.name)
-        hints = get_type_hints(type(usual))
-        names = [one.name for one in fields(usual)]
-        _check_keys(arm.settings, names, f"{place}.settings")
-        checked = {key: check_value(value, hints[key], f"{place}.settings.{key}") for key, value in arm.settings.items()}
-        found[number] = replace(arm, settings=checked)
-        if arm.settings and not arm.label:
-            raise CommandError(
-                f'{place} has settings of its own; give it a name for tables, as in label = "{_some_label(checked)}"'
-            )
-        taken = preset_names(type(usual))
-        if arm.key != arm.name and arm.label in taken:
-            raise CommandError(
-                f"{place}: label {arm.label!r} is the name of a preset; give another label, or name = {arm.key!r}"
-            )
-        found[number].method_settings()  # a value out of range says so
+    found = []
+    for number, table in enumerate(_tables(there, "methods", {"name": str, "label": str, "settings": Mapping[str, Any]})):
+        name, label, given = table["name"], table.get("label", ""), table.get("settings", {})
+        place = f"methods[{number}] ({name})"
+        if find_method(name).has_training_phase:
+            raise CommandError(f"{place}: it learns on other problems than it plays; learngraph run {name} measures it")
+        arm = make_arm(name)
+        hints = get_type_hints(type(arm.settings))
+        _check_keys(given, [one.name for one in fields(arm.settings)], f"{place}.settings")
+        checked = {key: check_value(value, hints[key], f"{place}.settings.{key}") for key, value in given.items()}
+        if given and not label:
+            example = " ".join(f"{key}={value}" for key, value in checked.items())
+            raise CommandError(f'{place} has settings of its own; give it a name for tables, as in label = "{example}"')
+        key = name if label in ("", name) else f"{split_name(name)[0]}:{label}"
+        if key != name and label in preset_names(type(arm.settings)):
+            raise CommandError(f"{place}: label {label!r} is the name of a preset; give another label, or name = {key!r}")
+        # A value out of range says so.
+        found.append(replace(arm, name=key, label=label or name, settings=replace(arm.settings, **checked)))
     return found
 
 
-def _some_label(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _named_tables(form: type[Any], there: Any, place: str) -> list[Any]:
+def _choices(there: Any, place: str) -> list[Choice]:
     """The environments or models: names, or tables in which further keys are options of a run."""
-    hints = {name: hint for name, hint in get_type_hints(form).items() if name != "options"}
-    run = [name for name in _run_hints() if name not in hints]
+    more = ("price_in", "price_out") if place == "models" else ()
     found = []
-    for number, one in enumerate(_tables(there, place, hints, run)):
-        own = {name: value for name, value in one.items() if name in hints}
-        options = _run_options({name: value for name, value in one.items() if name not in hints}, f"{place}[{number}]")
-        found.append(form(**own, options=options))
+    for number, one in enumerate(_tables(there, place, {"name": str, "label": str}, [*_run_hints(more)])):
+        options = {name: value for name, value in one.items() if name not in ("name", "label")}
+        checked = _run_options(options, f"{place}[{number}]", more)
+        found.append(Choice(one["name"], one.get("label", ""), checked))
     return found
 
 
@@ -251,8 +206,6 @@ def _labelled(found: Sequence[Any], place: str) -> tuple[Any, ...]:
 
 def folder_name(label: str) -> str:
     """The name of a folder for a label: `twx-coin` for `twx:coin`."""
-    import re
-
     return re.sub(r"[^A-Za-z0-9._=]+", "-", label).strip("-.") or "-"
 
 
@@ -268,15 +221,15 @@ def seed_list(seeds: int | str | Sequence[int]) -> list[int]:
         raise CommandError(f'seeds is a number like 5, a list like [0, 3, 7] or a range like "20-39", got {seeds!r}') from None
 
 
-def _run_hints() -> dict[str, Any]:
-    """The options of a run that a table may set, with their types."""
-    return {name: hint for name, hint in get_type_hints(LearningOptions).items() if name not in HARNESS_OPTIONS} | {
-        "seeds": int | str | list[int]
-    }
+def _run_hints(more: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a run that a table may set, with their types; prices only where `more` names them."""
+    without = {*HARNESS_OPTIONS, "price_in", "price_out"}.difference(more)
+    hints = {name: hint for name, hint in get_type_hints(RunOptions).items() if name not in without}
+    return hints | {"seeds": int | str | list[int]}
 
 
-def _run_options(there: Any, place: str) -> dict[str, Any]:
-    hints = _run_hints()
+def _run_options(there: Any, place: str, more: Collection[str] = ()) -> dict[str, Any]:
+    hints = _run_hints(more)
     if not isinstance(there, dict):
         raise CommandError(f"{place} is a table of options of learngraph run, got {there!r}")
     _check_keys(there, hints, place)
@@ -286,3 +239,92 @@ def _run_options(there: Any, place: str) -> dict[str, Any]:
 def _check_keys(there: Mapping[str, Any], known: Iterable[str], place: str) -> None:
     if wrong := [key for key in there if key not in known]:
         raise CommandError(f"{place} has no key {wrong[0]!r}; there are {', '.join(sorted(known))}")
+
+
+# The sweeps
+
+
+def plan_sweeps(spec: Spec, folder: Path, processes: int, only: Sequence[str] = ()) -> list[Sweep]:
+    """The sweeps of a benchmark, in the order of the file.
+
+    Args:
+        spec: the benchmark.
+        folder: its folder.
+        processes: number of worker processes.
+        only: labels of the environments, models and methods to play; of a kind that it does not name, all are.
+
+    Raises:
+        CommandError: `only` names nothing in the file, or an option is out of range.
+    """
+    environments, models, methods = (_chosen(kind, only) for kind in (spec.environments, spec.models, spec.methods))
+    if unknown := [name for name in only if name not in environments | models | methods]:
+        there = [one.label for kind in (spec.environments, spec.models, spec.methods) for one in kind]
+        raise CommandError(f"--only {unknown[0]}: there is no such environment, model or method; there are {', '.join(there)}")
+    sweeps = []
+    for environment in spec.environments:
+        for model in (*spec.models, Choice(UNIFORM, NO_MODEL)):
+            arms = {arm.name: arm for arm in spec.methods if _plays(arm, model)}
+            if not arms or environment.label not in environments or model.label not in models | {NO_MODEL}:
+                continue
+            options, seeds = _sweep_options(spec, environment, model, processes)
+            place = folder / folder_name(environment.label) / folder_name(model.label)
+            chosen = frozenset(name for name, arm in arms.items() if arm.label in methods)
+            sweeps.append(Sweep(options, arms, place, tuple(seeds), environment.label, model.label, chosen))
+    return sweeps
+
+
+def _sweep_options(spec: Spec, environment: Choice, model: Choice, processes: int) -> tuple[RunOptions, list[int]]:
+    values: dict[str, Any] = {"seeds": spec.seeds, "split": spec.split, "episodes": spec.episodes, "judge": spec.judge}
+    values |= {**spec.options, **environment.options, **model.options}
+    seeds, is_uniform = seed_list(values.pop("seeds")), model.name == UNIFORM
+    if is_uniform:  # it costs nothing
+        values = {name: value for name, value in values.items() if name not in ("token_budget", "dollar_budget")}
+    options = RunOptions(
+        env=environment.name,
+        model="pocket" if is_uniform else model.name,
+        prior="uniform" if is_uniform else "model",
+        seeds=",".join(map(str, seeds)) + ",",
+        workers=processes,
+        stop_at_full_score=False,  # all methods of a table play the same number of episodes
+        **values,
+    )
+    if options.episodes < 1:
+        raise CommandError(f"{environment.label}: episodes is at least 1, got {options.episodes}")
+    return options, seeds
+
+
+def unplayed_notes(spec: Spec, only: Sequence[str] = ()) -> list[str]:
+    """A line for each method that is not played with some model, and why, of those that `only` names (see `plan_sweeps`)."""
+    models, methods = _chosen(spec.models, only), _chosen(spec.methods, only)
+    return [
+        f"{arm.label} is not played with {model.label}: {reason}"
+        for model in spec.models
+        for arm in spec.methods
+        if model.label in models and arm.label in methods and (reason := _missing(arm, model))
+    ]
+
+
+def _chosen(kind: Sequence[Choice | Arm], only: Sequence[str]) -> set[str]:
+    labels = {one.label for one in kind}
+    return labels.intersection(only) or labels
+
+
+def _plays(arm: Arm, model: Choice) -> bool:
+    """True if the method is played with this model: one that asks none is played once."""
+    if not arm.method.needs_model or model.label == NO_MODEL:
+        return not arm.method.needs_model and model.label == NO_MODEL
+    return not _missing(arm, model)
+
+
+def _missing(arm: Arm, model: Choice) -> str:
+    """Why the method cannot be played with this model; empty if it can."""
+    method = arm.method
+    in_process = model.name != UNIFORM and not model.name.startswith("openai:")
+    if method.trains_weights and not in_process:
+        owner = "a uniform prior has none" if model.name == UNIFORM else "a model behind an API keeps its own"
+        return f"the method trains a model's weights, and {owner}"
+    if model.name == UNIFORM and method.needs_writer:
+        return "a uniform prior writes no text, and the method needs a model that does"
+    if method.needs_chat and in_process and model.options.get("policy", "auto") in ("auto", "local"):
+        return "a model that scores actions writes no reasoning and no code, and the method needs a model that does"
+    return ""

@@ -5,10 +5,10 @@ nodes/synthesize/mft.py has the filters and the advantage, tools/training/sft.py
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +24,40 @@ from ...nodes.synthesize import mft
 from ...nodes.synthesize.strategy import StrategyPrompt
 from ..adamem import ACT, DRAFT
 from ..wiring.inputs import MethodInputs
-from .folder_settings import read_sweep_settings, run_stem
-from .steps import read_rows
+from .options import ModelOptions
+from .recorded import RecordedFolder, RecordedRun
 
-__all__ = [
-    "CollectedRuns",
-    "CounterfactualAgent",
-    "SavedRun",
-    "collect_strategies",
-    "estimate_advantages",
-    "play_walkthroughs",
-    "read_trajectories",
-]
+__all__ = ["CollectedRuns", "CounterfactualAgent", "open_agent", "play_walkthroughs", "read_trajectories"]
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """One run of one method on one task, as read from its folder."""
-
-    folder: Path
-    seed: int
-    settings: Mapping[str, Any]
-    """The settings of the whole run folder."""
-    method_settings: Mapping[str, Any]
-    steps: Sequence[Mapping[str, Any]]
-    episodes: Sequence[Mapping[str, Any]]
-    """The rows of the episodes that have ended."""
-    solved: float | None
-    """The score from which the task counts as solved; None while the run goes on, or if there is no such score."""
-
-
-def read_runs(folder: Path) -> list[SavedRun]:
-    """The runs in a folder that `learngraph run` has made.
+def read_runs(folder: RecordedFolder) -> list[tuple[RecordedRun, int, list[dict[str, Any]]]]:
+    """The runs in a folder that `learngraph run` has made, each with its seed and the rows of its finished episodes.
 
     Raises:
         UserError: the folder is no run folder, is damaged, or has no run that has begun.
     """
-    settings = read_sweep_settings(folder)
-    methods = {run_stem(name): held for name, held in settings["methods"].items()}
-    found = []
-    try:
-        for log in sorted(folder.glob("*/episodes.jsonl")):
-            named = re.fullmatch(r"(.+)-s(\d+)", log.parent.name)
-            if named is None or not (log.parent / "steps.jsonl").exists():
-                continue
-            result = log.parent / "result.json"
-            solved = json.loads(result.read_text(encoding="utf-8")).get("solved") if result.exists() else None
-            episodes = sorted(read_rows(log), key=lambda row: int(row["episode"]))
-            steps = read_rows(log.parent / "steps.jsonl")
-            found.append(SavedRun(log.parent, int(named[2]), settings, methods.get(named[1], {}), steps, episodes, solved))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+    _, found = folder.settings, []
+    for run in map(folder.run, folder.names()):
+        run.refresh()
+        if any(run.damaged.values()):
+            raise UserError(f"{run.path} cannot be read: damaged lines {run.damaged}")
+        if run.seed is not None:
+            found.append((run, run.seed, [*run.read_episodes().values()]))
     if not found:
-        raise UserError(f"{folder} has no run that has begun")
+        raise UserError(f"{folder.path} has no run that has begun")
     return found
+
+
+def read_steps(run: RecordedRun, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the steps of a finished episode, in order.
+
+    Raises:
+        UserError: some are missing.
+    """
+    rows = run.rows(int(episode["episode"]))
+    if len(rows) != episode["steps"]:
+        raise UserError(f"episode {episode['id']} has {episode['steps']} steps, and {len(rows)} of them are in {run.path}")
+    return rows
 
 
 # Banks
@@ -85,13 +65,12 @@ def read_runs(folder: Path) -> list[SavedRun]:
 
 def play_walkthroughs(environment: Any, tasks: Sequence[Task]) -> list[Trajectory]:
     """The trajectories of the environment's own walkthroughs."""
-    names = [f"gold:{environment.name}:{task.id}" for task in tasks]
     return [
-        replay_actions(environment, task, environment.gold(task), run=name) for task, name in zip(tasks, names, strict=True)
+        replay_actions(environment, task, environment.gold(task), run=f"gold:{environment.name}:{task.id}") for task in tasks
     ]
 
 
-def read_trajectories(folder: Path, environment: Any) -> list[Trajectory]:
+def read_trajectories(folder: Path, environment: Any) -> Iterator[Trajectory]:
     """The trajectories of all finished episodes in a run folder, with the environment's rewards.
 
     Runs and ids begin with the folder's name, since the next run of the same method uses the same names for its own. What the
@@ -100,88 +79,119 @@ def read_trajectories(folder: Path, environment: Any) -> list[Trajectory]:
     Raises:
         UserError: the folder is no run folder, no run in it has begun, or the environment's tasks have changed.
     """
-    return [trajectory for run in read_runs(folder) for trajectory in _run_trajectories(run, environment)]
-
-
-def _run_trajectories(run: SavedRun, environment: Any) -> Iterator[Trajectory]:
-    task, journal = environment.task(run.seed, run.settings["split"]), Journal()
-    ends, name = {row["id"]: row.get("last_observation", "") for row in run.steps}, run.folder.resolve().parent.name
-    for row in run.steps:
-        journal.append(row["parent"], Transition(row["state"], row["action"], row["reward"], row.get("observation", "")))
-    for row in run.episodes:
-        if row["task"] != task.id:
-            raise UserError(f"{run.folder} played {row['task']}, and task {run.seed} of {environment.name} is {task.id} now")
-        yield Trajectory(
-            id=f"{name}:{row['id']}",
-            task=task,
-            transitions=tuple(step for step in journal.history(row["head"]) if not step.is_lost),
-            run=f"{name}:{row['run']}",
-            episode=row["episode"],
-            score=row["score"],
-            domain=environment.name,
-            last_observation=ends.get(row["head"], ""),
-        )
+    there = RecordedFolder(folder)
+    name = there.path.resolve().name
+    for run, seed, episodes in read_runs(there):
+        task = environment.task(seed, there.settings["split"])
+        for episode in episodes:
+            if episode["task"] != task.id:
+                raise UserError(f"{run.path} played {episode['task']}, and task {seed} of {environment.name} is {task.id} now")
+            rows = read_steps(run, episode)
+            steps = [Transition(row["state"], row["action"], row["reward"], row.get("observation", "")) for row in rows]
+            yield Trajectory(
+                id=f"{name}:{episode['id']}",
+                task=task,
+                transitions=tuple(step for step in steps if not step.is_lost),
+                run=f"{name}:{episode['run']}",
+                episode=episode["episode"],
+                score=episode["score"],
+                domain=environment.name,
+                last_observation=rows[-1].get("last_observation", "") if rows else "",
+            )
 
 
 # Strategies
 
 
-@dataclass(frozen=True)
+@dataclass
 class CollectedRuns:
-    """The strategies of the runs of a folder."""
-
-    runs: tuple[mft.CollectedPairs, ...]
-    """Of each run in mode `high`."""
-    left_out: Mapping[str, int]
-    """Kind of run -> number of runs without drafts that were made without a strategy."""
-    split: str
-
-    @property
-    def pairs(self) -> list[mft.Pair]:
-        """The strategies of all runs."""
-        return [pair for run in self.runs for pair in run.pairs]
-
-
-def collect_strategies(folder: Path) -> CollectedRuns:
     """The strategies that the agents of a run folder wrote, each with draft, action and score.
 
     Raises:
         UserError: the folder is no run folder, or no run in it was in mode `high`.
     """
-    found, others, split = [], dict[str, int](), "train"
-    for run in read_runs(folder):
-        method, split = run.method_settings, run.settings["split"]
-        if method.get("mode") != "high":
-            kind = f"mode {method['mode']}" if method.get("mode") else "other methods"
-            others[kind] = others.get(kind, 0) + 1
-            continue
-        threshold = method.get("success_threshold")
-        solved = run.solved if threshold is None else threshold
-        domain = re.split("[?:]", run.settings["env"])[0]
-        found.append(mft.collect_pairs(run.steps, run.episodes, solved=solved, seed=run.seed, split=split, domain=domain))
-    if not found:
-        raise UserError(f"{folder} has no run of adamem in mode high, and so no strategies to collect; run adamem --mode high")
-    return CollectedRuns(tuple(found), others, split)
 
+    folder: Path
+    pairs: list[mft.Pair] = field(default_factory=list)
+    """The strategies of all runs in mode `high`."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Kind of run -> number of runs without drafts that were made without a strategy."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of `runs`, their finished `episodes`, `steps` of these, and `undrafted` strategies, whose effect is unknown."""
 
-def estimate_advantages(
-    pairs: Sequence[mft.Pair], environment: Any, again: CounterfactualAgent, rollouts: int, seed: int
-) -> list[tuple[mft.Pair, mft.Advantage]]:
-    """Pairs with their estimated advantages; pairs with a missing reward are left out.
-
-    Raises:
-        UserError: a pair is of a task that the environment does not have.
-    """
-    found = []
-    for pair in pairs:
-        task = environment.task(pair.seed, pair.split)
-        if task.id != pair.task:
+    def __post_init__(self) -> None:
+        there = RecordedFolder(self.folder)
+        self.settings = there.settings
+        """The settings of the run folder."""
+        self.split = str(self.settings["split"])
+        for run, seed, episodes in read_runs(there):
+            method = self.settings["methods"].get(run.method, {})
+            if method.get("mode") != "high":
+                self.left_out[f"mode {method['mode']}" if method.get("mode") else "other methods"] += 1
+                continue
+            self.counts["runs"] += 1
+            threshold = method.get("success_threshold")
+            for episode in episodes:
+                rows = read_steps(run, episode)
+                pairs, undrafted = mft.collect_pairs(
+                    rows,
+                    episode["id"],
+                    episode["score"],
+                    solved=run.result().get("solved") if threshold is None else threshold,
+                    seed=seed,
+                    split=self.split,
+                    domain=re.split("[?:]", self.settings["env"])[0],
+                )
+                self.pairs += pairs
+                self.counts.update(episodes=1, steps=len(rows), undrafted=undrafted)
+        if not self.pairs:
             raise UserError(
-                f"pair {pair.id} is of task {pair.task}; task {pair.seed} of {environment.name}, {pair.split}, is {task.id}"
+                f"{self.folder} has no strategies of adamem in mode high; give the folder of a run of adamem --mode high"
             )
-        if (estimate := mft.advantage(environment, task, pair, again, rollouts, str(seed))) is not None:
-            found.append((pair, estimate))
-    return found
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The settings of its first method in mode `high`."""
+        return next(held for held in self.settings["methods"].values() if held.get("mode") == "high")
+
+    def advantages(self, pairs: Sequence[mft.Pair], rollouts: int, seed: int) -> list[tuple[mft.Pair, mft.Advantage]]:
+        """Pairs with their advantages, estimated by the run's own agent in its world; those with a missing reward are left out.
+
+        Raises:
+            UserError: a pair is of a task that the environment does not have any more.
+        """
+        from ...tools.environments.catalogue import open_environment
+
+        environment: Any = open_environment(self.settings["env"], horizon=self.settings["horizon"])
+        try:
+            again, found = open_agent(environment, self.settings, self.method), []
+            for pair in pairs:
+                task = environment.task(pair.seed, pair.split)
+                if task.id != pair.task:
+                    raise UserError(
+                        f"pair {pair.id} is of task {pair.task}; task {pair.seed} of {environment.name} is {task.id}"
+                    )
+                if (estimate := mft.advantage(environment, task, pair, again, rollouts, str(seed))) is not None:
+                    found.append((pair, estimate))
+            return found
+        finally:
+            environment.close()
+
+
+def open_agent(environment: Any, settings: Mapping[str, Any], method: Mapping[str, Any]) -> CounterfactualAgent:
+    """The agent of a run, from the settings of its folder and of its method, with its model, prompts and window."""
+    from ...tools.models.models import open_model
+
+    asked = {one.name: settings[one.name] for one in fields(ModelOptions) if one.name in settings}
+    model: Any = open_model(settings["model"], **ModelOptions(**asked).model_arguments())
+    more: dict[str, Any] = {"prompts": settings["prompts"] and Path(settings["prompts"])}
+    if settings["window"] is not None:
+        more["window"] = min(settings["window"], getattr(model, "window", settings["window"]))
+    if hasattr(model, "score"):
+        inputs = MethodInputs.with_scoring_model(environment, Journal(), model, **more)
+    else:
+        inputs = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
+    return CounterfactualAgent(inputs, method.get("history_steps"), method.get("temperature", 1.0))
 
 
 @dataclass

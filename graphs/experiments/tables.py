@@ -10,11 +10,12 @@ from typing import Any
 
 from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.errors import plural
+from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
-from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, RunPrices, estimate, first_success, measure, metric_head
+from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, estimate, first_success, measure, metric_head
 from .results import SeedResult, optimum_name
 
-__all__ = ["BenchTable"]
+__all__ = ["ResultTable"]
 
 PAIRED_METRICS = ("avg", "last")
 """The metrics in which methods are compared."""
@@ -30,7 +31,7 @@ Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
-class BenchTable:
+class ResultTable:
     """The finished runs on one environment with one model, and with methods that ask no model beside them."""
 
     environment: str
@@ -40,7 +41,7 @@ class BenchTable:
     against: str
     """The label of the method that the others are compared with."""
     episodes: int
-    prices: RunPrices
+    prices: Prices
     metrics: Sequence[str] = USUAL_METRICS
     """The columns."""
     folders: Mapping[tuple[str, int], Path] = field(default_factory=dict)
@@ -98,14 +99,14 @@ def cell(name: str, one: ArmEstimate, runs: Sequence[SeedResult]) -> str:
     return f"{text} ({len(one.values) - one.missing} of {len(one.values)})" if one.missing else text
 
 
-def legend(tables: Sequence[BenchTable]) -> list[str]:
+def legend(tables: Sequence[ResultTable]) -> list[str]:
     """The lines on the columns of these tables that need one."""
     name = "steps-to-success"
     needs = any(first_success(run) is None for table in tables if name in table.columns for run in table.all_runs)
     return [f"{METRICS[name].head}: {METRICS[name].about}"] if needs else []
 
 
-def score_table(table: BenchTable) -> Rows:
+def score_table(table: ResultTable) -> Rows:
     """A row for each method, and one for the optimum, or for the walkthrough where no optimum is known."""
     optimum = optimum_name(table.all_runs)
     heads = [metric_head(name, table.episodes).replace("optimum", optimum) for name in table.columns]
@@ -121,7 +122,7 @@ def score_table(table: BenchTable) -> Rows:
     return [head, *rows, [optimum, "–", *(bests.get(name, "–") for name in table.columns)]]
 
 
-def paired_table(table: BenchTable) -> Rows:
+def paired_table(table: ResultTable) -> Rows:
     """A row for each method that is compared with `against`: differences over seeds, intervals, p values."""
     last = metric_head("last", table.episodes)
     head = [
@@ -141,7 +142,7 @@ def paired_table(table: BenchTable) -> Rows:
     return [head, *rows]
 
 
-def lead_table(table: BenchTable) -> Rows:
+def lead_table(table: ResultTable) -> Rows:
     """The same in short, for a terminal: differences with their intervals by t, and what these say."""
     last = metric_head("last", table.episodes)
     rows = [[f"{table.against} minus", "mean score", last, "seeds won / lost / tied", "95 % interval says"]]
@@ -163,7 +164,7 @@ def fitted_tables(rows: Rows) -> str:
     return "\n\n".join(markdown_table([list(line) for line in zip(*part, strict=True)]) for part in parts)
 
 
-def overview(tables: Sequence[BenchTable]) -> Rows:
+def overview(tables: Sequence[ResultTable]) -> Rows:
     """A row for each method, a column for each table: mean score / last, and how far `against` is ahead in the mean score; `=`: not told apart."""
     arms = list(dict.fromkeys(arm for table in tables for arm in table.runs))
     rows = [["method", *(f"{table.environment}, {table.model}" for table in tables)]]
@@ -172,7 +173,7 @@ def overview(tables: Sequence[BenchTable]) -> Rows:
     return rows
 
 
-def _overview_cell(table: BenchTable, arm: str) -> str:
+def _overview_cell(table: ResultTable, arm: str) -> str:
     if not table.runs.get(arm):
         return "–"
     avg, last = (table.estimates[name][arm].mean for name in PAIRED_METRICS)
@@ -205,7 +206,7 @@ def _escape(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "&%$#_{}" else sign for sign in text)
 
 
-def markdown_page(title: str, text: str, command: str, tables: Sequence[BenchTable], notes: Sequence[str]) -> str:
+def markdown_page(title: str, text: str, command: str, tables: Sequence[ResultTable], notes: Sequence[str]) -> str:
     """The results as Markdown: the command, an overview of several tables, each table with its paired comparison, and notes."""
     parts = [f"**{title}**" if title else "", text, f"```sh\n{command}\n```"]
     if len(tables) > 1:
@@ -225,12 +226,12 @@ def markdown_page(title: str, text: str, command: str, tables: Sequence[BenchTab
     return "\n\n".join(filter(None, parts))
 
 
-def _description(table: BenchTable) -> str:
+def _description(table: ResultTable) -> str:
     seeds = sorted({run.seed for run in table.all_runs})
     return f"{plural(table.episodes, 'episode')}, {plural(len(seeds), 'seed')}; [95 % interval over seeds, by Student's t]"
 
 
-def as_objects(table: BenchTable) -> list[dict[str, Any]]:
+def as_objects(table: ResultTable) -> list[dict[str, Any]]:
     """One object per method for JSON, with every run's number of every metric."""
     found = []
     for arm, runs in table.runs.items():

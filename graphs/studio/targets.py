@@ -11,17 +11,16 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ...memory.errors import UserError
 from ...memory.storage.checkpoints import serializer
-from ...tools.notebook.walk import Walk
+from ...tools.notebook.walk import Walk, start
 from ..arms import blueprint, method_settings
 from ..experiments.options import RunOptions
-from ..experiments.play import make_method_inputs, method_resources
+from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..named_graphs import SERVED_GRAPHS, find_user_object, load_graph
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid
 from .drawing import Drawing
 from .options import StudioOptions, read_input
 from .studio import Studio
-from .walk_moves import begin_walk
 from .walk_session import WalkSession
 
 __all__ = []
@@ -66,8 +65,8 @@ def method_target(options: StudioOptions) -> Studio:
         graph = rewire(made, drawn["text"]) if drawn["exists"] else made
         if options.run:
             plan = {**first, "run": f"studio-{number}", "episode": 0, "episodes": max(options.episodes, 1)}
-            return begin_walk(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
-        return begin_walk(graph, {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
+            return start(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
+        return start(graph, {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
 
     walk = WalkSession(f"{options.target} in {options.env}, task {task.id}", begin)
     with suppress(FlowError):  # the page shows what is wrong with the saved drawing
@@ -108,7 +107,7 @@ def graph_target(options: StudioOptions) -> Studio:
         drawn = drawing.read()
         walked = rewire(graph, drawn["text"]) if drawn["exists"] else graph
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
-        return begin_walk(walked, usual if input is None else input, thread=f"studio-{number}")
+        return start(walked, usual if input is None else input, thread=f"studio-{number}")
 
     walk = WalkSession(options.target, begin, example)
     if options.input:

@@ -23,7 +23,6 @@ from ..wiring.flow import to_mermaid
 from .shown_graph import show_graph
 from .shown_moments import describe_moment, names_of, show_writes, title_of
 from .shown_values import to_line
-from .walk_moves import move
 
 __all__ = ["StudioError", "WalkSession"]
 
@@ -233,24 +232,20 @@ class WalkSession:
         self._current, walk = branch.id, branch.walk
         try:
             match do:
-                case "step":
-                    move(walk, "step")
-                case "into":
-                    move(walk, "into")
-                case "out":
-                    move(walk, "out")
+                case "step" | "into" | "out":
+                    getattr(walk, do)()
                 case "round":
-                    move(walk, "until", *walk.next, self._is_stopped)
+                    walk.until(*walk.next, self._is_stopped)
                 case "until":
-                    move(walk, "until", str(more.get("node", "")), self._is_stopped)
+                    walk.until(str(more.get("node", "")), self._is_stopped)
                 case "finish":
-                    move(walk, "until", self._is_stopped)
+                    walk.until(self._is_stopped)
                 case "resume":
-                    move(walk, "resume", _read_answer(more.get("answer")))
+                    walk.resume(_read_answer(more.get("answer")))
                 case "edit":
                     if walk.branch is None:  # what really happened stays in the tree
                         branch = self._fork(branch, branch.here)
-                    move(branch.walk, "edit", **_read_channels(more.get("channels")))
+                    branch.walk.edit(**_read_channels(more.get("channels")))
                 case "keep":
                     walk.keep(replace=bool(more.get("replace")))
                 case "drop":

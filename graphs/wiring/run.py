@@ -63,21 +63,50 @@ class RunInput(TypedDict):
     """The return, as the method sees it, after which no episode begins: no attempt can earn more. None: all are played."""
 
 
-class RunState(RunInput, EpisodeResult):
+class RunSoFar(RunInput):
+    """The returns and the tokens of a run's finished episodes."""
+
+    values: Annotated[list[float | None], add]
+    """One per finished episode: the return r that the method saw; None if a reward is missing."""
+    spent: Annotated[int, add]
+    """Tokens of model calls so far."""
+
+
+class RunState(RunSoFar, EpisodeResult):
     """The channels of a run; those of `EpisodeResult` are about the episode that ended last."""
 
     scores: Annotated[list[float], add]
     """One per finished episode, in the environment's units: r*, the truth."""
-    values: Annotated[list[float | None], add]
-    """One per finished episode: the return r that the method saw; None if a reward is missing."""
     bests: Annotated[list[float], add]
     """The highest score within each episode."""
     lengths: Annotated[list[int], add]
     """Steps taken in each episode."""
-    spent: Annotated[int, add]
-    """Tokens of model calls so far."""
     answer: int
     """The episode whose attempt the method commits to."""
+
+
+class FinishedEpisodeOfRun(EpisodeResult):
+    """The episode that ended last, and its run."""
+
+    run: str
+
+
+class EpisodeTally(TypedDict):
+    """What a finished episode adds to its run."""
+
+    scores: list[float]
+    bests: list[float]
+    values: list[float | None]
+    lengths: list[int]
+    spent: int
+    episode: int
+
+
+class RunAnswer(TypedDict, total=False):
+    """The episode that a run commits to, and the tokens that were spent on ties."""
+
+    answer: int
+    spent: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,7 @@ class TallyEpisode:
         """True if it writes to a disk; see `is_blocking` in graphs/wiring/supersteps.py."""
         return self.log.path is not None
 
-    def __call__(self, state: RunState) -> dict[str, Any]:
+    def __call__(self, state: FinishedEpisodeOfRun) -> EpisodeTally:
         run, episode = state["run"], state["episode"]
         usage = state["usage"]
         self.log.append(
@@ -156,7 +185,7 @@ class CommitAttempt:
         """True if it may ask a judge; see `is_blocking` in graphs/wiring/supersteps.py."""
         return self.judge is not None
 
-    def __call__(self, state: RunState) -> dict[str, Any]:
+    def __call__(self, state: RunState) -> RunAnswer:  # the whole state: the judge may read any channel
         known = {episode: value for episode, value in enumerate(state["values"]) if value is not None}
         if self.rule == "last" or not known:
             return {"answer": len(state["values"]) - 1}
@@ -186,13 +215,13 @@ class CommitAttempt:
         return judged
 
 
-def has_full_score(state: RunState) -> bool:
+def has_full_score(state: RunSoFar) -> bool:
     """True if an episode has earned what the run is to stop at."""
     full_score = state.get("full_score")
     return full_score is not None and any(reaches_full_score(value, full_score) for value in state["values"])
 
 
-def route_next_episode(state: RunState) -> Literal["another", "enough"]:
+def route_next_episode(state: RunSoFar) -> Literal["another", "enough"]:
     """Router: is there another episode to play, are there tokens left for it, and is there more to earn?"""
     limit = state.get("tokens", 0)
     if (limit and state["spent"] >= limit) or has_full_score(state):

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from typing_extensions import TypedDict
 
-from ..state import CandidateChannels, EpisodeChannels
+from ..state import CandidateChannels, StepPlace
 
 __all__ = ["Choose", "seeded_random", "softmax"]
 
@@ -46,8 +46,8 @@ def seeded_random(*where: object) -> Random:
     return Random("/".join(map(str, where)))
 
 
-class FinalCandidates(EpisodeChannels, CandidateChannels):
-    """Candidates whose logits are final."""
+class FinalCandidates(StepPlace, CandidateChannels):
+    """Candidates whose logits are final, and the place that seeds the draw."""
 
 
 class ChosenAction(TypedDict):

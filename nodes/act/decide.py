@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 from ...memory.records import Candidate, Estimate, Neighbour
-from ..state import AdviceChannels, CandidateChannels, EpisodeChannels, LogitUpdateChannels, NeighbourChannels, RecallChannels
+from ..state import (
+    AdviceChannels,
+    CandidateChannels,
+    EpisodeNumber,
+    LogitUpdateChannels,
+    NeighbourChannels,
+    ObservationChannel,
+    RecallChannels,
+    StepPlace,
+)
 from .advantage import (
     action_values,
     advantages,
@@ -35,20 +44,37 @@ __all__ = [
 ]
 
 
-class WithNeighbours(EpisodeChannels, NeighbourChannels):
-    """An episode, and the remembered states like the present one."""
+class RecalledSituation(ObservationChannel, NeighbourChannels):
+    """The present observation, and the remembered states like it."""
 
 
-class CandidatesWithNeighbours(EpisodeChannels, NeighbourChannels, CandidateChannels):
-    """Candidates, and the remembered states like this one."""
+class RecalledCandidates(RecalledSituation, CandidateChannels):
+    """Candidates, what is observed, and the remembered states like it."""
 
 
-class CandidatesWithStatistics(EpisodeChannels, RecallChannels, CandidateChannels):
-    """Candidates, neighbours, the mean and variance of all returns in scope, and what the running episode repeats."""
+class CandidatesWithNeighbours(StepPlace, NeighbourChannels, CandidateChannels):
+    """Candidates, the remembered states like this one, and the place that seeds the exploration."""
 
 
-class CandidatesWithAdvice(EpisodeChannels, RecallChannels, CandidateChannels, AdviceChannels):
+class CandidatesWithStatistics(RecallChannels, CandidateChannels):
+    """Candidates, and all that was recalled."""
+
+
+class RatedCandidates(CandidateChannels):
     """Candidates with their estimates from memory."""
+
+    estimates: list[Estimate]
+
+
+class RatedCandidatesInEpisode(RatedCandidates, EpisodeNumber):
+    """The same, and the number of the episode."""
+
+
+class RatedCandidatesWithNeighbours(RatedCandidates, NeighbourChannels):
+    """The same, and the neighbours that the estimates come from."""
+
+    variance: NotRequired[float]
+    """The variance of all returns in scope; read if only proven actions are lifted."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +91,7 @@ class Augment:
     admissible_only: bool = True
     """Only actions that the environment lists, where it lists any. The reference code does not check this."""
 
-    def __call__(self, state: CandidatesWithNeighbours) -> CandidateChannels:
+    def __call__(self, state: RecalledCandidates) -> CandidateChannels:
         candidates, admitted = state["candidates"], state["observation"].actions
         known = {c.action for c in candidates}
         logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
@@ -88,7 +114,7 @@ class ListActions:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: WithNeighbours) -> CandidateChannels:
+    def __call__(self, state: RecalledSituation) -> CandidateChannels:
         actions = state["observation"].actions or sorted(action_values(state["neighbours"]))
         return {"candidates": [Candidate(action, -math.log(len(actions))) for action in actions]}
 
@@ -243,7 +269,7 @@ def visit_std(neighbours: Sequence[Neighbour], variance: float) -> float:
 
 
 def _advice(
-    state: CandidatesWithNeighbours | CandidatesWithStatistics,
+    state: CandidateChannels,
     value: float,
     q: Mapping[str, float],
     a: Mapping[str, float],
@@ -277,7 +303,7 @@ class Modulate:
     """True: only actions that were tried and found better than the state's value are lifted to `min_prior`, and all of them as long as
     every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure."""
 
-    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
+    def __call__(self, state: RatedCandidatesWithNeighbours) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         neighbours = state["neighbours"]
         lowest = math.log(self.min_prior) if self.min_prior and neighbours else -math.inf
@@ -294,7 +320,7 @@ class ReferenceModulate:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
+    def __call__(self, state: RatedCandidatesInEpisode) -> LogitUpdateChannels:
         policy = [c for c in state["candidates"] if c.source == "policy"]
         chances = softmax(log_softmax([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
@@ -302,7 +328,7 @@ class ReferenceModulate:
         return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> LogitUpdateChannels:
+def _update(state: RatedCandidates, scores: Sequence[float], beta: float) -> LogitUpdateChannels:
     logits = update_logits(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
     return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}

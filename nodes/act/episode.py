@@ -13,7 +13,8 @@ from ...memory.errors import UserError
 from ...memory.records import NO_ACTION, Observation, Task, Trajectory, Transition, Usage
 from ...memory.returns.progress import made_progress
 from ...memory.storage.journal import Journal
-from ..state import EpisodeChannels, RewardChannels
+from ..ask import State
+from ..state import EpisodeInput, HeadChannel, ObservationChannel, StepResult, StepRewards, TaskChannel
 
 __all__ = [
     "Act",
@@ -54,6 +55,22 @@ class Environment(Protocol):
         ...
 
 
+class EpisodeStart(StepResult):
+    """The channels of an episode that has just begun, whether or not its graph has all of them."""
+
+    plan: list[str]
+    note: str
+    unjudged: str
+    usage: Usage
+
+
+class StepToTake(TaskChannel, StepResult):
+    """The chosen action, and the episode that it is taken in."""
+
+    episode: int
+    action: str
+
+
 @dataclass(frozen=True)
 class Begin:
     """Observe the start of the task, and set the episode's counters to zero.
@@ -77,7 +94,7 @@ class Begin:
         """The method's own channels that it sets (nodes/channels.py)."""
         return tuple(self.initial_values)
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
+    def __call__(self, state: EpisodeInput) -> EpisodeStart | dict[str, Any]:
         task, run, episode = state["task"], state["run"], state["episode"]
         return {
             "observation": self.environment.observe(task, ()),
@@ -126,7 +143,7 @@ class Act:
         """The channels of the decision that it clears (nodes/channels.py)."""
         return (*self.clear_lists, *self.clear_values)
 
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, state: StepToTake | State) -> StepResult | dict[str, Any]:
         before, action = state["observation"], state["action"]
         after = self._observe(state, self.journal.history(state["head"]))
         score = state["score"] + (after.reward or 0.0)
@@ -153,7 +170,7 @@ class Act:
             **dict.fromkeys(self.clear_values),
         }
 
-    def _observe(self, state: Mapping[str, Any], history: Sequence[Transition]) -> Observation:
+    def _observe(self, state: StepToTake | State, history: Sequence[Transition]) -> Observation:
         """The observation after the chosen action; the same as before, without reward, if the step is lost."""
         steps = [*(step.action for step in history), state["action"]]
         actions = [action for action in steps if action != NO_ACTION]
@@ -188,7 +205,7 @@ def _to_plain_data(value: Any) -> Any:
     return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
 
 
-def route_episode_end(state: EpisodeChannels) -> Literal["next step", "over"]:
+def route_episode_end(state: ObservationChannel) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
 
@@ -229,9 +246,11 @@ class EarnedReturn(TypedDict):
     """Sum of the judge's rewards; None: one is missing."""
 
 
-class FinishedEpisode(EpisodeChannels, RewardChannels):
+class FinishedEpisode(EpisodeInput, ObservationChannel, HeadChannel, StepRewards):
     """An episode that is over, with a reward (or none) for every step."""
 
+    score: float
+    """Sum of the environment's rewards, in its units."""
     used: NotRequired[list[str]]
     """Ids of the trajectories that the episode consulted, if the method consults any."""
 

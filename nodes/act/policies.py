@@ -44,7 +44,7 @@ from ..read_reply import (
     unlisted_message,
 )
 from ..reply_schemas import OPTIONS, reply_schema
-from ..state import CandidateChannels, EpisodeChannels
+from ..state import CandidateChannels, ObservationChannel, PlanChannels, TaskChannel
 from ..text import shorten
 from .choose import log_softmax
 
@@ -126,13 +126,27 @@ def candidates_from_logits(actions: Sequence[str], logits: Sequence[float]) -> l
     return [Candidate(a, z) for a, z in zip(actions, log_softmax(logits), strict=True)]
 
 
+class ListedActions(TaskChannel, ObservationChannel):
+    """The actions to choose among, and their place in the episode."""
+
+    step: int
+
+
+class Proposal(CandidateChannels, total=False):
+    """Candidates, or the reason why no reply could be used."""
+
+    vote: bool
+    lost: str
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class UniformPolicy:
     """Propose every admissible action with the same probability."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
+    def __call__(self, state: ListedActions) -> CandidateChannels:
         actions = admissible_actions(state, "uniform")
         return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
 
@@ -158,14 +172,16 @@ class LocalPolicy:
         """The prompt's messages."""
         return self.prompt.messages(**self.view(state))
 
-    def __call__(self, state: State) -> ScoredCandidates:  # the whole state: the view may show any channel
+    def __call__(self, state: ListedActions | State) -> ScoredCandidates:  # the whole state: the view may show any channel
         actions = admissible_actions(state, "local")
         scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action costs no output tokens
         return {"candidates": candidates_from_logits(actions, scores), "usage": usage}
 
 
-def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None = None) -> Ask:
+def logprobs_policy(
+    model: BaseChatModel, view: PromptView, prompts: Path | None = None
+) -> Ask[ListedActions | State, Proposal]:
     """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
 
     Options whose letters are not reported share the rest of the probability equally, but none gets more than the least likely
@@ -173,7 +189,7 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
     """
     prompt = Prompt.load("act/choose", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ListedActions | State) -> list[BaseMessage]:
         actions = admissible_actions(state, "logprobs")
         if len(actions) > 20:
             raise PolicyError(
@@ -183,7 +199,7 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
         options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
         return prompt.messages(**{"request": "", **view(state)}, options=options)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: ListedActions | State) -> Proposal:
         actions = admissible_actions(state, "logprobs")
         content = (reply.response_metadata.get("logprobs") or {}).get("content") or []
         if not content:
@@ -212,7 +228,7 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
     return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step)
 
 
-def _lose_step(bad: BadReply, state: State) -> Mapping[str, Any]:
+def _lose_step(bad: BadReply, state: Any) -> Proposal:
     """The channels of a step on which no reply could be used: the world receives nothing, and the step counts."""
     return {"candidates": [Candidate(NO_ACTION, 0.0)], "vote": False, "lost": str(bad), "usage": Usage(lost_steps=1)}
 
@@ -226,16 +242,16 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
 
 def verbalized_policy(
     model: BaseChatModel, view: PromptView, count: int = 3, prompts: Path | None = None, name: str = "act/options"
-) -> Ask:
+) -> Ask[ObservationChannel | State, Proposal]:
     """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ObservationChannel | State) -> list[BaseMessage]:
         actions = state["observation"].actions
         count_ = min(count, len(actions)) if actions else count
         return prompt.messages(**{"request": "", **view(state)}, count=count_, admissible=_admissible(admissible, actions))
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
         stated = read_options(answer_text(reply), state["observation"].actions)
         total = sum(stated.values()) or 1.0
         logits = [math.log(max(confidence / total, MIN_CONFIDENCE)) for confidence in stated.values()]
@@ -253,7 +269,7 @@ def act_policy(
     *,
     free_text: bool | Sequence[str] = False,
     vote_mark: str = "",
-) -> Ask:
+) -> Ask[ObservationChannel | State, Proposal]:
     """Ask for a thought and one action. The only candidate is the action after the first `Action:` of the reply (`read_action`).
 
     Args:
@@ -270,16 +286,16 @@ def act_policy(
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
     some = Prompt.load("act/suggested", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ObservationChannel | State) -> list[BaseMessage]:
         return prompt.messages(
             **{"request": "", **view(state)},
             admissible=_admissible(some if free_text else admissible, state["observation"].actions),
         )
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
         answer, actions = answer_text(reply), state["observation"].actions
         action, is_listed = read_action(answer, actions, is_cut_off(reply))
-        proposed: dict[str, Any] = {"candidates": [Candidate(action, 0.0)]}
+        proposed: Proposal = {"candidates": [Candidate(action, 0.0)]}
         if vote_mark:
             vote = read_vote(answer, vote_mark)
             proposed |= {"vote": bool(vote), "usage": Usage(malformed=int(vote is None))}
@@ -303,12 +319,12 @@ def _takes_any_text(action: str, free_text: bool | Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class AnswerPolicy(Runnable[Any, Any]):
+class AnswerPolicy(Runnable[State, PlanChannels]):
     """Propose the actions of a written answer one after the other, and ask for an answer when none is left."""
 
     role: ClassVar[str] = "model"
 
-    ask: Ask
+    ask: Ask[State, PlanChannels]
 
     @property
     def asks(self) -> str:
@@ -319,10 +335,10 @@ class AnswerPolicy(Runnable[Any, Any]):
         """The messages that ask for an answer."""
         return self.ask.messages(state)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
         return _next(input) or self.ask.invoke(input, config)
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
         return _next(input) or await self.ask.ainvoke(input, config)
 
 
@@ -342,11 +358,11 @@ def answer_policy(
     """
     prompt = Prompt.load(name, prompts)
 
-    def play(answer: str, actions: Sequence[str]) -> Mapping[str, Any]:
+    def play(answer: str, actions: Sequence[str]) -> PlanChannels:
         first, *rest = [*actions] or [answer]
         return {"candidates": [Candidate(first, 0.0)], "plan": rest}
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: State) -> PlanChannels:
         try:
             answer = answer_text(reply)
         except (Refusal, CutOff):
@@ -358,7 +374,7 @@ def answer_policy(
             raise CutOff("the reply was cut off before its answer; answer shorter, or allow more tokens (max_tokens)")
         return play(answer, actions)
 
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> PlanChannels:
         return play("", ())
 
     again = Prompt.load("ask/again", prompts)
@@ -369,7 +385,7 @@ def answer_policy(
     return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply))
 
 
-def _next(state: State) -> dict[str, Any] | None:
+def _next(state: State) -> PlanChannels | None:
     plan = state.get("plan") or []
     return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
 
@@ -378,7 +394,7 @@ def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
     return text(prompt.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
 
 
-def admissible_actions(state: State | EpisodeChannels, policy: str) -> tuple[str, ...]:
+def admissible_actions(state: State | ListedActions, policy: str) -> tuple[str, ...]:
     """The admissible actions, for a policy that needs them; `policy` names it in errors.
 
     Raises:

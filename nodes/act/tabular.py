@@ -11,12 +11,25 @@ from langchain_core.runnables.base import coerce_to_runnable
 from ...memory.records import Candidate, Trajectory
 from ...memory.returns.q_table import QTable, count_note
 from ...memory.storage.journal import Journal
-from ..state import CandidateChannels, EpisodeChannels
+from ..ask import State
+from ..state import CandidateChannels, EpisodeInput, HeadChannel, Situation
 from .choose import ChosenAction, FinalCandidates, seeded_random
-from .episode import Environment
+from .episode import EarnedReturn, Environment
 from .policies import admissible_actions
 
 __all__ = ["EpsilonGreedy", "LookUpQValues", "UpdateQTable"]
+
+
+class FinishedGame(EpisodeInput, HeadChannel):
+    """An episode that is over."""
+
+    score: float
+
+
+class JudgedReturn(EarnedReturn, total=False):
+    """The return of the finished episode by its judge; nothing if there is none."""
+
+    unjudged: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class LookUpQValues:
     table: QTable
     environment: Environment
 
-    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
+    def __call__(self, state: Situation) -> CandidateChannels:
         actions = admissible_actions(state, "tabular")
         key = self.environment.abstract(state["observation"])
         values = self.table.values(state["run"], state["episode"], key, actions)
@@ -67,7 +80,7 @@ class UpdateQTable:
     judge: Any = None
     """The node that rewards the steps; None: the environment's own rewards hold."""
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
+    def __call__(self, state: FinishedGame | State) -> JudgedReturn | dict[str, Any]:
         steps = self.journal.history(state["head"])
         found: dict[str, Any] = {}
         if self.judge is not None:

@@ -31,10 +31,10 @@ from ..ask import Ask, BadReply, text
 from ..lesson_prompts import append_lessons, render_lessons, select_lessons
 from ..prompt import Prompt
 from ..read_reply import CutOff, Refusal, Unreadable, answer_text, visible_text
-from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
+from ..state import EpisodeInput, ObservationChannel
 from ..text import trim_middle
 from .choose import ChosenAction
-from .episode import Begin
+from .episode import Begin, EpisodeStart
 
 __all__ = [
     "BeginWithTools",
@@ -61,27 +61,66 @@ class ToolFactory(Protocol):
     ) -> AbstractContextManager[Sequence[BaseTool]] | Sequence[BaseTool]: ...
 
 
-class ToolChannels(TypedDict):
-    """A dialogue with a model that calls tools."""
+class DialogueMessages(TypedDict):
+    """The messages of a dialogue with a model that calls tools."""
+
+    messages: list[AnyMessage]
+    """Replies of the model and results of tools. The messages before them (system, lessons, task) are made from the state."""
+
+
+class SessionChannel(TypedDict):
+    """The open tools of a rollout."""
 
     session: str
     """Name of the session under which the rollout's tools are open in this process."""
-    messages: list[AnyMessage]
-    """Replies of the model and results of tools. The messages before them (system, lessons, task) are made from the state."""
+
+
+class DialogueChannels(SessionChannel, DialogueMessages):
+    """The dialogue with a model that calls tools."""
+
+    transcript: str
+    """The dialogue as text, for comparing rollouts: `> ` before the agent's words and calls, `| ` before tools' results."""
+
+
+class ToolChannels(DialogueChannels):
+    """The dialogue, with the number of its turns and calls, and the answer that it comes to."""
+
     turn: int
     """Number of replies so far."""
     tool_calls: int
     """Number of calls with a result or an error."""
-    transcript: str
-    """The dialogue as text, for comparing rollouts: `> ` before the agent's words and calls, `| ` before tools' results."""
     answer: str
     """The reply that is submitted; empty until then."""
 
 
-class ToolUseState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
-    """The state of an agent that calls tools."""
+class DialogueOnTask(EpisodeInput, ObservationChannel, DialogueChannels):
+    """The dialogue, and the task that it is about."""
 
+    turn: int
     library: NotRequired[str]
+
+
+class Turn(TypedDict, total=False):
+    """A reply of the model: calls, which join the dialogue, or an answer."""
+
+    turn: int
+    messages: list[AnyMessage]
+    transcript: str
+    answer: str
+
+
+class CallsToMake(EpisodeInput, DialogueChannels):
+    """The dialogue, whose last message has calls, and the rollout that they are for."""
+
+    tool_calls: int
+
+
+class CallResults(TypedDict):
+    """The dialogue with the results of the calls."""
+
+    messages: list[AnyMessage]
+    tool_calls: int
+    transcript: str
 
 
 # Open tools
@@ -151,13 +190,17 @@ class Toolset:
         return len(self._open)
 
 
+class DialogueStart(EpisodeStart, ToolChannels):
+    """The channels of an episode with tools that has just begun."""
+
+
 @dataclass(frozen=True)
 class BeginWithTools(Begin):
     """Begin an episode with a new session for its tools and an empty dialogue."""
 
     toolset: Toolset | None = field(default=None, repr=False)
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
+    def __call__(self, state: EpisodeInput) -> DialogueStart | dict[str, Any]:
         begun = super().__call__(state)
         session = self.toolset.new_session() if self.toolset else ""
         return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}
@@ -240,7 +283,7 @@ def _repeats(observation: str, instruction: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Think(Runnable[Any, Any]):
+class Think(Runnable[DialogueOnTask, Turn]):
     """Ask the model for its next turn: calls of tools, or an answer.
 
     A reply with neither is asked for again. At the last turn it is an empty answer, and calls are not carried out.
@@ -263,7 +306,7 @@ class Think(Runnable[Any, Any]):
         """Greatest number of replies."""
         return self.dialogue.max_turns
 
-    def ask(self, state: Mapping[str, Any]) -> Ask:
+    def ask(self, state: DialogueOnTask) -> Ask[DialogueOnTask, Turn]:
         """The question to a model with the rollout's tools bound to it.
 
         Raises:
@@ -278,7 +321,7 @@ class Think(Runnable[Any, Any]):
         elif self.options:
             model = model.bind(**self.options)
 
-        def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
+        def read(reply: AIMessage, state: DialogueOnTask) -> Turn:
             calls, words = _calls(reply), ""
             try:
                 words = answer_text(reply).strip()
@@ -297,16 +340,16 @@ class Think(Runnable[Any, Any]):
 
         return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
         with self.toolset.close_on_error(input["session"]):
-            return self.ask(input).invoke(input, config)
+            return cast(Turn, self.ask(input).invoke(input, config))
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
         with self.toolset.close_on_error(input["session"]):
-            return await self.ask(input).ainvoke(input, config)
+            return cast(Turn, await self.ask(input).ainvoke(input, config))
 
 
-def _empty_answer(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
+def _empty_answer(bad: BadReply, state: DialogueOnTask) -> Turn:
     """The channels after nothing but empty replies: an empty answer, which the world judges."""
     return {"turn": state["turn"] + 1, "answer": ""}
 
@@ -335,7 +378,7 @@ def _with_call_ids(reply: AIMessage, turn: int) -> AIMessage:
     return reply.model_copy(update={"tool_calls": fixed[0], "invalid_tool_calls": fixed[1]})
 
 
-def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
+def route_tool_calls(state: DialogueMessages) -> Literal["call tools", "answer"]:
     """Router: did the model call tools or answer? Only a reply with calls joins the dialogue."""
     return "call tools" if state["messages"] and isinstance(state["messages"][-1], AIMessage) else "answer"
 
@@ -344,7 +387,7 @@ def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
 
 
 @dataclass(frozen=True)
-class UseTools(Runnable[Any, Any]):
+class UseTools(Runnable[CallsToMake, CallResults]):
     """Carry out the calls of the last reply, one after the other, and add a result for each.
 
     An error of a call (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) becomes the
@@ -359,7 +402,7 @@ class UseTools(Runnable[Any, Any]):
     max_transcript_chars: int = 1000
     """Characters of a tool's result in the transcript."""
 
-    def _play(self, state: Mapping[str, Any]) -> Generator[tuple[BaseTool, dict[str, Any]], Any, dict[str, Any]]:
+    def _play(self, state: CallsToMake) -> Generator[tuple[BaseTool, dict[str, Any]], Any, CallResults]:
         """A generator that yields a tool with its call, receives the result or error, and returns the channels' update."""
         tools = self.toolset.open_tools(state)
         answers, transcript = list[ToolMessage](), state["transcript"]
@@ -393,7 +436,7 @@ class UseTools(Runnable[Any, Any]):
         status: Any = "error" if isinstance(came, str) else "success"
         return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
         play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
             try:
@@ -407,9 +450,9 @@ class UseTools(Runnable[Any, Any]):
                         came = error
                     tool, call = play.send(came)
             except StopIteration as done:
-                return done.value
+                return cast(CallResults, done.value)
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
         play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
             try:
@@ -423,7 +466,7 @@ class UseTools(Runnable[Any, Any]):
                         came = error
                     tool, call = play.send(came)
             except StopIteration as done:
-                return done.value
+                return cast(CallResults, done.value)
 
 
 def _arguments(tool: BaseTool) -> str:
@@ -452,10 +495,24 @@ def _observation_text(result: str) -> str:
 # Answer
 
 
-class NextAction(ChosenAction):
-    """The next action of a written answer, and those after it."""
+class PlanChannel(TypedDict):
+    """The rest of a written answer."""
 
     plan: list[str]
+
+
+class AnswerToSubmit(SessionChannel, PlanChannel):
+    """A written answer, of which a part may be left to submit."""
+
+    answer: str
+
+
+class SubmittedAnswer(PlanChannel, ObservationChannel):
+    """The rest of a written answer, and what is seen after its last action."""
+
+
+class NextAction(ChosenAction, PlanChannel):
+    """The next action of a written answer, and those after it."""
 
 
 @dataclass(frozen=True)
@@ -473,12 +530,12 @@ class Submit:
     """The actions of a written answer (an environment's `read`)."""
     toolset: Toolset = field(repr=False)
 
-    def __call__(self, state: ToolUseState) -> NextAction:
+    def __call__(self, state: AnswerToSubmit) -> NextAction:
         self.toolset.close(state["session"])
         first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
         return {"action": first, "plan": rest}
 
 
-def route_remaining_answer(state: ToolUseState) -> Literal["next step", "over"]:
+def route_remaining_answer(state: SubmittedAnswer) -> Literal["next step", "over"]:
     """Router: is anything of the answer left to submit?"""
     return "next step" if state["plan"] and not state["observation"].over else "over"

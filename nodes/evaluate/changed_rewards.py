@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from ...memory.errors import UserError
 from ...memory.storage.journal import Journal
-from ..state import EpisodeChannels, RewardChannels
+from ..state import HeadChannel, RewardChannels
 from .judge import EnvironmentJudge
 
 __all__ = ["ChangedRewards", "hindsight_judge", "shift_judge"]
@@ -31,7 +31,7 @@ class ChangedRewards:
     credits_future: bool = False
     """True if a changed reward counts all that followed from its step."""
 
-    def __call__(self, state: EpisodeChannels) -> RewardChannels:
+    def __call__(self, state: HeadChannel) -> RewardChannels:
         found = EnvironmentJudge(self.journal)(state)
         known = iter(self.change([reward for reward in found["rewards"] if reward is not None]))
         return {**found, "rewards": [None if reward is None else next(known) for reward in found["rewards"]]}

@@ -32,20 +32,22 @@ from itertools import islice
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import Input, Output
+from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.records import Task, Usage
+from ...memory.records import Observation, Task, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
 from ..retrieve.chat_layout import ChatLayout
-from ..state import EpisodeChannels, RewardChannels
+from ..state import EpisodePlace, HeadChannel, RewardChannels, TaskChannel
 from ..text import clip_text, shorten
 from .step_rewards import read_step_rewards
 
@@ -80,6 +82,40 @@ COMPARISON = (1.0, 10.0)
 """The least and the greatest score of a comparison of two answers; 5 means as good as each other."""
 
 
+class StepCount(TypedDict):
+    """The length of an episode."""
+
+    step: int
+    """Number of its steps."""
+
+
+class Attempt(TaskChannel, HeadChannel):
+    """The steps of an attempt at a task."""
+
+
+class CountedAttempt(Attempt, StepCount):
+    """The same, and their number."""
+
+
+class SeenAttempt(CountedAttempt):
+    """The same, and what was seen at the end."""
+
+    observation: NotRequired[Observation]
+
+
+class ScoredAttempt(SeenAttempt):
+    """The same, and the score."""
+
+    score: float
+
+
+class ModelRewards(RewardChannels, total=False):
+    """The rewards that a model gave, and its criticism in words if it was asked for any."""
+
+    note: str
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class EnvironmentJudge:
     """Judge by the environment: r_t is its own reward."""
@@ -88,7 +124,7 @@ class EnvironmentJudge:
 
     journal: Journal
 
-    def __call__(self, state: EpisodeChannels) -> RewardChannels:
+    def __call__(self, state: HeadChannel) -> RewardChannels:
         rewards = [step.reward for step in self.journal.history(state["head"])]
         return {"rewards": rewards, "unjudged": _gaps(rewards, "the environment, which could not read the action,")}
 
@@ -108,7 +144,7 @@ class RuleJudge:
     reward_rule: RewardRule
     journal: Journal
 
-    def __call__(self, state: EpisodeChannels) -> RewardChannels:
+    def __call__(self, state: Attempt) -> RewardChannels:
         steps = self.journal.history(state["head"])
         actions = tuple(step.action for step in steps if not step.is_lost)
         try:
@@ -169,12 +205,12 @@ class ZeroJudge:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: EpisodeChannels) -> RewardChannels:
+    def __call__(self, state: StepCount) -> RewardChannels:
         return {"rewards": [0.0] * state["step"], "unjudged": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelJudge(Ask):
+class ModelJudge(Ask[Input, Output]):
     """A judge that asks a model."""
 
     credits_future: bool = False
@@ -189,11 +225,13 @@ class NoJudge:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: EpisodeChannels) -> RewardChannels:
+    def __call__(self, state: StepCount) -> RewardChannels:
         return {"rewards": [None] * state["step"], "unjudged": NO_REWARDS_REASON}
 
 
-def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> ModelJudge:
+def model_judge(
+    model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None
+) -> ModelJudge[ScoredAttempt, ModelRewards]:
     """Ask a model for a reward per step, in [-10, 10], in hindsight (JitRL): it counts all that followed from the step.
 
     If no reply can be read, the rewards are missing: the episode leaves no experience, and `unjudged` says why.
@@ -205,13 +243,13 @@ def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | Non
     """
     prompt = Prompt.load("jitrl/judge", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ScoredAttempt) -> list[BaseMessage]:
         steps = _attempt_text(journal, state, rewards=True)
         return prompt.messages(
             instruction=state["task"].instruction, count=state["step"], score=f"{state['score']:g}", steps=steps
         )
 
-    def limits(state: State) -> list[tuple[float, float]]:
+    def limits(state: StepCount) -> list[tuple[float, float]]:
         return [_HINDSIGHT] * state["step"]
 
     return _ask_for_steps("jitrl/judge", model, messages, limits, prompts, credits_future=True)
@@ -224,7 +262,7 @@ def self_judge(
     *,
     sparse: bool = False,
     shows_end: bool = True,
-) -> ModelJudge:
+) -> ModelJudge[SeenAttempt, ModelRewards]:
     """ICRL's self-evaluation: the model judges its own attempt without seeing the environment's rewards.
 
     Dense: 3 (the task can surely still be done), 1 (it may be) or 0 (it cannot) for every step but the last, which gets 0 to
@@ -246,17 +284,17 @@ def self_judge(
     name = "judge/self_sparse" if sparse else "judge/self"
     prompt = Prompt.load(name, prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: SeenAttempt) -> list[BaseMessage]:
         steps = _attempt_text(journal, state, rewards=False, end=shows_end)
         return prompt.messages(instruction=state["task"].instruction, count=state["step"], steps=steps)
 
-    def limits(state: State) -> list[tuple[float, float]]:
+    def limits(state: StepCount) -> list[tuple[float, float]]:
         return [_STEP] * (state["step"] - 1) + [_WHOLE]
 
     if not sparse:
         return _ask_for_steps(name, model, messages, limits, prompts)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: SeenAttempt) -> ModelRewards:
         return _last(read_score(reply, _WHOLE), state)
 
     again = Prompt.load("ask/again", prompts)
@@ -275,25 +313,25 @@ def self_judge(
 def _ask_for_steps(
     name: str,
     model: Runnable[Any, Any],
-    messages: Callable[[State], list[BaseMessage]],
-    limits: Callable[[State], Sequence[tuple[float, float]]],
+    messages: Callable[[Any], list[BaseMessage]],
+    limits: Callable[[StepCount], Sequence[tuple[float, float]]],
     prompts: Path | None,
     *,
     credits_future: bool = False,
-) -> ModelJudge:
+) -> ModelJudge[Any, ModelRewards]:
     """Ask for a reward of each step. Gaps are asked for again; those that stay cost their steps alone."""
 
-    def parse(reply: str, state: State) -> tuple[list[float | None], str]:
+    def parse(reply: str, state: StepCount) -> tuple[list[float | None], str]:
         found = read_values(reply, "rewards")
         return read_step_rewards(read_object(reply) if found is None else found, limits(state))
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: StepCount) -> ModelRewards:
         rewards, wrong = parse(answer_text(reply), state)
         if wrong:
             raise Unreadable(wrong)
         return {"rewards": rewards, "unjudged": ""}
 
-    def keep_what_is_there(bad: BadReply, state: State) -> RewardChannels:
+    def keep_what_is_there(bad: BadReply, state: StepCount) -> ModelRewards:
         try:
             rewards, _ = parse(bad.reply, state)
         except Unreadable:
@@ -313,7 +351,9 @@ def _ask_for_steps(
     )
 
 
-def rubric_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> ModelJudge:
+def rubric_judge(
+    model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None
+) -> ModelJudge[CountedAttempt, ModelRewards]:
     """Grade written work by the criteria that the prompt names, each from 0 to 10; the reward, on the last step, is their mean.
 
     The judge's criticism in words goes into the channel `note`, from where it is kept with the attempt.
@@ -325,11 +365,11 @@ def rubric_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | No
     """
     prompt = Prompt.load("judge/rubric", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: CountedAttempt) -> list[BaseMessage]:
         work = _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost])
         return prompt.messages(instruction=state["task"].instruction, steps=work)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: CountedAttempt) -> ModelRewards:
         answer = answer_text(reply)
         found = read_object(answer, "scores")
         scores = found.get("scores")
@@ -359,8 +399,8 @@ def pairwise_judge(
     """
     prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
 
-    def ask_in_order(swapped: bool) -> Ask:
-        def messages(state: State) -> list[BaseMessage]:
+    def ask_in_order(swapped: bool) -> Ask[CountedAttempt, ModelRewards]:
+        def messages(state: CountedAttempt) -> list[BaseMessage]:
             answers = [
                 _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost]),
                 _answer_text(reference(state["task"])),
@@ -368,7 +408,7 @@ def pairwise_judge(
             first, second = reversed(answers) if swapped else answers
             return prompt.messages(instruction=state["task"].instruction, first=first, second=second)
 
-        def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        def read(reply: AIMessage, state: CountedAttempt) -> ModelRewards:
             score = read_score(reply, COMPARISON)
             return _last(10 - score if swapped else score, state)
 
@@ -389,7 +429,7 @@ def _answer_text(answer: Sequence[str]) -> str:
     return answer if isinstance(answer, str) else "\n".join(answer)
 
 
-def _attempt_text(journal: Journal, state: State, *, rewards: bool, end: bool = True) -> str:
+def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, end: bool = True) -> str:
     """The attempt as judges see it: its steps by number, and the world's answer to the last action."""
     steps, layout = journal.history(state["head"]), ChatLayout("dense" if rewards else "none", max_observation_tokens=None)
     answer = state.get("observation")
@@ -397,13 +437,13 @@ def _attempt_text(journal: Journal, state: State, *, rewards: bool, end: bool = 
     return (layout.steps(steps) + seen).rstrip()
 
 
-def _last(reward: float, state: State) -> RewardChannels:
+def _last(reward: float, state: StepCount) -> ModelRewards:
     """The channels with a reward for the whole attempt on its last step."""
     before: list[float | None] = [0.0] * (state["step"] - 1)
     return {"rewards": [*before, reward], "unjudged": ""}
 
 
-def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
+def _missing_rewards(bad: BadReply, state: StepCount) -> ModelRewards:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
@@ -419,8 +459,12 @@ def _check_limits(value: Any, limits: tuple[float, float], what: str) -> float:
     return number
 
 
+class JudgeInput(EpisodePlace, StepCount):
+    """The place of an attempt, which seeds each judge, and the number of its steps; each judge reads more."""
+
+
 @dataclass(frozen=True)
-class Ensemble(Runnable[Any, Any]):
+class Ensemble(Runnable[JudgeInput | State, ModelRewards]):
     """Several judges of one attempt. The reward of a step is the mean, the median or the least of theirs.
 
     Missing rewards are left out; if all are missing, so is the result. Rewards on different scales are combined as they are:
@@ -452,21 +496,21 @@ class Ensemble(Runnable[Any, Any]):
         """`model` if a judge asks a model, else `compute`; for pictures."""
         return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def invoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
         judged = [
             judge.invoke(_place(input, n), config) if isinstance(judge, Runnable) else judge(input)
             for n, judge in enumerate(self.judges)
         ]
         return self._combine(judged, input["step"])
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def ainvoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
         asked = [
             judge.ainvoke(_place(input, n), config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
             for n, judge in enumerate(self.judges)
         ]
         return self._combine(await asyncio.gather(*asked), input["step"])
 
-    def _combine(self, judged: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
+    def _combine(self, judged: Sequence[Mapping[str, Any]], steps: int) -> ModelRewards:
         reasons = [one["unjudged"] for one in judged]
         columns: list[Sequence[float | None]] = []
         for one in judged:
@@ -475,12 +519,12 @@ class Ensemble(Runnable[Any, Any]):
                 columns[-1] = [None] * steps
                 reasons.append(f"asked a judge for {steps} rewards, got {len(one['rewards'])}")
         notes = [one["note"] for one in judged if one.get("note")]
-        return {
-            **({"note": "\n".join(notes)} if notes else {}),
+        combined: ModelRewards = {
             "rewards": [self._combine_step(rewards) for rewards in zip(*columns, strict=True)],
             "unjudged": "; ".join(dict.fromkeys(filter(None, reasons))),
             "usage": sum((one.get("usage", Usage()) for one in judged), Usage()),
         }
+        return {**combined, "note": "\n".join(notes)} if notes else combined
 
     def _combine_step(self, rewards: Sequence[float | None]) -> float | None:
         known = [reward for reward in rewards if reward is not None]
@@ -490,6 +534,6 @@ class Ensemble(Runnable[Any, Any]):
 _AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
 
 
-def _place(state: State, n: int) -> State:
+def _place(state: JudgeInput | State, n: int) -> JudgeInput | State:
     """The state with a run name of its own for each judge, since models seeded by the run's name would all say the same."""
     return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
+from typing_extensions import TypedDict
 
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..reply_schemas import NUMBER, reply_schema
 from .judge import COMPARISON, read_score
@@ -17,7 +17,22 @@ from .judge import COMPARISON, read_score
 __all__ = ["preference_judge"]
 
 
-def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> Ask:
+class AnswerPair(TypedDict):
+    """Two answers to a task."""
+
+    instruction: str
+    first: str
+    second: str
+
+
+class Preference(TypedDict):
+    """How good the first of two answers is against the second."""
+
+    preferred: float | None
+    """From 1 to 10; None: no reply could be read."""
+
+
+def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> Ask[AnswerPair, Preference]:
     """Ask how good the first answer is against the second, from 1 to 10, where 5 means as good as each other: the channel `preferred`.
 
     The state holds `instruction`, `first` and `second`. Judges favour a position, so both orders have to be asked for. If no reply can
@@ -29,13 +44,13 @@ def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> 
     """
     prompt = Prompt.load("judge/pairwise", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: AnswerPair) -> list[BaseMessage]:
         return prompt.messages(instruction=state["instruction"], first=state["first"], second=state["second"])
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: AnswerPair) -> Preference:
         return {"preferred": read_score(reply, COMPARISON)}
 
-    def give_up(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def give_up(bad: BadReply, state: AnswerPair) -> Preference:
         return {"preferred": None}
 
     again, schema = Prompt.load("ask/again", prompts), reply_schema(score=NUMBER)

@@ -111,7 +111,7 @@ class Critic:
         read: Callable[[AIMessage, State], Mapping[str, Any]],
         on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]],
         **form: Any,
-    ) -> Ask:
+    ) -> Ask[Any, Any]:
         """A question of this method; `form` has the JSON schemas of the reply's fields, if it is to be JSON."""
         schema = reply_schema(**form) if form else None
         name, again = f"training_free_grpo/{purpose}", self.prompts["again"]
@@ -600,7 +600,7 @@ def discriminate(model: Runnable[Any, Any], critic: Critic) -> Runnable[Any, Any
     return AskUnlessKnown(known_update, critic.ask("discriminate", model, messages, read, on_bad_reply, grades=NUMBERS))
 
 
-def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
+def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask[Any, Any]:
     """The node that has `count` lessons written from the objective and some problems, without rollouts and without answers.
 
     It reads the channels `run` and `tasks` and writes `insights`; `as_library` makes a library of them.

@@ -23,14 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from typing_extensions import TypedDict
 
-from ...memory.records import Comparison, Rollout, Task, Usage
+from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
 from ..cached_model import BudgetSpent
-from ..state import GroupChannels
+from ..state import GroupChannels, TaskChannel
 
 __all__ = [
     "COMPARABLE_KINDS",
@@ -184,13 +184,53 @@ class StopWhenBudgetSpent(Runnable[Any, Any]):
             return {"stops": [str(spent)]}
 
 
+class EmptyGroup(TypedDict):
+    """The channels of a group before its rollouts."""
+
+    number: int
+    rewards: list[float | None]
+    plain: list[float | None]
+    kind: str
+    insights: list[str]
+    votes: list[tuple[str, int]]
+    edits: list[Edit]
+    rulings: list[Ruling]
+    usage: Usage
+
+
+class GroupKind(TypedDict):
+    """The kind of a group."""
+
+    kind: str
+    """See `memory.records.Comparison`."""
+
+
+class ComparedGroup(TaskChannel, GroupKind):
+    """The rollouts of a group, and what was concluded from them."""
+
+    rollouts: list[Rollout]
+    rewards: list[float | None]
+    insights: list[str]
+    votes: list[tuple[str, int]]
+    edits: list[Edit]
+    rulings: list[Ruling]
+    failures: list[str]
+    stops: NotRequired[list[str]]
+
+
+class GroupComparison(TypedDict):
+    """The result of a group."""
+
+    comparisons: list[Comparison]
+
+
 @dataclass(frozen=True)
 class OpenGroup:
     """Set the channels of a group to their empty values."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: GroupChannels) -> dict[str, Any]:
+    def __call__(self, state: object) -> EmptyGroup:
         return {
             "number": 0,
             "rewards": [],
@@ -322,7 +362,7 @@ def is_lost_comparison(comparison: Comparison) -> bool:
     return unread and not comparison.insights and not comparison.edits
 
 
-def route_comparison(state: GroupChannels) -> Literal["compare", "no lesson"]:
+def route_comparison(state: GroupKind) -> Literal["compare", "no lesson"]:
     """`compare` if the group has something to compare, else `no lesson`."""
     return "compare" if state["kind"] in COMPARABLE_KINDS else "no lesson"
 
@@ -333,7 +373,7 @@ class EmitComparison:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: BudgetedGroup) -> dict[str, Any]:
+    def __call__(self, state: ComparedGroup) -> GroupComparison:
         if state.get("stops"):
             return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(state["stops"][0],))]}
         rollouts = sort_rollouts(state["rollouts"])

@@ -13,17 +13,47 @@ from itertools import islice
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from typing_extensions import TypedDict
+
 from ...memory.lessons.library import Library, LibraryLimits
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
 from ..ask import estimate_tokens
-from ..state import GroupChannels
+from ..state import LibraryChannels, TaskChannel
 from ..synthesize.strategy import _cue, _item
 
 __all__ = ["ActionWorth", "RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
 
 Truth = Literal["given", "majority", "self", "implicit"]
 """Source of rewards: the environment's verifier, agreement with the group's answers, or a model's grades."""
+
+
+class RewardedGroup(TypedDict):
+    """The rollouts of a group with their rewards."""
+
+    rollouts: list[Rollout]
+    rewards: list[float | None]
+
+
+class RuleInsights(TypedDict):
+    """The conclusions of a comparison by rule, which votes on no lesson."""
+
+    insights: list[str]
+    votes: list[tuple[str, int]]
+
+
+class GroupInsights(RewardedGroup, TaskChannel, LibraryChannels):
+    """The conclusions from a group, and the library that they may change."""
+
+    insights: list[str]
+    step: int
+
+
+class RuleEdits(TypedDict):
+    """Proposed changes of the library, and those that were dropped."""
+
+    edits: list[Edit]
+    rulings: list[Ruling]
 
 
 # Actions of a group in the same states
@@ -124,7 +154,7 @@ class RuleCritic:
     include_negative: bool = False
     """Write insights from worse actions, too (`door black not fern`), after all others."""
 
-    def __call__(self, state: GroupChannels) -> dict[str, Any]:
+    def __call__(self, state: RewardedGroup) -> RuleInsights:
         found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
         best: dict[str, ActionWorth] = {}
         for worth in found:
@@ -158,7 +188,7 @@ class RuleProposer:
 
     versions: LibraryVersions
 
-    def __call__(self, state: GroupChannels) -> dict[str, Any]:
+    def __call__(self, state: GroupInsights) -> RuleEdits:
         library = self.versions.at(state["library"])
         steps = {(s.state, s.action) for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
         done = {_normalize(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}

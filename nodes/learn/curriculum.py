@@ -16,7 +16,7 @@ from ...memory.claas.weights import TrainingLog, TrainingReport
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from ...memory.search.similarity import words
-from ..state import EpisodeInput
+from ..state import EpisodeInput, TaskChannel
 from .train_weights import TrainVersion, training_seed
 
 __all__ = [
@@ -45,19 +45,39 @@ class TaskWorld(Protocol):
     def observe(self, task: Task, actions: Sequence[str]) -> Observation: ...
 
 
-class PracticeChannels(TypedDict):
-    """The tasks to practise on before the run's own task is played."""
+class OwnTask(TypedDict):
+    """The task of the run, which is played after the practice."""
 
     own: Task
-    """The run's own task."""
+
+
+class PracticeLeft(TypedDict):
+    """The tasks of this phase that are left."""
+
     practice: list[Task]
-    """Tasks of this phase that are left."""
+
+
+class PractisingChannel(TypedDict):
+    """Whether a task of the phase is played, or the run's own."""
+
     practising: bool
     """True while a task of the phase is played."""
 
 
-class PracticeEpisode(EpisodeInput, PracticeChannels):
-    """An episode with practice before it."""
+class PracticeChannels(OwnTask, PracticeLeft, PractisingChannel):
+    """The tasks to practise on before the run's own task is played."""
+
+
+class PracticeProgress(PracticeLeft, PractisingChannel):
+    """The tasks of this phase that are left, and whether one of the phase was played."""
+
+
+class PickedTask(TaskChannel, PracticeProgress):
+    """The task to play now."""
+
+
+class ResumedTask(TaskChannel, PractisingChannel):
+    """The run's own task, to be played now."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ class PickTask:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: PracticeEpisode) -> dict[str, Any]:
+    def __call__(self, state: PracticeLeft) -> PickedTask:
         first, *rest = state["practice"]
         return {"task": first, "practice": rest, "practising": True}
 
@@ -142,16 +162,16 @@ class ReturnToTask:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: PracticeEpisode) -> dict[str, Any]:
+    def __call__(self, state: OwnTask) -> ResumedTask:
         return {"task": state["own"], "practising": False}
 
 
-def route_phase(state: PracticeEpisode) -> Literal["practise", "play"]:
+def route_phase(state: PracticeLeft) -> Literal["practise", "play"]:
     """Router: does this episode begin with practice?"""
     return "practise" if state["practice"] else "play"
 
 
-def route_practice(state: PracticeEpisode) -> Literal["next task", "train", "over"]:
+def route_practice(state: PracticeProgress) -> Literal["next task", "train", "over"]:
     """Router: is there another task of the phase, was it the last one, or was it the run's own?"""
     if not state["practising"]:
         return "over"

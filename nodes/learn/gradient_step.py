@@ -13,9 +13,21 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from typing_extensions import TypedDict
+
 from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
 from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
-from ..state import GradientStepState
+from ..state import (
+    AdapterScope,
+    BatchChannel,
+    CandidateVersion,
+    ChecksChannel,
+    CorrectionChannel,
+    GradientStepInput,
+    Outcome,
+    UpdateChannel,
+    WhyChannel,
+)
 from .chat_turn import scope
 from .gate import GateSettings, gate_checks, is_gate_passed
 
@@ -89,6 +101,69 @@ def is_gate_due(versions: Adapters, label: str, gate_every: int) -> bool:
     return version.state == "candidate" and not versions.canary and version.step % gate_every == 0
 
 
+class BatchOrCandidate(BatchChannel, CandidateVersion):
+    """A minibatch, or a version that waits for its gate, or neither."""
+
+
+class StepStart(BatchOrCandidate, ChecksChannel, Outcome):
+    """The channels of a gradient step that begins."""
+
+
+class ScopedBatch(AdapterScope, BatchChannel):
+    """A minibatch, and the adapter that it is for."""
+
+
+class CorrectedBatch(BatchChannel, CorrectionChannel):
+    """A minibatch, and which of its exchanges may teach."""
+
+
+class CorrectedBatchWithReason(CorrectedBatch, WhyChannel):
+    """The same, and the reason why nothing is learned."""
+
+
+class CorrectionOrReason(CorrectionChannel, total=False):
+    """A correction, and the reason if it is empty."""
+
+    why: str
+
+
+class UpdateWithReason(UpdateChannel, WhyChannel):
+    """The result of a step, and the reason if there is none."""
+
+
+class UpdatedBatch(ScopedBatch, CorrectionChannel, UpdateChannel):
+    """A minibatch, and the version that was made from it."""
+
+
+class CommittedStep(CandidateVersion, total=False):
+    """The version that the gate is to examine, or the outcome of the step."""
+
+    outcome: str
+    why: str
+
+
+class ScopedCandidate(AdapterScope, CandidateVersion):
+    """A version, and its adapter."""
+
+
+class GateResults(ChecksChannel, WhyChannel):
+    """The results of the gate, and the reasons of those that failed."""
+
+
+class GatedCandidate(ScopedCandidate, ChecksChannel):
+    """A version that the gate has examined."""
+
+
+class FailedCandidate(GatedCandidate, WhyChannel):
+    """A version that the gate has examined, and the reason against it."""
+
+
+class DroppedVersion(TypedDict):
+    """The outcome of a step whose version was dropped."""
+
+    outcome: str
+
+
 @dataclass(frozen=True)
 class SampleMinibatch:
     """Lease a minibatch of M exchanges from the buffer, stratified, none older than A_max.
@@ -112,9 +187,9 @@ class SampleMinibatch:
     seed: int = 0
     """Seed of the draws."""
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: GradientStepInput) -> StepStart:
         tenant, adapter = scope(state)
-        fresh = {"batch": "", "candidate": "", "checks": [], "outcome": "", "why": ""}
+        fresh: StepStart = {"batch": "", "candidate": "", "checks": [], "outcome": "", "why": ""}
         versions, head = self.versions(tenant, adapter), self.replay.head(tenant, adapter)
         if not versions.is_live_descendant(head):
             self.replay.set_head(tenant, adapter, versions.current)
@@ -152,7 +227,7 @@ def least_exchanges(min_exchanges: int, step: int, held_count: int) -> int:
     return min_exchanges if step else max(min(2, min_exchanges), min_exchanges - held_count)
 
 
-def route_sample(state: GradientStepState) -> Literal["batch", "too few", "gate first"]:
+def route_sample(state: BatchOrCandidate) -> Literal["batch", "too few", "gate first"]:
     """`batch` if a minibatch was leased, `gate first` if a candidate waits for its gate, else `too few`."""
     return "gate first" if state["candidate"] else "batch" if state["batch"] else "too few"
 
@@ -181,7 +256,7 @@ class Correct(_LearnerNode):
     gate: GateSettings = field(default_factory=GateSettings)
     """The bounds of the gate."""
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: ScopedBatch) -> CorrectionOrReason:
         try:
             correction = self.learner.correct(self.replay.minibatch(state["batch"]))
         except UserError as error:
@@ -200,7 +275,7 @@ def step_limits(gate: GateSettings) -> tuple[float, float]:
     return LIMIT_SHARE * gate.max_kl, least
 
 
-def route_correction(state: GradientStepState) -> Literal["something left", "nothing left"]:
+def route_correction(state: CorrectionChannel) -> Literal["something left", "nothing left"]:
     """`something left` if the correction kept any exchange."""
     return "something left" if state["correction"].kept else "nothing left"
 
@@ -208,7 +283,7 @@ def route_correction(state: GradientStepState) -> Literal["something left", "not
 class TakeGradientStep(_LearnerNode):
     """theta <- theta - eta grad L: one step on the exchanges that the correction kept. Writes a new version to disk."""
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
         try:
             update = self.learner.step(self.replay.minibatch(state["batch"]), state["correction"])
         except UserError as error:
@@ -216,7 +291,7 @@ class TakeGradientStep(_LearnerNode):
         return {"update": update, "why": update.skipped}
 
 
-def route_step(state: GradientStepState) -> Literal["a version", "nothing learned"]:
+def route_step(state: UpdateChannel) -> Literal["a version", "nothing learned"]:
     """`a version` if the step made one."""
     return "a version" if state["update"].version else "nothing learned"
 
@@ -236,7 +311,7 @@ class Skip:
 
     replay: Replay = field(repr=False)
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: CorrectedBatchWithReason) -> Outcome:
         dropped = dict(state["correction"].dropped)
         why = state["why"] or "; ".join(sorted(set(dropped.values()))) or "nothing was left after the correction"
         self.replay.release(state["batch"], why, counts_as_sampling=True, rejected=dropped)
@@ -256,7 +331,7 @@ class CommitStep:
     versions: AdapterLookup = field(repr=False)
     gate_every: int = 1
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: UpdatedBatch) -> CommittedStep:
         tenant, adapter = scope(state)
         update, correction, versions = state["update"], state["correction"], self.versions(tenant, adapter)
         # If they are equal, this node ran before and was killed after its transaction.
@@ -291,7 +366,7 @@ def step_summary(batch: Minibatch, correction: Correction, update: Update) -> di
     }
 
 
-def route_commit(state: GradientStepState) -> Literal["gate now", "later"]:
+def route_commit(state: CandidateVersion) -> Literal["gate now", "later"]:
     """`gate now` if the new version is a candidate for the gate."""
     return "gate now" if state["candidate"] else "later"
 
@@ -309,7 +384,7 @@ class GateCandidate(_LearnerNode):
     retention: Sequence[Exchange] = field(default=(), repr=False)
     """Chats whose replies must stay likely."""
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: ScopedCandidate) -> GateResults:
         tenant, adapter = scope(state)
         versions, candidate = self.versions(tenant, adapter), state["candidate"]
         descends = versions.is_live_descendant(candidate)
@@ -344,7 +419,7 @@ class GateCandidate(_LearnerNode):
         )
 
 
-def route_gate(state: GradientStepState) -> Literal["passed", "failed"]:
+def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:
     """`passed` if all checks of the gate passed."""
     return "passed" if is_gate_passed(state["checks"]) else "failed"
 
@@ -363,7 +438,7 @@ class Load:
     load: Callable[[str], Awaitable[None]] | None = field(default=None, repr=False)
     """None: the engine reads CURRENT by itself."""
 
-    async def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    async def __call__(self, state: CandidateVersion) -> dict[str, Any]:
         if self.load is not None:
             await self.load(state["candidate"])
         return {}
@@ -380,7 +455,7 @@ class Promote:
     canary_share: float = 0.0
     """Share of requests; 0: all at once."""
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: GatedCandidate) -> Outcome:
         versions, candidate, about = self.versions(*scope(state)), state["candidate"], {"gate": gate_results(state["checks"])}
         why = "passed the gate" if len(state["checks"]) > 1 else "no gate is set"
         change = versions.make_canary if self.canary_share > 0 else versions.promote
@@ -403,7 +478,7 @@ class Drop:
     replay: Replay = field(repr=False)
     versions: AdapterLookup = field(repr=False)
 
-    def __call__(self, state: GradientStepState) -> dict[str, Any]:
+    def __call__(self, state: FailedCandidate) -> DroppedVersion:
         tenant, adapter = scope(state)
         versions = self.versions(tenant, adapter)
         # In this order: a crash in between leaves a candidate that is no step's parent.

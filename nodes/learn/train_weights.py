@@ -20,7 +20,15 @@ from ...memory.records import NO_ACTION, Observation, Task
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn
 from ..ask import State
-from ..state import CandidateChannels, EpisodeChannels, EpisodeInput, RewardChannels
+from ..state import (
+    CandidateChannels,
+    EpisodeInput,
+    EpisodeNumber,
+    EpisodePlace,
+    HeadChannel,
+    StepPlace,
+    StepRewards,
+)
 
 __all__ = [
     "FindVersion",
@@ -84,11 +92,11 @@ class FindVersion:
 
     log: TrainingLog
 
-    def __call__(self, state: EpisodeInput) -> VersionChannels:
+    def __call__(self, state: EpisodePlace) -> VersionChannels:
         return {"version": self.log.version(state["run"], state["episode"])}
 
 
-class VersionedEpisode(EpisodeChannels, VersionChannels):
+class VersionedEpisode(EpisodePlace, VersionChannels):
     """An episode that is played with a version."""
 
 
@@ -110,13 +118,13 @@ class VersionedPolicy:
         """The prompt's messages."""
         return self.policy.messages(state)
 
-    def __call__(self, state: VersionedEpisode) -> CandidateChannels:
+    def __call__(self, state: VersionChannels | State) -> CandidateChannels:
         self.trainer.use(state["version"])
         proposed: CandidateChannels = self.policy(state)
         return proposed
 
 
-class JudgedEpisode(VersionedEpisode, RewardChannels):
+class JudgedEpisode(EpisodeInput, StepPlace, HeadChannel, StepRewards):
     """An episode that is over, with a reward (or none) for every step."""
 
     practising: NotRequired[bool]
@@ -147,10 +155,10 @@ class KeepAttempt:
         return {"earned": value}
 
 
-def make_training_router(every: int) -> Callable[[EpisodeInput], Literal["train", "go on"]]:
+def make_training_router(every: int) -> Callable[[EpisodeNumber], Literal["train", "go on"]]:
     """A router that trains after every n-th episode."""
 
-    def route_training(state: EpisodeInput) -> Literal["train", "go on"]:
+    def route_training(state: EpisodeNumber) -> Literal["train", "go on"]:
         return "train" if (state["episode"] + 1) % every == 0 else "go on"
 
     return route_training

@@ -35,7 +35,7 @@ from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_traj
 from ..act.policies import PromptView, steps_text
 from ..ask import State
 from ..prompt import Prompt
-from ..state import EpisodeChannels, PromptChannels
+from ..state import EpisodeInput, ObservationChannel, PromptChannels
 from .budget import KnownAttempts, select_within_budget
 
 __all__ = [
@@ -207,6 +207,10 @@ class Layout:
         return line if len(line) <= self.clip else line[: self.clip].rstrip() + "…"
 
 
+class EpisodeToPrompt(EpisodeInput, ObservationChannel):
+    """The episode that earlier attempts are chosen for, and what is seen first."""
+
+
 @dataclass(frozen=True)
 class Compose:
     """Choose the earlier attempts and the instruction that this round's prompts show.
@@ -241,7 +245,7 @@ class Compose:
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _known: KnownAttempts = field(default_factory=KnownAttempts, init=False, repr=False, compare=False)
 
-    def __call__(self, state: EpisodeChannels) -> PromptChannels:
+    def __call__(self, state: EpisodeToPrompt) -> PromptChannels:
         task, episode = state["task"], state["episode"]
         needed = self.count_tokens(
             f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n"

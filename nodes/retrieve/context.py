@@ -23,17 +23,16 @@ from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
-from typing_extensions import TypedDict
 
 from ...memory.records import Observation, Task, Transition
 from ...memory.returns.progress import made_progress
 from ...memory.search.sections import join_sections, split_sections
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
-from ..state import EpisodeChannels
+from ..state import HeadChannel, ObservationChannel, TaskChannel
 from .attempts import EpisodePrompt, Layout, fit_steps
 
 __all__ = ["HISTORY", "STATE", "SUMMARY", "ContextPrompt", "TraceHistory", "WorldWithContext", "write_summary"]
@@ -42,8 +41,14 @@ HISTORY, STATE, SUMMARY = "history", "state", "summary"
 """The sections of a key."""
 
 
-class _KeyedObservation(TypedDict):
-    observation: Observation
+class ObservedPath(HeadChannel, ObservationChannel):
+    """The present observation, and the steps that led there."""
+
+
+class ScoredPath(ObservedPath, TaskChannel):
+    """The same, with the task and what it has earned so far."""
+
+    score: float
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class TraceHistory:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: EpisodeChannels) -> _KeyedObservation:
+    def __call__(self, state: ObservedPath) -> ObservationChannel:
         here = self.environment.abstract(replace(state["observation"], key=""))
         history = history_text(self.journal.history(state["head"]), here)
         return _with_key(state, {HISTORY: history, STATE: here})
@@ -104,7 +109,7 @@ def history_text(steps: Sequence[Transition], here: str) -> str:
     return f"progress: {', '.join(milestones) or 'none yet'}\nlocation: {' -> '.join(path)}"
 
 
-def _with_key(state: Mapping[str, Any], sections: Mapping[str, str]) -> _KeyedObservation:
+def _with_key(state: ObservationChannel, sections: Mapping[str, str]) -> ObservationChannel:
     return {"observation": replace(state["observation"], key=join_sections(sections))}
 
 
@@ -116,7 +121,7 @@ def write_summary(
     count: Any,
     window: int,
     prompts: Path | None = None,
-) -> Ask:
+) -> Ask[ScoredPath, ObservationChannel]:
     """A node that asks a model to sum up the episode so far, with its rewards, and puts that into the state key: a call a step.
 
     The state is what the model names: nouns of what is here, verbs of what can be done. A reply that stays unreadable costs the
@@ -133,21 +138,21 @@ def write_summary(
     """
     prompt, by_rule = Prompt.load("jitrl/summary", prompts), TraceHistory(environment, journal)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ScoredPath) -> list[BaseMessage]:
         task, shown = state["task"], state["observation"].text
         steps = journal.history(state["head"])
         text = fit_steps(steps, layout, task.instruction + shown, count, window)
         return prompt.messages(instruction=task.instruction, steps=text or "", score=f"{state['score']:g}", observation=shown)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: ScoredPath) -> ObservationChannel:
         found = _read_marked(answer_text(reply))
         if missing := [mark for mark in _MARKS if not found.get(mark)]:
             raise Unreadable(f"asked for lines that begin with {', '.join(f'{m}:' for m in _MARKS)}; {missing[0]} is missing")
         history = f"progress: {found['Progress']}\nlocation: {found['Location']}"
         return _with_key(state, {HISTORY: history, STATE: found["State"], SUMMARY: found["Summary"]})
 
-    def trace(bad: BadReply, state: State) -> Mapping[str, Any]:
-        return by_rule(state)  # type: ignore[arg-type]
+    def trace(bad: BadReply, state: ScoredPath) -> ObservationChannel:
+        return by_rule(state)
 
     again = Prompt.load("ask/again", prompts)
     return Ask("jitrl/summary", model, messages, read, again, on_bad_reply=trace)

@@ -11,9 +11,13 @@ from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.returns.progress import last_progress
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
-from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
+from ..state import HeadChannel, NeighbourChannels, RecallChannels, Situation
 
 __all__ = ["Recall", "RecallVisits", "ReferenceRecall", "Remember"]
+
+
+class SituationWithHistory(Situation, HeadChannel):
+    """The present observation, its place in an episode of a task, and the steps that led there."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,12 @@ class ExperienceQuery:
     threshold_decay: float = 0.0
     """Fall of the threshold over the first 20 steps of an episode: later states are longer told, and seldom quite alike."""
 
-    def least_similarity(self, state: EpisodeChannels) -> float:
+    def least_similarity(self, state: Situation) -> float:
         """The least similarity of a neighbour at this step of the episode."""
         fall = self.threshold_decay * min(state["step"] / 20, 1) if self.threshold_decay else 0.0
         return max(self.threshold - fall, 0.0)
 
-    def scope(self, state: EpisodeChannels) -> ExperienceScope:
+    def scope(self, state: Situation) -> ExperienceScope:
         """The experiences that count in this state: of this environment, from before this episode."""
         return {
             "task": state["task"].id,
@@ -47,7 +51,7 @@ class ExperienceQuery:
             "before": (state["run"], state["episode"]),
         }
 
-    def visits(self, state: EpisodeChannels, k: int | None = None) -> list[tuple[float, Experience]]:
+    def visits(self, state: Situation, k: int | None = None) -> list[tuple[float, Experience]]:
         """Single visits to states that are similar enough to the present one, as (similarity, experience), oldest first.
 
         With `k` only so many, the most similar ones, among equals the newest.
@@ -68,13 +72,13 @@ class Recall(ExperienceQuery):
     journal: Journal | None = None
     """The steps of the running episode; None: its repeats are not counted."""
 
-    def __call__(self, state: EpisodeChannels) -> RecallChannels:
+    def __call__(self, state: SituationWithHistory) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), self.scope(state)
         found = self.experiences.neighbours(key, k=self.k, threshold=self.least_similarity(state), **scope)
         average, variance = self.experiences.moments(**scope)
         return {"neighbours": list(found), "average": average, "variance": variance, "repeats": self._repeats(state, key)}
 
-    def _repeats(self, state: EpisodeChannels, key: str) -> dict[str, int]:
+    def _repeats(self, state: HeadChannel, key: str) -> dict[str, int]:
         steps = self.journal.history(state["head"]) if self.journal else ()
         recent = steps[last_progress([step.reward for step in steps]) :]
         return dict(Counter(step.action for step in recent if step.state == key))
@@ -83,7 +87,7 @@ class Recall(ExperienceQuery):
 class RecallVisits(ExperienceQuery):
     """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
-    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
+    def __call__(self, state: Situation) -> NeighbourChannels:
         newest = reversed(self.visits(state, self.k))
         return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])]}
 
@@ -96,7 +100,7 @@ class ReferenceRecall(ExperienceQuery):
     near_copy_similarity: float = 0.98
     """All visits more similar than this are kept, even beyond k."""
 
-    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
+    def __call__(self, state: Situation) -> NeighbourChannels:
         found = self.visits(state)
         found.sort(key=lambda one: (-one[0], -one[1].value))
         sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)

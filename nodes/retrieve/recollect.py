@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+from typing_extensions import TypedDict
+
 from ...memory.attempts.trajectories import OutcomeFilter
 from ...memory.records import Precedent, Task, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..act.policies import steps_text
-from ..state import EpisodeChannels, PrecedentChannels
+from ..state import HeadChannel, Situation
 from ..text import clip_text
 from .attempts import EpisodePrompt, Layout
 
@@ -202,8 +204,18 @@ def _outcome(precedent: Precedent, trajectory: Trajectory) -> str:
     return ", ".join(filter(None, (word, total))) or "its end is unknown"
 
 
-class RecollectState(EpisodeChannels, PrecedentChannels):
-    """An episode, and the trajectories that it consulted so far."""
+class RecollectInput(Situation, HeadChannel):
+    """The present situation, the steps that led there, and the trajectories that the episode consulted so far."""
+
+    used: list[str]
+
+
+class Recollection(TypedDict, total=False):
+    """What was recollected at this step; before the first search nothing is added to `used`."""
+
+    precedents: list[Precedent]
+    nearest_similarity: float | None
+    used: list[str]
 
 
 @dataclass(frozen=True)
@@ -236,7 +248,7 @@ class Recollect:
     excerpts: Excerpts | None = None
     """The layout that decides how many fit; None: all of them are used."""
 
-    def __call__(self, state: RecollectState) -> dict[str, Any]:
+    def __call__(self, state: RecollectInput) -> Recollection:
         if state["step"] < self.min_steps:
             return {"precedents": [], "nearest_similarity": None}
         search = partial(
@@ -264,6 +276,6 @@ class PrecedentsPrompt(EpisodePrompt):
 
     excerpts: Excerpts
 
-    def text_before(self, state: RecollectState) -> str:  # type: ignore[override]
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The text of the precedents."""
         return self.excerpts(state["precedents"], state["task"])

@@ -18,16 +18,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 from ...memory.records import Candidate, Transition
 from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, takes_unlisted_actions
-from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
+from ..state import (
+    ChoiceChannels,
+    HeadChannel,
+    ObservationChannel,
+    ReasonsChannel,
+    StrategyChannel,
+    TaskChannel,
+)
 from .recollect import PrecedentMemory, key_of
 
-__all__ = ["REASONS", "CheckTriggers", "DraftedActionState", "Trigger", "route_memory_request"]
+__all__ = ["REASONS", "CheckTriggers", "DraftedAction", "Trigger", "route_memory_request"]
 
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 
@@ -43,8 +50,19 @@ REASONS: Mapping[Trigger, str] = {
 """Trigger -> the reason for asking memory, in words for prompts."""
 
 
-class DraftedActionState(EpisodeChannels, ChoiceChannels, StrategyChannels, DraftChannels):
-    """A drafted action, and the strategy in force."""
+class DraftedAction(TaskChannel, ObservationChannel, HeadChannel, ChoiceChannels, StrategyChannel):
+    """A drafted action, what it is drafted for, and the strategy in force."""
+
+    step: int
+    written: int
+    vote: NotRequired[bool]
+    """The model's vote, where it writes."""
+
+
+class DraftAndReasons(ReasonsChannel):
+    """The drafted action, and the triggers that fired."""
+
+    tentative: str | None
 
 
 def is_hesitant(candidates: Sequence[Candidate], confidence: float) -> bool:
@@ -83,11 +101,11 @@ class CheckTriggers:
     min_key_similarity: float = 0.3
     """Least Jaccard similarity of the two keys' words, pairs and triples (`drift`), in [0, 1]."""
 
-    def __call__(self, state: DraftedActionState) -> dict[str, Any]:
+    def __call__(self, state: DraftedAction) -> DraftAndReasons:
         return {"tentative": state["action"], "reasons": [name for name in self.triggers if self._fires(name, state)]}
 
-    def _fires(self, name: Trigger, state: DraftedActionState) -> bool:
-        tests: dict[Trigger, Callable[[DraftedActionState], bool]] = {
+    def _fires(self, name: Trigger, state: DraftedAction) -> bool:
+        tests: dict[Trigger, Callable[[DraftedAction], bool]] = {
             "vote": self._has_vote,
             "stalled": lambda state: is_stalled(
                 self._since(state), self.environment.abstract(state["observation"]), self.stall_steps
@@ -99,21 +117,21 @@ class CheckTriggers:
         }
         return tests[name](state)
 
-    def _since(self, state: DraftedActionState) -> tuple[Transition, ...]:
+    def _since(self, state: DraftedAction) -> tuple[Transition, ...]:
         """The steps taken since the last strategy was written."""
         count = state["step"] - max(state["written"], 0)
         return self.journal.history(state["head"], last=count) if count else ()
 
-    def _has_vote(self, state: DraftedActionState) -> bool:
+    def _has_vote(self, state: DraftedAction) -> bool:
         scored = len(state["candidates"]) > 1  # a model that writes its action proposes only one
         return is_hesitant(state["candidates"], self.min_confidence) if scored else state["vote"]
 
-    def _is_refused(self, state: DraftedActionState) -> bool:
+    def _is_refused(self, state: DraftedAction) -> bool:
         shown, refused = state["observation"], getattr(self.environment, "is_refused", None)
         listed = not shown.actions or state["action"] in shown.actions
         return (refused is not None and refused(shown)) or not (listed or takes_unlisted_actions(self.environment))
 
-    def _has_drifted(self, state: DraftedActionState) -> bool:
+    def _has_drifted(self, state: DraftedAction) -> bool:
         strategy = state["strategy"]
         if strategy is None:
             return False
@@ -121,6 +139,6 @@ class CheckTriggers:
         return jaccard(set(shingles(strategy.key)), set(shingles(here))) < self.min_key_similarity
 
 
-def route_memory_request(state: DraftedActionState) -> Literal["go on", "ask memory"]:
+def route_memory_request(state: ReasonsChannel) -> Literal["go on", "ask memory"]:
     """Router: did a trigger fire?"""
     return "ask memory" if state["reasons"] else "go on"

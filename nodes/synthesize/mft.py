@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ...memory.errors import UserError
 from ...memory.records import NO_ACTION, Task
@@ -27,11 +27,9 @@ from ..read_reply import normal_form
 
 __all__ = [
     "Advantage",
-    "CollectedPairs",
     "MftError",
     "Pair",
     "Policy",
-    "PromptMessage",
     "advantage",
     "chat",
     "collect_pairs",
@@ -49,22 +47,13 @@ class MftError(UserError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptMessage:
-    """A message of a prompt."""
-
-    role: str
-    """`system`, `user` or `assistant`."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """A strategy with its prompt, the actions before and after it, and the episode's score."""
 
     id: str
     """`<run>/<episode>/<step>`."""
-    prompt: tuple[PromptMessage, ...]
-    """(s, E): the state with its precedents, as the prompt for the strategy showed them."""
+    prompt: tuple[tuple[str, str], ...]
+    """(s, E): role and text of each message of the prompt for the strategy, which shows the state with its precedents."""
     reply: str
     """z*: the whole reply, reasoning included."""
     strategy: str
@@ -89,117 +78,71 @@ class Pair:
     domain: str = ""
     """Name of the environment, without its settings (`webshop`)."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", tuple(self.prompt))
-        object.__setattr__(self, "before", tuple(self.before))
-
 
 # Collecting
 
 
-@dataclass(frozen=True)
-class CollectedPairs:
-    """The pairs of a run, with counts of episodes and steps."""
-
-    pairs: tuple[Pair, ...]
-    episodes: int
-    """Number of finished episodes."""
-    steps: int
-    """Number of their steps."""
-    undrafted: int
-    """Number of strategies without a draft before or an action after them, whose effect is unknown."""
-
-
 def collect_pairs(
-    rows: Iterable[Mapping[str, Any]],
-    episodes: Iterable[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    episode: str,
+    score: float,
     *,
     solved: float | None = None,
     seed: int = 0,
     split: str = "train",
     domain: str = "",
-) -> CollectedPairs:
+) -> tuple[list[Pair], int]:
     """One pair per step of a finished episode at which a strategy was written and used.
 
     The run was in mode `high`: in mode `low` drafts are made under the strategy at hand, so that they are not a' = pi(s).
 
     Args:
-        rows: of the journal, `tentative`, `strategy` and `synthesis` among their fields. Steps of forks and of episodes that
-            did not end are passed over.
-        episodes: of the log of episodes; `head` names the last step.
+        rows: of the episode's steps, in order, with `tentative`, `strategy` and `synthesis` among their fields.
+        episode: its id.
+        score: of the episode.
         solved: the score from which the task counts as solved.
         seed: the number of the task that was played.
         split: of that task.
         domain: the environment that was played.
 
+    Returns:
+        The pairs, and the number of strategies without a draft before or an action after them, whose effect is unknown.
+
     Raises:
-        MftError: an episode's steps are not there, or a row is not one of AdaMEM's.
+        MftError: a row is not one of AdaMEM's.
     """
-    known = {row["id"]: row for row in rows}
     pairs: list[Pair] = []
-    count = steps = undrafted = 0
-    for episode in episodes:
-        path = _steps_of_episode(known, episode)
-        count, steps = count + 1, steps + len(path)
-        for t, row in enumerate(path):
-            if not row.get("synthesis") or not row.get("strategy"):
-                continue
-            if row.get("tentative") in (None, "", NO_ACTION) or row["action"] == NO_ACTION:
-                undrafted += 1
-                continue
-            synthesis = _read_synthesis(row, episode["id"])
-            pairs.append(
-                Pair(
-                    id=f"{episode['id']}/{t}",
-                    prompt=synthesis.prompt,
-                    reply=synthesis.reply,
-                    strategy=synthesis.advice,
-                    author=synthesis.author,
-                    tentative=row["tentative"],
-                    action=row["action"],
-                    score=episode["score"],
-                    solved=solved,
-                    before=tuple(earlier["action"] for earlier in path[:t] if earlier["action"] != NO_ACTION),
-                    task=row["task"],
-                    seed=seed,
-                    split=split,
-                    domain=domain,
-                )
+    undrafted = 0
+    for t, row in enumerate(rows):
+        if not row.get("synthesis") or not row.get("strategy"):
+            continue
+        if row.get("tentative") in (None, "", NO_ACTION) or row["action"] == NO_ACTION:
+            undrafted += 1
+            continue
+        try:
+            pair = Pair(
+                id=f"{episode}/{t}",
+                prompt=tuple((ROLES[role], text) for role, text in row["synthesis"]["prompt"]),
+                reply=row["synthesis"]["reply"],
+                strategy=row["strategy"]["text"],
+                author=row["strategy"]["author"],
+                tentative=row["tentative"],
+                action=row["action"],
+                score=score,
+                solved=solved,
+                before=tuple(earlier["action"] for earlier in rows[:t] if earlier["action"] != NO_ACTION),
+                task=row["task"],
+                seed=seed,
+                split=split,
+                domain=domain,
             )
-    return CollectedPairs(tuple(pairs), count, steps, undrafted)
-
-
-def _steps_of_episode(known: Mapping[str, Mapping[str, Any]], episode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The journal's rows of an episode, first step first."""
-    path, head = list[Mapping[str, Any]](), episode["head"]
-    while head in known:
-        path.append(known[head])
-        head = path[-1]["parent"]
-    if len(path) != episode["steps"]:
-        raise MftError(f"episode {episode['id']} has {episode['steps']} steps, and {len(path)} of them are in the journal")
-    return path[::-1]
-
-
-class _Synthesis(NamedTuple):
-    """A strategy as it was written at a step."""
-
-    prompt: tuple[PromptMessage, ...]
-    reply: str
-    advice: str
-    author: str
-
-
-def _read_synthesis(row: Mapping[str, Any], episode: str) -> _Synthesis:
-    """The strategy of a row and how it was asked for; an MftError if the row is not one of AdaMEM's."""
-    try:
-        synthesis, strategy = row["synthesis"], row["strategy"]
-        prompt = tuple(PromptMessage(ROLES[role], text) for role, text in synthesis["prompt"])
-        return _Synthesis(prompt, synthesis["reply"], strategy["text"], strategy["author"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise MftError(
-            f"step {row['id']} of episode {episode} is not one of AdaMEM's ({type(error).__name__}: {error}); "
-            "expected a strategy and the prompt and reply of its synthesis"
-        ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise MftError(
+                f"step {row['id']} of episode {episode} is not one of AdaMEM's ({type(error).__name__}: {error}); "
+                "expected a strategy and the prompt and reply of its synthesis"
+            ) from error
+        pairs.append(pair)
+    return pairs, undrafted
 
 
 # Filtering
@@ -220,25 +163,24 @@ def is_different_action(action: str, tentative: str, domain: str = "") -> bool:
     return canonical(action, domain) != canonical(tentative, domain)
 
 
-def is_success(pair: Pair, success_threshold: float | None = None) -> bool:
-    """Filter 1: True if the score of the pair's episode is at least the threshold.
+def outcome_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
+    """The pairs that pass filter 1: the strategies of episodes whose score is at least the threshold.
 
     Args:
-        pair: of that episode.
-        success_threshold: in the environment's units; None: the score from which the task counts as solved.
+        pairs: the pairs.
+        success_threshold: in the environment's units; None: the score from which each pair's task counts as solved.
 
     Raises:
-        MftError: there is no threshold, and the task's is unknown.
+        MftError: there is no threshold, and a task's is unknown.
     """
-    bound = pair.solved if success_threshold is None else success_threshold
-    if bound is None:
-        raise MftError(f"the score from which task {pair.task} is solved is unknown; give it with --success")
-    return pair.score >= bound
-
-
-def outcome_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
-    """The pairs that pass filter 1: the strategies of episodes that succeeded."""
-    return [pair for pair in pairs if is_success(pair, success_threshold)]
+    found = []
+    for pair in pairs:
+        bound = pair.solved if success_threshold is None else success_threshold
+        if bound is None:
+            raise MftError(f"the score from which task {pair.task} is solved is unknown; give it with --success-threshold")
+        if pair.score >= bound:
+            found.append(pair)
+    return found
 
 
 def step_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
@@ -257,8 +199,8 @@ def sample_pairs(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]
 
 def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
     """The pair in the form of chat trainers: the prompt's messages, and the reply as the assistant's message."""
-    turns = [*pair.prompt, PromptMessage("assistant", pair.reply)]
-    return {"messages": [{"role": turn.role, "content": turn.text} for turn in turns]}
+    turns = [*pair.prompt, ("assistant", pair.reply)]
+    return {"messages": [{"role": role, "content": text} for role, text in turns]}
 
 
 # Estimating

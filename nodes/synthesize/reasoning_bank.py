@@ -22,20 +22,21 @@ from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.utils import Input, Output
 from typing_extensions import TypedDict
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, build_trajectory
-from ..ask import Ask, BadReply, State
+from ..act.episode import Environment, FinishedEpisode, build_trajectory
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote
 from ..reply_schemas import BOOLEAN, LESSONS, TEXT, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import EpisodePrompt
-from ..state import EpisodeChannels, NoteChannels, RewardChannels
+from ..state import EpisodeInput, EpisodeNumber, NoteChannels, StepRewards
 from ..text import shorten
 
 __all__ = [
@@ -66,13 +67,21 @@ class PromptLessons(TypedDict):
     """Ids of the trajectories that these lessons come from."""
 
 
-class LessonChannels(PromptLessons):
-    """An episode's lessons: those in its prompts, and those drawn from it."""
+class ReadingChannel(TypedDict):
+    """The trajectory of the bank to read next."""
 
     reading: str
-    """Id of the next trajectory of the bank to read; empty: all were read."""
-    learned: list[Lesson]
+    """Its id; empty: all were read."""
+
+
+class LearnedChannel(TypedDict):
     """Lessons just drawn from an attempt, and not yet in the library."""
+
+    learned: list[Lesson]
+
+
+class LessonChannels(PromptLessons, ReadingChannel, LearnedChannel):
+    """An episode's lessons: those in its prompts, and those drawn from it."""
 
 
 # Reading a bank before the first episode
@@ -88,7 +97,7 @@ class FindUnread:
     library: Lessons
     bank: Mapping[str, AttemptOutcome] = field(repr=False)
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, str]:
+    def __call__(self, state: object) -> ReadingChannel:
         return {"reading": next((id for id in self.bank if not self.library.has_source(bank_source(id))), "")}
 
 
@@ -97,7 +106,7 @@ def bank_source(trajectory_id: str) -> str:
     return f"bank/{trajectory_id}"
 
 
-def route_unread(state: LessonChannels) -> Literal["unread", "all read"]:
+def route_unread(state: ReadingChannel) -> Literal["unread", "all read"]:
     """Router: is a trajectory of the bank unread?"""
     return "unread" if state["reading"] else "all read"
 
@@ -203,26 +212,28 @@ def _item(found: Any) -> Item:
 
 
 @dataclass(frozen=True)
-class StudyAsk(Ask):
+class StudyAsk(Ask[Input, Output]):
     """An `Ask` whose tokens count as `Usage.studied`, since they belong to no attempt."""
 
-    def _dialogue(self, state: State) -> Generator[tuple[list[BaseMessage], bool], AIMessage, dict[str, Any]]:
+    def _dialogue(self, state: Any) -> Generator[tuple[list[BaseMessage], bool], AIMessage, dict[str, Any]]:
         found = yield from super()._dialogue(state)
         usage: Usage = found["usage"]
         return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens, unreadable=usage.unreadable)}
 
 
-def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[str, AttemptOutcome], again: Prompt) -> Ask:
+def study(
+    model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[str, AttemptOutcome], again: Prompt
+) -> Ask[ReadingChannel, LearnedChannel]:
     """Draw lessons from the bank's trajectory in `reading`."""
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: ReadingChannel) -> list[BaseMessage]:
         return extractor.messages([bank[state["reading"]]])
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: ReadingChannel) -> LearnedChannel:
         id = state["reading"]
         return {"learned": extractor.read(answer_text(reply), [bank[id]], bank_source(id))}
 
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: ReadingChannel) -> LearnedChannel:
         id = state["reading"]
         return {"learned": extractor.lessons((), [bank[id]], bank_source(id))}
 
@@ -242,7 +253,7 @@ class VerdictByReturn:
     success_threshold: float | None
     """The return from which an attempt is a success."""
 
-    def __call__(self, state: RewardChannels) -> NoteChannels:
+    def __call__(self, state: StepRewards) -> NoteChannels:
         known = [reward for reward in state["rewards"] if reward is not None]
         if self.success_threshold is None or len(known) < len(state["rewards"]):
             return {"note": "unknown"}
@@ -251,15 +262,15 @@ class VerdictByReturn:
 
 def verdict(
     model: Runnable[Any, Any], environment: Environment, journal: Journal, sheet: AttemptSheet, prompts: Path | None = None
-) -> Ask:
+) -> Ask[FinishedEpisode, NoteChannels]:
     """Ask a model for the outcome of the attempt and the reason, in `note`. The prompt shows no rewards."""
     prompt, blind = Prompt.load("reasoning_bank/verdict", prompts), replace(sheet, layout=replace(sheet.layout, rewards="none"))
 
-    def messages(state: State) -> list[BaseMessage]:
-        attempt = AttemptOutcome(build_trajectory(state, environment, journal), None)  # type: ignore[arg-type]
+    def messages(state: FinishedEpisode) -> list[BaseMessage]:
+        attempt = AttemptOutcome(build_trajectory(state, environment, journal), None)
         return prompt.messages(instruction=state["task"].instruction, attempts=blind([attempt]))
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: FinishedEpisode) -> NoteChannels:
         answer = answer_text(reply)
         found = read_object(answer, "success")
         success, reason = found.get("success"), found.get("reason")
@@ -269,7 +280,7 @@ def verdict(
             raise Unreadable(f'asked for {{"success": true or false, "reason": "..."}}, got {shorten(answer[-80:])}')
         return {"note": f"{'success' if success else 'failure'}: {' '.join(reason.split())}"}
 
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: FinishedEpisode) -> NoteChannels:
         return {"note": "unknown"}
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(success=BOOLEAN, reason=TEXT)
@@ -294,29 +305,33 @@ class RouteExtraction:
     online: bool = True
     """False: no lessons are drawn from the run's own attempts."""
 
-    def __call__(self, state: EpisodeChannels) -> Literal["learn", "go on"]:
+    def __call__(self, state: EpisodeNumber) -> Literal["learn", "go on"]:
         return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
+
+
+class JudgedEpisode(FinishedEpisode, NoteChannels):
+    """An episode that is over, with the verdict on it."""
 
 
 def extract(
     model: Runnable[Any, Any], extractor: LessonExtractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
-) -> Ask:
+) -> Ask[JudgedEpisode, LearnedChannel]:
     """Draw lessons from the attempt just made, or from the last `rollouts` attempts in contrast."""
 
-    def attempts(state: State) -> list[AttemptOutcome]:
-        this = build_trajectory(state, extractor.environment, journal, state["note"])  # type: ignore[arg-type]
+    def attempts(state: JudgedEpisode) -> list[AttemptOutcome]:
+        this = build_trajectory(state, extractor.environment, journal, state["note"])
         start = this.episode + 1 - rollouts
         before = buffer.attempts(this.run, this.task.id, this.episode)
         return [outcome_from_note(t) for t in (*(t for t in before if t.episode >= start), this)]
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: JudgedEpisode) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
         return {"learned": extractor.read(answer_text(reply), attempts(state), source, state["run"])}
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: JudgedEpisode) -> list[BaseMessage]:
         return extractor.messages(attempts(state))
 
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: JudgedEpisode) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
         return {"learned": extractor.lessons((), attempts(state), source, state["run"])}
 
@@ -337,7 +352,7 @@ class AddLessons:
         """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.library.is_durable
 
-    def __call__(self, state: LessonChannels) -> dict[str, list[Lesson]]:
+    def __call__(self, state: LearnedChannel) -> LearnedChannel:
         self.library.add(state["learned"])
         return {"learned": []}
 
@@ -361,7 +376,7 @@ class Consult:
     limit: int | None = None
     """Greatest number of lessons; None: all of these tasks."""
 
-    def __call__(self, state: EpisodeChannels) -> PromptLessons:
+    def __call__(self, state: EpisodeInput) -> PromptLessons:
         found = self.library.search(
             state["task"].instruction,
             self.k,

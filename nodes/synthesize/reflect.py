@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -20,7 +20,15 @@ from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
-from ..state import AttemptInput, RewardChannels
+from ..state import (
+    EpisodeInput,
+    EpisodeNumber,
+    HeadChannel,
+    NoteChannels,
+    ObservationChannel,
+    ShownChannel,
+    StepRewards,
+)
 
 __all__ = ["AttemptPrompt", "JudgedAttempt", "attempt_text", "route_next_attempt", "write_about_attempt"]
 
@@ -52,6 +60,12 @@ _MARKS = {
 """Prompt -> the word after which the note stands; the note is the whole reply to the others."""
 
 
+class AttemptWithNotes(EpisodeInput, HeadChannel, ObservationChannel, ShownChannel):
+    """An attempt that is over, and the earlier ones that its prompts showed."""
+
+    rewards: NotRequired[list[float | None]]
+
+
 def write_about_attempt(
     name: AttemptPrompt,
     model: Runnable[Any, Any],
@@ -61,7 +75,7 @@ def write_about_attempt(
     count: Count = len,
     window: int = 2**31,
     prompts: Path | None = None,
-) -> Ask:
+) -> Ask[AttemptWithNotes, NoteChannels]:
     """A node that asks the model for a few sentences about the attempt just made and puts them into `note`.
 
     If the attempt does not fit the window, only its last steps are shown.
@@ -78,12 +92,12 @@ def write_about_attempt(
     """
     prompt = Prompt.load(name, prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: AttemptWithNotes) -> list[BaseMessage]:
         earlier, instruction = _earlier_text(name, buffer, layout, state), state["task"].instruction
         steps = attempt_text(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: AttemptWithNotes) -> NoteChannels:
         written = answer_text(reply)
         if mark := _MARKS.get(name):
             written = re.split(rf"^[ \t*_#]*{mark}[ \t*_]*:[ \t*_]*", written, flags=re.MULTILINE | re.IGNORECASE)[-1]
@@ -95,8 +109,11 @@ def write_about_attempt(
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
 
 
-class JudgedAttempt(AttemptInput, RewardChannels):
-    """An attempt that is over, with a reward (or none) for every step."""
+class JudgedAttempt(StepRewards, EpisodeNumber):
+    """The rewards of an attempt, and whether the run makes another one."""
+
+    episodes: NotRequired[int]
+    full_score: NotRequired[float | None]
 
 
 def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:
@@ -108,7 +125,7 @@ def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last
     return "last attempt" if reaches_full_score(earned, state.get("full_score")) else "another attempt"
 
 
-def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:
+def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: AttemptWithNotes) -> str:
     """The text that stands before the attempt: the last plans, or the earlier attempts."""
     if name.startswith("reflexion/"):
         return notes_text(buffer, state)
@@ -128,6 +145,6 @@ def attempt_text(state: State, journal: Journal, layout: Layout, frame: str, cou
     return shown + end
 
 
-def _no_note(bad: BadReply, state: State) -> Mapping[str, Any]:
+def _no_note(bad: BadReply, state: AttemptWithNotes) -> NoteChannels:
     """The channels without a note: the attempt counts, and the next one goes without its lesson."""
     return {"note": ""}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -18,13 +18,21 @@ from langchain_core.runnables import Runnable
 from ...memory.records import Precedent, Strategy, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..ask import Ask, BadReply, State, text
+from ..ask import Ask, BadReply, text
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
-from ..retrieve.triggers import REASONS
-from ..state import DraftChannels, EpisodeChannels, PrecedentChannels, StrategyChannels
+from ..retrieve.triggers import REASONS, Trigger
+from ..state import (
+    HeadChannel,
+    ObservationChannel,
+    PrecedentsChannel,
+    ReasonsChannel,
+    StrategyChannel,
+    StrategyChannels,
+    TaskChannel,
+)
 from ..text import shorten
 
 __all__ = [
@@ -43,8 +51,13 @@ MAX_CUE_CHARACTERS = 24
 """Greatest length of a state that is named in an item of advice, in characters."""
 
 
-class StrategyInputs(EpisodeChannels, PrecedentChannels, StrategyChannels):
-    """An episode, its precedents, and the strategy in force."""
+class StrategyInputs(TaskChannel, ObservationChannel, HeadChannel, PrecedentsChannel):
+    """A situation, the steps that led there, its precedents, and in low mode the draft that memory is asked about."""
+
+    step: int
+    strategy: NotRequired[Strategy | None]
+    tentative: NotRequired[str | None]
+    reasons: NotRequired[list[Trigger]]
 
 
 class NewStrategy(StrategyChannels):
@@ -84,7 +97,7 @@ class StrategyWriter:
         """Greatest length of a strategy in tokens: an eighth of the window, at least 16, to leave room in later prompts."""
         return max(self.window // 8, 16)
 
-    def messages(self, state: State) -> list[BaseMessage]:
+    def messages(self, state: StrategyInputs) -> list[BaseMessage]:
         """The messages: the precedents, the episode so far, the present state.
 
         Raises:
@@ -116,18 +129,18 @@ class StrategyWriter:
             steps = steps or "none\n"
         return self.prompt.messages(steps=steps, **used)
 
-    def _place_in_episode(self, state: State) -> str:
+    def _place_in_episode(self, state: StrategyInputs) -> str:
         """The number of the step to come, and how many there may be at most."""
         horizon = getattr(self.environment, "horizon", None)
         return f"step {state.get('step', 0) + 1}" + (f" of at most {horizon}" if horizon else "")
 
-    def _admissible_actions(self, state: State) -> str:
+    def _admissible_actions(self, state: StrategyInputs) -> str:
         actions = state["observation"].actions
         if self.admissible is None or not actions:
             return ""
         return text(self.admissible.messages(actions="\n".join(f"- {action}" for action in actions))[0])
 
-    def _doubt(self, state: State) -> str:
+    def _doubt(self, state: StrategyInputs) -> str:
         """The strategy in force, the draft, and why memory is asked; empty where no draft was made."""
         if self.doubt is None or not state.get("reasons"):
             return ""
@@ -136,7 +149,7 @@ class StrategyWriter:
         reasons = "; ".join(REASONS[reason] for reason in state["reasons"])
         return text(self.doubt.messages(strategy=told, draft=state["tentative"], reasons=reasons)[0]) + "\n"
 
-    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
+    def state_update(self, state: StrategyInputs, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
         key = key_of(self.memory, self.environment, self.journal, state)
@@ -149,14 +162,16 @@ class StrategyWriter:
         }
 
 
-def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path | None = None) -> Ask:
+def synthesize(
+    model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path | None = None
+) -> Ask[StrategyInputs, NewStrategy]:
     """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
 
     After a reply of `nothing`, or after replies that could not be read in all tries, there is no strategy, and the agent acts
     without one. Unreadable ones are counted (`Usage.malformed`).
     """
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: StrategyInputs) -> NewStrategy:
         answer = answer_text(reply)
         thought, *marked = re.split(_MARK, answer)
         if writer.needs_marker and not marked:
@@ -166,7 +181,7 @@ def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path 
             raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
         return writer.state_update(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
 
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: StrategyInputs) -> NewStrategy:
         return {**writer.state_update(state, "", bad.reply, "model"), "usage": Usage(malformed=1)}
 
     return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), on_bad_reply=on_bad_reply)
@@ -283,27 +298,27 @@ class StrategyPrompt(EpisodePrompt):
         return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
 
 
-def route_precedents(state: PrecedentChannels) -> Literal["precedents", "nothing alike"]:
+def route_precedents(state: PrecedentsChannel) -> Literal["precedents", "nothing alike"]:
     """Router: were precedents found? A strategy without precedents does worse than none (AdaMEM, ablations)."""
     return "precedents" if state["precedents"] else "nothing alike"
 
 
-class DraftWithPrecedents(PrecedentChannels, DraftChannels):
-    """The precedents, and the draft made before memory was asked."""
+class PrecedentsForDraft(PrecedentsChannel, ReasonsChannel):
+    """The precedents, and the reasons for which memory was asked about a draft."""
 
 
-def route_precedents_or_draft(state: DraftWithPrecedents) -> Literal["precedents", "keep the draft", "nothing alike"]:
+def route_precedents_or_draft(state: PrecedentsForDraft) -> Literal["precedents", "keep the draft", "nothing alike"]:
     """Router of low mode: were precedents found, and if not, is there a draft to carry out?"""
     if state["precedents"]:
         return "precedents"
     return "keep the draft" if state["reasons"] else "nothing alike"
 
 
-class EpisodeWithStrategy(EpisodeChannels, StrategyChannels):
-    """An episode, and the strategy in force."""
+class SituationWithStrategy(ObservationChannel, StrategyChannel):
+    """The present observation, and the strategy in force."""
 
 
-def route_guidance(state: EpisodeWithStrategy) -> Literal["over", "strategy", "no strategy"]:
+def route_guidance(state: SituationWithStrategy) -> Literal["over", "strategy", "no strategy"]:
     """Router of low mode: has the episode ended, and is there a strategy in force?"""
     if state["observation"].over:
         return "over"

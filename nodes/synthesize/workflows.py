@@ -27,11 +27,12 @@ from langchain_core.runnables import Runnable
 from ...memory.attempts.buffer import Buffer
 from ...memory.records import Shown, Trajectory
 from ...memory.storage.journal import Journal
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, attempts_in_prompt, note_line
-from .reflect import JudgedAttempt, attempt_text, route_next_attempt
+from ..state import NoteChannels
+from .reflect import AttemptWithNotes, JudgedAttempt, attempt_text, route_next_attempt
 
 __all__ = [
     "RouteInduction",
@@ -66,7 +67,7 @@ class WorkflowWriter:
     max_note_tokens: int
     """Tokens of what is written after one attempt; further lines are cut."""
 
-    def texts(self, state: State, name: WorkflowPrompt) -> tuple[str, str]:
+    def texts(self, state: AttemptWithNotes, name: WorkflowPrompt) -> tuple[str, str]:
         """The workflows that this attempt's prompts showed, and the attempt; its last steps if not all fit.
 
         If not even those fit, the workflows of the oldest attempts are left out.
@@ -100,18 +101,18 @@ class WorkflowWriter:
 
 def write_workflows(
     name: WorkflowPrompt, model: Runnable[Any, Any], writer: WorkflowWriter, prompt: Prompt, again: Prompt
-) -> Ask:
+) -> Ask[AttemptWithNotes, NoteChannels]:
     """A node that asks for workflows after an attempt and puts them into `note`.
 
     If no reply can be used, the attempt leaves no new workflow; with `awm/rewrite` the old one stays.
     """
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: AttemptWithNotes) -> list[BaseMessage]:
         earlier, steps = writer.texts(state, name)
         number, instruction = state["episode"] + 1, state["task"].instruction
         return prompt.messages(instruction=instruction, earlier=earlier, number=number, steps=steps)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: AttemptWithNotes) -> NoteChannels:
         written = answer_text(reply)
         if name == "awm/line":
             line = " ".join(written.split())
@@ -124,7 +125,7 @@ def write_workflows(
             raise Unreadable("asked for text after that line, got none")
         return {"note": "" if _says_none(note) else writer.clip(note)}
 
-    def keep_old(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def keep_old(bad: BadReply, state: AttemptWithNotes) -> NoteChannels:
         return {"note": _workflows(writer.buffer, state, bare=True).strip() if name == "awm/rewrite" else ""}
 
     return Ask(name, model, messages, read, again, on_bad_reply=keep_old)
@@ -134,7 +135,7 @@ def _says_none(text: str) -> bool:
     return text.strip(" .*_\"'").lower() in ("none", "nothing", "")
 
 
-def _workflows(buffer: Buffer, state: State, *, lines: bool = False, bare: bool = False) -> str:
+def _workflows(buffer: Buffer, state: Mapping[str, Any], *, lines: bool = False, bare: bool = False) -> str:
     """The notes on the attempts that `Compose` chose, equal ones once; empty without notes."""
     attempts = attempts_in_prompt(buffer, state)
     if lines:

@@ -29,12 +29,12 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object
 from ..reply_schemas import NUMBER, TEXT, reply_schema
 from ..retrieve.attempts import EpisodePrompt, Layout
-from ..state import EpisodeChannels, NoteChannels
+from ..state import EpisodeInput, HeadChannel, NoteChannels, ObservationChannel, StepRewards
 from ..synthesize.reflect import JudgedAttempt, attempt_text, route_next_attempt
 from ..synthesize.workflows import has_succeeded
 
@@ -89,8 +89,29 @@ class ConfigurationChannels(TypedDict):
     """The text of the routine; empty without a routine, or if it failed."""
 
 
-class ConfiguredEpisode(EpisodeChannels, ConfigurationChannels):
-    """An episode with a configuration."""
+class ConfigurationChannel(TypedDict):
+    """The configuration that an episode is played with."""
+
+    configuration: dict[str, Any]
+    """The fields of a `Configuration`."""
+
+
+class ConfiguredEpisode(ConfigurationChannel, HeadChannel, ObservationChannel):
+    """The steps of an episode that is played with a configuration, and what is seen."""
+
+
+class DigestChannel(TypedDict):
+    """What the configuration's routine says about the running episode."""
+
+    digest: str
+
+
+class PickedConfiguration(ConfigurationChannel, DigestChannel, NoteChannels):
+    """The configuration of an episode that begins, and the note that names it."""
+
+
+class JudgedConfiguration(ConfigurationChannel, EpisodeInput, HeadChannel, ObservationChannel, StepRewards):
+    """A finished attempt with its rewards and its configuration."""
 
 
 def read_tree(attempts: Sequence[Trajectory], first: Configuration) -> tuple[list[Configuration], dict[int, list[float]]]:
@@ -152,7 +173,7 @@ class SelectConfiguration:
     c: float
     """The weight of exploration."""
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
+    def __call__(self, state: EpisodeInput) -> PickedConfiguration:
         tree, returns = read_tree(self.buffer.attempts(state["run"], state["task"].id, state["episode"]), self.first)
         picked = select_configuration(tree, returns, self.c)
         return {"configuration": asdict(picked), "note": json.dumps({"played": picked.number}), "digest": ""}
@@ -172,7 +193,7 @@ class RunRoutine:
     """None: there is no sandbox, and no routine runs."""
     journal: Journal
 
-    def __call__(self, state: ConfiguredEpisode) -> dict[str, str]:
+    def __call__(self, state: ConfiguredEpisode) -> DigestChannel:
         routine = state["configuration"]["routine"]
         if self.run_code is None or not routine:
             return {"digest": ""}
@@ -263,13 +284,15 @@ class EvolutionInputs:
         return f'{{"guide": "...", "examples": 3{routine}}}'
 
 
-def evolve_configuration(inputs: EvolutionInputs, model: Runnable[Any, Any], again: Prompt) -> Ask:
+def evolve_configuration(
+    inputs: EvolutionInputs, model: Runnable[Any, Any], again: Prompt
+) -> Ask[JudgedConfiguration, NoteChannels]:
     """A node that asks for a child of the configuration just played, and puts it into `note`.
 
     If no reply can be used, the attempt leaves no child.
     """
 
-    def messages(state: State) -> list[BaseMessage]:
+    def messages(state: JudgedConfiguration) -> list[BaseMessage]:
         played = _configuration(state["configuration"])
         earlier = inputs.buffer.attempts(state["run"], state["task"].id, state["episode"])
         tree, returns = read_tree(earlier, inputs.first)
@@ -288,7 +311,7 @@ def evolve_configuration(inputs: EvolutionInputs, model: Runnable[Any, Any], aga
             **shown, steps=steps, number=state["episode"] + 1, routine=inputs.routine_rules, form=inputs.form
         )
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    def read(reply: AIMessage, state: JudgedConfiguration) -> NoteChannels:
         played = _configuration(state["configuration"])
         found = read_object(answer_text(reply), "guide")
         guide, examples, routine = found.get("guide"), found.get("examples"), found.get("routine")
@@ -307,7 +330,7 @@ def evolve_configuration(inputs: EvolutionInputs, model: Runnable[Any, Any], aga
         )
         return {"note": json.dumps({"played": played.number, "child": asdict(child)})}
 
-    def no_child(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def no_child(bad: BadReply, state: JudgedConfiguration) -> NoteChannels:
         return {"note": json.dumps({"played": state["configuration"]["number"]})}
 
     routine: Mapping[str, Any] = {"routine": TEXT} if inputs.routine_rules else {}

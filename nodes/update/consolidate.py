@@ -212,7 +212,7 @@ class ReviseLibrary(Runnable[Any, Any]):
     role: ClassVar[str] = "model"
 
     critic: Critic
-    question: Ask | None = field(default=None, repr=False)
+    question: Ask[Any, Any] | None = field(default=None, repr=False)
     """The question to the model, whose reply is read into `decision`; None: code decides."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -355,7 +355,7 @@ def consolidate(model: Runnable[Any, Any], critic: Critic, how: ConsolidationMod
     return ReviseLibrary(critic, None if critic.line_only or how == "code" else _merger(model, critic))
 
 
-def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
+def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask[Any, Any]:
     prompt = critic.prompts["consolidate"]
 
     def prompt_values(state: State) -> dict[str, str]:

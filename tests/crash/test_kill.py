@@ -21,12 +21,11 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.arms import method_settings
-from learngraph.graphs.experiments import sweep
-from learngraph.graphs.experiments.options import RunOptions, RunSetup
+from learngraph.graphs.arms import make_arm, method_settings
+from learngraph.graphs.experiments.folder import Job, Sweep
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import play
-from learngraph.graphs.experiments.run_folder import make_job
-from learngraph.graphs.experiments.sweep import Job
+from learngraph.graphs.experiments.results import is_finished
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
@@ -56,13 +55,12 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def planned(folder: Path, method: str) -> tuple[RunSetup, Job]:
+def planned(folder: Path, method: str) -> Job:
     options = RunOptions(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
     settings = METHODS[method]
     if hasattr(settings, "temperature"):
         settings = type(settings)(**{**asdict(settings), "temperature": 4.0})
-    setup = RunSetup(options, {method: settings})
-    return setup, make_job(setup, folder, method, 1)
+    return Sweep(options, {method: make_arm(method, settings)}, folder, (1,)).job(method, 1)
 
 
 def outcome(job: Job) -> dict[str, Any]:
@@ -91,8 +89,8 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def start(work: tuple[RunSetup, Job]) -> Any:
-    process = CONTEXT.Process(target=play, args=((work[0], (work[1],)),))
+def start(job: Job) -> Any:
+    process = CONTEXT.Process(target=play, args=((job,),))
     process.start()
     return process
 
@@ -101,8 +99,8 @@ def start(work: tuple[RunSetup, Job]) -> Any:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     @cache
     def found(method: str) -> dict[str, Any]:
-        setup, job = planned(tmp_path_factory.mktemp("undisturbed"), method)
-        assert play((setup, (job,))) is None
+        job = planned(tmp_path_factory.mktemp("undisturbed"), method)
+        assert play((job,)) is None
         return outcome(job)
 
     return found
@@ -119,11 +117,10 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
     chance = random.Random(method)
     kills = runs = 0
     while kills < 20:
-        work = planned(tmp_path / str(runs), method)
-        job = work[1]
-        while not sweep.is_finished(job):
+        job = planned(tmp_path / str(runs), method)
+        while not is_finished(job):
             steps = job.folder / "steps.jsonl"
-            process, until = start(work), lines(steps) + chance.randrange(0, 9)
+            process, until = start(job), lines(steps) + chance.randrange(0, 9)
             if lines(steps) == until:  # before it gets anywhere: while it opens its files
                 time.sleep(chance.uniform(0, 0.6))
             while process.is_alive() and lines(steps) < until:
@@ -168,12 +165,12 @@ print(play(work))
 def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]) -> None:
     import pickle
 
-    setup, job = planned(tmp_path, "jitrl")
-    work = pickle.dumps((setup, (job,))).hex()
+    job = planned(tmp_path, "jitrl")
+    work = pickle.dumps((job,)).hex()
     ended = subprocess.run([sys.executable, "-c", DIE, when, work], timeout=120, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert lines(job.folder / "episodes.jsonl") == 2
-    assert play((setup, (job,))) is None
+    assert play((job,)) is None
     assert outcome(job) == undisturbed("jitrl")
 
 

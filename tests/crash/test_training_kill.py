@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.arms import method_settings
-from learngraph.graphs.experiments import sweep
-from learngraph.graphs.experiments.options import RunOptions, RunSetup
+from learngraph.graphs.arms import make_arm, method_settings
+from learngraph.graphs.experiments.folder import Job, Sweep
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import play
-from learngraph.graphs.experiments.run_folder import make_job
-from learngraph.graphs.experiments.sweep import Job
+from learngraph.graphs.experiments.results import is_finished
 
 pytest.importorskip("trl", reason="needs trl")
 CONTEXT = get_context("forkserver")
@@ -25,10 +24,10 @@ EPISODES = 5
 SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
 
 
-def planned(folder: Path, method: str) -> tuple[RunSetup, Job]:
+def planned(folder: Path, method: str) -> Job:
     options = RunOptions(env="toy", model="pocket", episodes=EPISODES, horizon=9)
-    setup = RunSetup(options, {method: type(method_settings(method))(**SETTINGS[method])})
-    return setup, make_job(setup, folder, method, 1)
+    arm = make_arm(method, type(method_settings(method))(**SETTINGS[method]))
+    return Sweep(options, {method: arm}, folder, (1,)).job(method, 1)
 
 
 def outcome(job: Job) -> dict[str, Any]:
@@ -55,14 +54,13 @@ def place(job: Job) -> int:
 def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happened(method: str, tmp_path: Path) -> None:
     chance, kills = random.Random(method), 0
     undisturbed = planned(tmp_path / "undisturbed", method)
-    assert play((undisturbed[0], (undisturbed[1],))) is None
-    expected = outcome(undisturbed[1])
+    assert play((undisturbed,)) is None
+    expected = outcome(undisturbed)
     assert 1 <= len(expected["versions"]) <= 2
     assert any(row.get("updates") for row in expected["training"])
-    work = planned(tmp_path / "killed", method)
-    job = work[1]
-    while not sweep.is_finished(job):
-        process = CONTEXT.Process(target=play, args=((work[0], (job,)),))
+    job = planned(tmp_path / "killed", method)
+    while not is_finished(job):
+        process = CONTEXT.Process(target=play, args=((job,),))
         process.start()
         until = place(job) + chance.randrange(3, 8)
         # A training begins with the attempt's row: half of the kills come within it.

@@ -1,12 +1,14 @@
-"""The catalogue of nodes, and the channels that are read from their code."""
+"""The catalogue of nodes, and the channels that their types name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired
 
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.runnables import RunnableConfig
+from typing_extensions import TypedDict
 
 import learngraph
 from learngraph.memory.errors import UserError
@@ -23,7 +25,7 @@ def test_every_verb_has_nodes_and_every_node_a_line() -> None:
     assert {entry.verb for entry in entries} == set(VERBS)
     assert all(entry.summary and entry.module.startswith("learngraph.nodes.") for entry in entries)
     assert len({(entry.module, entry.name) for entry in entries}) == len(entries)
-    assert sum(bool(entry.reads) for entry in entries) / len(entries) > 0.85
+    assert sum(bool(entry.reads) for entry in entries) / len(entries) > 0.8
     with pytest.raises(UserError, match="there are act, evaluate"):
         catalogue("remember")
 
@@ -56,9 +58,10 @@ def test_an_object_says_more_than_its_class() -> None:
     act = node_channels(Act(world, journal, clear_lists=("neighbours",)))
     assert {"action", "head", "observation"} <= act.needs
     assert "neighbours" in act.writes
-    assert "lost" in act.reads - act.needs  # asked for with a default, and only of a lost step
+    assert act.may_read_more  # what the journal keeps of a step
     asking = node_channels(act_policy(FakeListChatModel(responses=[""]), Seen()))
-    assert asking.needs >= {"observation", "mine"}
+    assert asking.needs == {"observation"}
+    assert asking.may_read_more  # what its view shows
     assert asking.writes == {"candidates", "lost", "usage", "vote"}
 
 
@@ -69,32 +72,32 @@ class Seen:
         return {"situation": state["mine"], "history": "", "goal": ""}
 
 
-def test_what_may_not_run_is_not_needed() -> None:
-    def node(state: dict[str, Any]) -> dict[str, Any]:
-        found = {"one": state["always"]}
-        if state["tested"]:
-            found["two"] = state["sometimes"]
-        for _ in state["many"]:
-            found |= {"three": state["within"]}
-        text = state["left"] if found else state["right"]
-        if text:
-            return {"four": text}
-        return found | {"five": state["after"]}
-
-    channels = node_channels(node)
-    assert channels.needs == {"always", "tested", "many"}
-    assert channels.reads == channels.needs | {"sometimes", "within", "left", "right", "after"}
-    assert channels.writes == {"one", "two", "three", "four", "five"}
-    assert not channels.is_open
+class Known(TypedDict):
+    always: str
+    sometimes: NotRequired[str]
 
 
-def test_what_cannot_be_read_may_write_anything() -> None:
+class Found(TypedDict, total=False):
+    one: str
+
+
+def find(state: Known) -> Found:
+    return {"one": state["always"]}
+
+
+class Finder:
+    def __call__(self, state: Known | Mapping[str, Any], config: RunnableConfig) -> Found | None:
+        return None
+
+
+def test_a_node_says_in_its_types_what_it_reads_and_writes() -> None:
+    for node in (find, Finder(), Finder, Finder().__call__):
+        channels = node_channels(node)
+        assert (channels.reads, channels.needs) == ({"always", "sometimes"}, {"always"})
+        assert (channels.writes, channels.is_open, channels.may_read_more) == ({"one"}, False, node is not find)
+
+
+def test_what_has_no_types_may_write_anything() -> None:
     for node in (lambda state: {"x": 1}, dict, print, object()):
         assert node_channels(node).is_open
     assert node_channels(UniformPolicy()).writes == {"candidates"}
-
-
-def test_nodes_that_hold_each_other_are_read() -> None:
-    """A tool node of LangGraph's holds itself, by a method of its own."""
-    prebuilt = pytest.importorskip("langgraph.prebuilt")
-    assert node_channels(prebuilt.ToolNode([])).is_open

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments import play, pool
+from learngraph.graphs.experiments import pool, run_inputs
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -30,5 +30,5 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 
     monkeypatch.setattr(pool, "run_workers", work)
     monkeypatch.chdir(folder)
-    play.shared_environment.cache_clear()
+    run_inputs.shared_environment.cache_clear()
     return folder

@@ -12,8 +12,8 @@
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
     walk.save_test("tests/test_it.py")         the last step as a test
 
-`step`, `until`, `finish`, `into`, `out` and `resume` run nodes; `astep` and so on do the same for graphs whose nodes
-are asynchronous. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
+`step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes run on an event loop in a thread of its own; beside
+an asynchronous checkpointer, or a loop that must not wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
 again executes nodes again, with all their effects on the outside world.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
@@ -23,12 +23,15 @@ and leads back. That holds for all memories of this project, and for the `store`
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -46,13 +49,11 @@ if TYPE_CHECKING:
     from .bars import Bars as Bars
     from .bars import bars as bars
 
-__all__ = ["Bars", "StepperError", "Table", "Walk", "astart", "bars", "compare", "start", "table"]
+__all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 Stop = str | Callable[[dict[str, Any]], Any]
 """A place to pause at: the name of a node, or a test of the state."""
-Move = Generator[tuple[str, tuple[Any, ...], dict[str, Any]], Any, None]
-"""A move of a walk: it yields the calls of the graph that it needs (name, arguments), so that it runs with and without `await`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -78,6 +79,7 @@ class Walk:
     """The subgraphs' invocations in which it stands, the outermost first; empty in the graph itself."""
     breakpoints: list[Stop] = field(default_factory=list, repr=False)
     """Where `until` and `finish` pause, too: see `break_on`."""
+    _is_asynchronous: bool = field(default=False, init=False, repr=False)
     _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
     _left: Walk | None = field(default=None, repr=False, compare=False)
     """The walk as it was where it became a what-if."""
@@ -91,6 +93,7 @@ class Walk:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
         if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
+        self._is_asynchronous = is_asynchronous(self.graph)
         if self._now is None and "checkpoint_id" not in self.place["configurable"]:
             self._now = self.graph.get_state(self.place)
             self.place = self._now.config
@@ -132,7 +135,9 @@ class Walk:
         Raises:
             StepperError: the run has ended, or the node waits for an answer (see `resume`).
         """
-        return self._play(self._step(times))
+        for _ in range(times):
+            self._run("*")
+        return self
 
     def until(self, *stops: Stop) -> Self:
         """Run to the next pause, or to the end of the run; a question (see `question`) and a breakpoint pause as well.
@@ -146,11 +151,11 @@ class Walk:
         Raises:
             StepperError: there is no such node or channel, or the walk cannot go on (see `step`).
         """
-        return self._play(self._until(stops))
+        return self._until(stops)
 
     def finish(self) -> Self:
         """Run to the end of the whole run, or to a question or a breakpoint."""
-        return self._play(self._until((), come_out=True))
+        return self._until((), come_out=True)
 
     def into(self, node: str | None = None, number: int = 0) -> Self:
         """Run to the first pause inside the subgraph of a node. Other nodes of the same moment run to their ends.
@@ -164,11 +169,31 @@ class Walk:
         Raises:
             StepperError: there is no such node or invocation, or it has no subgraph that can pause.
         """
-        return self._play(self._into(node, number))
+        if node is not None and node not in self.next:
+            self._check_stops([node])
+            self._run([node])
+            if node not in self.next:
+                raise StepperError(f"the run never came to {node!r}: it stands at {self}")
+        if not self.next:
+            raise StepperError("the run has ended: back(n) goes to an earlier moment")
+        here = self.here
+        name = node or next((one for one in self.next if find_subgraph(here, one) is not None), self.next[0])
+        graph = find_subgraph(here, name)
+        if graph is None:
+            raise StepperError(f"{name!r} has no subgraph that LangGraph knows: step() runs it")
+        if graph.checkpointer is False:  # compiled to leave no checkpoints; to pause it needs those of the graph around it
+            graph.checkpointer = None
+        paths = sorted((task.path for task in self._snapshot().tasks if task.name == name), key=str)
+        if not 0 <= number < len(paths):
+            raise StepperError(f"{name!r} is about to run {len(paths)} times: there is no number {number} (they count from 0)")
+        self.inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
+        return self._run("*", entering=True)
 
     def out(self) -> Self:
         """Run the subgraph to its end, and pause in the graph around it."""
-        return self._play(self._out())
+        if not self.inside:
+            raise StepperError("the walk stands in no subgraph: into() enters one")
+        return self._run(())
 
     def resume(self, answer: Any) -> Self:
         """Answer the node that asks (see `question`), and run it to its end, or to its next question.
@@ -179,7 +204,27 @@ class Walk:
         Raises:
             StepperError: nothing asks, or several nodes ask and the answer does not say which.
         """
-        return self._play(self._resume(answer))
+        asked = self._interrupts()
+        if not asked:
+            raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
+        ids = {one.id for one in asked}
+        if len(asked) > 1 and not (isinstance(answer, Mapping) and answer and set(answer) <= ids):
+            raise StepperError(
+                f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
+            )
+        before = _checkpoint_id(self.place)
+        if self._asks_again:  # the record may hold another walk's answers to these questions: they are asked anew, on a copy
+            self._call("invoke", None, _merge(self.config, self.place), interrupt_before="*")
+            for given in self._answers:
+                self._call("invoke", Command(resume=given), _merge(self.config, _thread(self.place)), interrupt_before="*")
+            top = self._call("get_state", _thread(self.place), subgraphs=bool(self.inside))
+            self._now, _ = _descend(top, self.inside)
+            self.place = self._now.config
+            before = _checkpoint_id(self.place)
+        self._asks_again = False
+        self._run("*", Command(resume=answer))
+        self._answers = (*self._answers, answer) if _checkpoint_id(self.place) == before else ()
+        return self
 
     def edit(self, **channels: Any) -> Self:
         """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
@@ -189,35 +234,15 @@ class Walk:
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
         """
-        return self._play(self._edit(channels))
-
-    async def astep(self, times: int = 1) -> Self:
-        """As `step`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._step(times))
-
-    async def auntil(self, *stops: Stop) -> Self:
-        """As `until`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._until(stops))
-
-    async def afinish(self) -> Self:
-        """As `finish`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._until((), come_out=True))
-
-    async def ainto(self, node: str | None = None, number: int = 0) -> Self:
-        """As `into`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._into(node, number))
-
-    async def aout(self) -> Self:
-        """As `out`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._out())
-
-    async def aresume(self, answer: Any) -> Self:
-        """As `resume`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._resume(answer))
-
-    async def aedit(self, **channels: Any) -> Self:
-        """As `edit`, for graphs with asynchronous nodes."""
-        return await self._aplay(self._edit(channels))
+        check_channels(self.here, channels)
+        self._begin_branch()
+        try:
+            place = self._call("update_state", self.place, dict(channels))
+        except (TypeError, ValueError) as error:
+            raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
+        self._now = self._call("get_state", place)
+        self.place = self._now.config
+        return self
 
     def break_on(self, *stops: Stop) -> Self:
         """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.
@@ -365,54 +390,22 @@ class Walk:
 
     # -- how moves are made -----------------------------------------------------------------------------------------
 
-    def _play(self, move: Move) -> Self:
-        call = _next_call(move, None)
-        while call is not None:
-            name, args, kwargs = call
-            try:
-                with self._playing():
-                    answer = getattr(self.graph, name)(*args, **kwargs)
-            except Exception as error:
-                call = move.throw(error)
-            else:
-                call = _next_call(move, answer)
-        return self
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the graph in the walk's branch of memory."""
+        with self.branch.play() if self.branch is not None else nullcontext():
+            return _call(self.graph, self._is_asynchronous, name, *args, **kwargs)
 
-    async def _aplay(self, move: Move) -> Self:
-        call = _next_call(move, None)
-        while call is not None:
-            name, args, kwargs = call
-            try:
-                with self._playing():
-                    answer = await getattr(self.graph, f"a{name}")(*args, **kwargs)
-            except Exception as error:
-                call = move.throw(error)
-            else:
-                call = _next_call(move, answer)
-        return self
-
-    def _playing(self) -> ExitStack:
-        stack = ExitStack()
-        if self.branch is not None:
-            stack.enter_context(self.branch.play())
-        return stack
-
-    def _step(self, times: int) -> Move:
-        for _ in range(times):
-            yield from self._run("*")
-
-    def _until(self, stops: Sequence[Stop], come_out: bool = False) -> Move:
+    def _until(self, stops: Sequence[Stop], come_out: bool = False) -> Self:
         self._check_stops(stops)
         wanted = [*stops, *self.breakpoints]
         names = [one for one in wanted if isinstance(one, str)]
         tests = [one for one in wanted if not isinstance(one, str)]
         if not tests:
-            yield from self._run(names, around=() if come_out else "*")
-            return
+            return self._run(names, around=() if come_out else "*")
         while True:
-            yield from self._run("*")
+            self._run("*")
             if not self.next or self._interrupts() or set(self.next) & set(names) or any(map(self._is_true, tests)):
-                return
+                return self
 
     def _check_stops(self, stops: Sequence[Stop]) -> None:
         known = _nodes(self.here)
@@ -431,67 +424,7 @@ class Walk:
                 return False
             raise StepperError(f"the test asks for {error}, which is no channel; there are {', '.join(known)}") from error
 
-    def _into(self, node: str | None, number: int) -> Move:
-        if node is not None and node not in self.next:
-            self._check_stops([node])
-            yield from self._run([node])
-            if node not in self.next:
-                raise StepperError(f"the run never came to {node!r}: it stands at {self}")
-        if not self.next:
-            raise StepperError("the run has ended: back(n) goes to an earlier moment")
-        here = self.here
-        name = node or next((one for one in self.next if find_subgraph(here, one) is not None), self.next[0])
-        graph = find_subgraph(here, name)
-        if graph is None:
-            raise StepperError(f"{name!r} has no subgraph that LangGraph knows: step() runs it")
-        if (
-            graph.checkpointer is False
-        ):  # it was compiled to leave no checkpoints; to pause it needs those of the graph around it
-            graph.checkpointer = None
-        paths = sorted((task.path for task in self._snapshot().tasks if task.name == name), key=str)
-        if not 0 <= number < len(paths):
-            raise StepperError(f"{name!r} is about to run {len(paths)} times: there is no number {number} (they count from 0)")
-        self.inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
-        yield from self._run("*", entering=True)
-
-    def _out(self) -> Move:
-        if not self.inside:
-            raise StepperError("the walk stands in no subgraph: into() enters one")
-        yield from self._run(())
-
-    def _resume(self, answer: Any) -> Move:
-        asked = self._interrupts()
-        if not asked:
-            raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
-        ids = {one.id for one in asked}
-        if len(asked) > 1 and not (isinstance(answer, Mapping) and answer and set(answer) <= ids):
-            raise StepperError(
-                f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
-            )
-        before = _checkpoint_id(self.place)
-        if self._asks_again:  # the record may hold another walk's answers to these questions: they are asked anew, on a copy
-            yield "invoke", (None, _merge(self.config, self.place)), {"interrupt_before": "*"}
-            for given in self._answers:
-                yield "invoke", (Command(resume=given), _merge(self.config, _thread(self.place))), {"interrupt_before": "*"}
-            top = yield "get_state", (_thread(self.place),), {"subgraphs": bool(self.inside)}
-            self._now, _ = _descend(top, self.inside)
-            self.place = self._now.config
-            before = _checkpoint_id(self.place)
-        self._asks_again = False
-        yield from self._run("*", Command(resume=answer))
-        self._answers = (*self._answers, answer) if _checkpoint_id(self.place) == before else ()
-
-    def _edit(self, channels: Mapping[str, Any]) -> Move:
-        check_channels(self.here, channels)
-        self._begin_branch()
-        try:
-            place = yield "update_state", (self.place, dict(channels)), {}
-        except (TypeError, ValueError) as error:
-            raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
-        self._now = yield "get_state", (place,), {}
-        self.place = self._now.config if self._now else place
-
-    def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Move:
+    def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Self:
         """Run the graph to a pause.
 
         Args:
@@ -505,24 +438,43 @@ class Walk:
         if input is None and self._interrupts():
             raise StepperError(f"{self}: answer with resume(value)")
         thread = _thread(self.place)
-        top = yield "get_state", (thread,), {"subgraphs": True}
+        top = self._call("get_state", thread, subgraphs=True)
         latest, _ = _descend(top, self.inside[:-1] if entering else self.inside)
         # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
         place = thread if _checkpoint_id(latest.config) == _checkpoint_id(self.place) else self.place
         with pause_in(self.graph, self.inside, pause, around):
             outer = around if self.inside else pause
-            yield "invoke", (input, _merge(self.config, place)), {"interrupt_before": outer}
-        top = yield "get_state", (thread,), {"subgraphs": bool(self.inside)}
+            self._call("invoke", input, _merge(self.config, place), interrupt_before=outer)
+        top = self._call("get_state", thread, subgraphs=bool(self.inside))
         self._now, depth = _descend(top, self.inside)
         self.inside = self.inside[:depth]
         self.place = self._now.config
+        return self
 
 
-def _next_call(move: Move, answer: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
-    try:
-        return move.send(answer)
-    except StopIteration:
-        return None
+def is_asynchronous(graph: Any) -> bool:
+    """True if a node of the graph, or of a graph within it, can only be awaited."""
+    for name, spec in graph.builder.nodes.items():
+        if getattr(spec.runnable, "afunc", None) is not None and getattr(spec.runnable, "func", None) is None:
+            return True
+        inner = find_subgraph(graph, name)
+        if hasattr(inner, "builder") and is_asynchronous(inner):
+            return True
+    return False
+
+
+def _call(graph: Graph, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:
+    if not in_loop:
+        return getattr(graph, name)(*args, **kwargs)
+    return asyncio.run_coroutine_threadsafe(getattr(graph, f"a{name}")(*args, **kwargs), _loop()).result()
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of all asynchronous walks: clients that a node keeps belong to one loop."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="walks", daemon=True).start()
+    return loop
 
 
 def _descend(top: StateSnapshot, inside: Sequence[Invocation]) -> tuple[StateSnapshot, int]:
@@ -567,19 +519,8 @@ def start(graph: Graph, input: Any, thread: str = "1", config: RunnableConfig | 
     place: RunnableConfig = {"configurable": {"thread_id": thread}}
     given = config or RunnableConfig()
     if graph.checkpointer:
-        graph.invoke(input, _merge(given, place), interrupt_before="*")
+        _call(graph, is_asynchronous(graph), "invoke", input, _merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
-
-
-async def astart(graph: Graph, input: Any, thread: str = "1", config: RunnableConfig | None = None) -> Walk:
-    """As `start`, for graphs with asynchronous nodes or an asynchronous checkpointer; go on with `await walk.astep()`."""
-    place: RunnableConfig = {"configurable": {"thread_id": thread}}
-    given = config or RunnableConfig()
-    if not graph.checkpointer:
-        return Walk(graph, place)  # which says that it needs one
-    await graph.ainvoke(input, _merge(given, place), interrupt_before="*")
-    now = await graph.aget_state(place)
-    return Walk(graph, now.config, config=given, _now=now)
 
 
 def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:

@@ -1,14 +1,11 @@
-"""Training texts of the pocket model: attempts at TextWorldExpress games and at chores, alone and several at one task.
-
-`window_pieces`: gold paths with detours. `retry_pieces`: several attempts at one task, labelled by the best one so far.
-"""
+"""Attempts at TextWorldExpress games and at chores, for training texts of the pocket model, and texts of single attempts."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -17,7 +14,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 
 from .chores import invent_word
-from .transcripts import IDLE_ACTIONS, NOW_MODES, DecisionPiece, RewardPiece, TranscriptPiece, soften, token_count
+from .transcripts import IDLE_ACTIONS, DecisionPiece, RewardPiece, TranscriptPiece, soften
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def practise(world: Any, task: Task, draw: random.Random, horizon: int = 30) -> 
 
     A step off the path is walked back, a thing put in the wrong place is taken again. Each label here is 1 for gold's next action
     (in twc, where things can be taken and put away in any order, for each of gold's next actions) and 0 for the other admissible
-    actions; `retry_pieces` makes the final labels.
+    actions.
     """
     try:
         plan = [action for action in world.gold(task) if action not in IDLE_ACTIONS]
@@ -125,16 +122,6 @@ def _observe_plan(world: Any, task: Task, plan: Sequence[tuple[str, str]]) -> li
         return [world.observe(task, taken[:step]) for step in range(len(taken) + 1)]
     except UserError:
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class Games:
-    """Attempts at TextWorldExpress games."""
-
-    paths: tuple[tuple[GameAttempt, ...], ...]
-    """The attempts by map."""
-    tries: tuple[tuple[tuple[GameAttempt, ...], ...], ...]
-    """Attempts that `practise` made, by map and task."""
 
 
 def window_pieces(draw: random.Random, attempts: Sequence[GameAttempt]) -> Iterator[TranscriptPiece]:
@@ -260,145 +247,3 @@ def _step(state: str, action: str, reward: float) -> str:
 def clip(state: str, longest: int = 40) -> str:
     """A state as prompts show it of earlier steps: the first line, cut."""
     return state.partition("\n")[0][:longest]
-
-
-def retry_pieces(draw: random.Random, attempts: Sequence[GameAttempt], longest: int = 1000) -> Iterator[TranscriptPiece]:
-    """Several attempts at one task, and one decision of the attempt that runs, as in-context RL shows them.
-
-    The loss is at that decision and, with less weight and with the clipped state for an observation, at those of the earlier
-    attempts from the second on. The label: what the best attempt so far did, up to its highest score, else whatever was
-    rewarded and can be done, else a prior (gold's action, with other actions that have not failed there). It is what the
-    text tells where rewards are shown; where they are zeroed or left out, it is the prior.
-    """
-    order = draw.sample(list(attempts), len(attempts))
-    if draw.random() < 0.5:
-        order = rename(order, draw)
-    horizon = draw.randint(8, 30)
-    rewards = draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
-    mode = draw.choice(NOW_MODES) if draw.random() < 0.45 else ""
-    number = draw.randint(1, 30) if draw.random() < 0.3 else 1
-    # The running attempt: mostly one that got somewhere, since an agent that reads its attempts will.
-    order.sort(key=lambda played: sum(reward for *_, reward in played.steps) < draw.random())
-    running, *earlier = order
-    draw.shuffle(earlier)
-    at = draw.randrange(min(len(running.steps), horizon)) if running.steps else 0
-    head = f"Task: {running.task.instruction}\n"
-    room = longest - 1.2 * token_count(head) - 18 * at - (1.2 * token_count(running.steps[at][0]) if running.steps else 0) - 30
-    yield head
-    memory = _Memory(rewards == "shown")
-    for played in earlier[: draw.choice((0, 1, 2, 3, 6, 6, 6))]:
-        steps = played.steps[:horizon]
-        room -= sum(1.3 * token_count(clip(state) + d.taken) + 6 for _, state, d, _ in steps) + 8
-        if room < 0:
-            break
-        known = memory.any
-        yield f"Attempt {number}:\n"
-        number += draw.randint(1, 3) if draw.random() < 0.1 else 1
-        yield from memory.attempt(steps, rewards, weight=0.5 if known else 0.0)
-        if rewards != "none":
-            yield f"total {round(sum(reward for *_, reward in steps), 9) if rewards == 'shown' else 0:g}\n"
-    if not running.steps:
-        return
-    if memory.any or draw.random() < 0.5:
-        yield f"Attempt {number}:\n"
-    if draw.random() < 0.4:  # off the layout: every step in full, for more decisions in a text
-        at = max(0, at - draw.randint(0, 5))
-        yield from memory.attempt(running.steps[:at], rewards, weight=0.5 if memory.any else 0.0, end=False)
-        yield from memory.attempt(running.steps[at:horizon], rewards, weight=3.0, end=False, mode=mode, full=True)
-        return
-    yield from memory.attempt(running.steps[:at], rewards, weight=0.5 if memory.any else 0.0, end=False)
-    seen, state, decision, _ = running.steps[at]
-    yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip()}\n>".lstrip("\n")
-    yield DecisionPiece(decision.taken, memory.label(state, decision, mode), weight=4.0)
-
-
-@dataclass
-class _Memory:
-    """Knowledge of one task of a game that the attempts of a text give."""
-
-    rewarded: bool
-    """True if the text shows rewards."""
-    any: bool = False
-    best: list[tuple[str, str, float]] = field(default_factory=list)
-    """(state, action, reward) of the best attempt so far, up to where its score was highest."""
-    paid: set[str] = field(default_factory=set)
-    """Actions that were rewarded."""
-    tried: dict[str, set[str]] = field(default_factory=dict)
-    """Actions that were taken and not rewarded, by state."""
-    now: list[tuple[str, str, float]] = field(default_factory=list)
-    """The attempt that is running."""
-
-    def attempt(
-        self,
-        steps: Sequence[tuple[str, str, DecisionPiece, float]],
-        rewards: str,
-        weight: float,
-        end: bool = True,
-        mode: str = "",
-        full: bool = False,
-    ) -> Iterator[TranscriptPiece]:
-        """The steps as a prompt shows them, or with full observations; then they are remembered, if the attempt ended."""
-        for seen, state, decision, reward in steps:
-            yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip() if full else clip(state)}\n>".lstrip("\n")
-            if weight:
-                yield DecisionPiece(decision.taken, self.label(state, decision, mode), weight=weight)
-            else:
-                yield f" {decision.taken}\n"
-            if rewards == "shown":
-                yield f"= {reward:g}\n"
-            elif rewards == "zeroed":
-                yield "= 0\n"
-            self.now.append((state, decision.taken, reward))
-        if not end:
-            return
-        self.any = True
-        if self.rewarded:
-            paths = [self.best, *(self.now[: n + 1] for n in range(len(self.now)))]
-            # The same score with fewer steps is better, too.
-            self.best = max(paths, key=lambda path: sum(r for *_, r in path) - 1e-3 * len(path))
-            self.paid |= {action for _, action, reward in self.now if reward > 0}
-        for state, action, reward in self.now:
-            if reward <= 0 or not self.rewarded:
-                self.tried.setdefault(state, set()).add(action)
-        self.now = []
-
-    def label(self, state: str, decision: DecisionPiece, mode: str = "") -> dict[str, float]:
-        """Probabilities of the admissible actions at a state of the running attempt."""
-        options = list(decision.probabilities)
-        gold = [action for action in options if decision.probabilities[action] > 0]
-        done = {action for _, action, _ in self.now}
-        tried = self.tried.get(state, set())
-        if mode == "explore":
-            new = [a for a in options if a not in tried and a not in self.paid and a not in done and a not in IDLE_ACTIONS]
-            if new:
-                gold = [action for action in gold if action in new]
-                return soften(_mix(gold, new, 0.4), options)
-        prior = _mix(
-            gold,
-            [a for a in options if a not in IDLE_ACTIONS and not (self.rewarded and a in tried)] or options,
-            0.75 if self.any else 0.9,
-        )
-        after = [action for there, action, _ in self.best if there == state]
-        follow = (
-            after[-1:]
-            or [
-                action
-                for _, action, reward in self.best
-                if reward >= 0 and action in options and action not in done and not action.startswith(("move ", "close "))
-            ][:1]
-        )
-        follow = follow or [action for action in options if action in self.paid and action not in done]
-        follow = [action for action in follow if action in options]
-        if not follow:
-            return soften(prior, options)
-        share = {action: 1 / len(follow) for action in follow}
-        return soften({a: 0.92 * share.get(a, 0.0) + 0.08 * prior.get(a, 0.0) for a in options}, options)
-
-
-def _mix(chosen: Sequence[str], others: Sequence[str], share: float) -> dict[str, float]:
-    """`share` of the probability on the chosen actions, if there are any; the rest uniform on the others."""
-    share = share if chosen else 0.0
-    out = {action: share / len(chosen) for action in chosen}
-    for action in others:
-        out[action] = out.get(action, 0.0) + (1 - share) / len(others)
-    return out

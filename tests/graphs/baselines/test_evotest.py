@@ -26,7 +26,7 @@ from pydantic import Field
 from learngraph.graphs.baselines import evotest
 from learngraph.graphs.baselines.evotest import EvoTest
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments.play import method_resources
+from learngraph.graphs.experiments.run_inputs import method_resources
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs

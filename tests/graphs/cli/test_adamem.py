@@ -1,4 +1,4 @@
-"""`learngraph adamem build|collect|filter|train`: what they make, what they say, and that one leads to the next."""
+"""`learngraph adamem build|filter|train`: what they make, what they say, and that one leads to the next."""
 
 from __future__ import annotations
 
@@ -19,38 +19,25 @@ from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.adamem import USAGE, adamem
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments.step_mft import CounterfactualAgent
+from learngraph.graphs.experiments.step_mft import CollectedRuns, CounterfactualAgent, open_agent, read_trajectories
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.attempts.trajectories import read_bank
 from learngraph.memory.errors import UserError
 from learngraph.memory.search import encoders
 from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.record_store import as_jsonl, read_jsonl
 from learngraph.nodes.synthesize import mft
-from learngraph.nodes.synthesize.mft import Pair, PromptMessage
+from learngraph.nodes.synthesize.mft import Pair
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.models import models
 
-PAIR = Pair(
-    id="r/0/0",
-    prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: reach the exit\ndoor black\nStrategy:")),
-    reply="door black mist",
-    strategy="door black mist",
-    author="model",
-    tentative="wait",
-    action="mist",
-    score=10.0,
-    solved=10.0,
-    task="keep-train-0",
-)
-PAIRS = [
-    PAIR,
-    replace(PAIR, id="r/0/1", tentative="Mist."),
-    replace(PAIR, id="r/0/2", tentative="fern", author="rule", reply="gate troll lamp"),
-    replace(PAIR, id="r/1/0", score=4.0),
-    replace(PAIR, id="r/2/0", tentative="mist"),
-]
+WORLD = KeywordKeep()
+GOLD = WORLD.gold(WORLD.task(3, "train"))
+"""The walkthrough of nine steps, which pays 10."""
+WRITTEN = {
+    "strategy": {"text": "z", "sources": [], "step": 2, "key": "k", "author": "model"},
+    "synthesis": {"prompt": [["system", "Advise."], ["human", "Strategy:"]], "reply": "so: z"},
+}
+"""The fields of a step at which a strategy was written."""
 
 
 def run(args: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -66,10 +53,38 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return play_in_process(monkeypatch, tmp_path)
 
 
-@pytest.fixture
-def pairs(here: Path) -> Path:
-    (here / "pairs.jsonl").write_text("".join(as_jsonl(PAIRS)))
-    return here / "pairs.jsonl"
+def by_hand(
+    here: Path,
+    drafts: Mapping[int, str],
+    methods: Mapping[str, Any] | None = None,
+    split: str = "train",
+    **more: Any,
+) -> None:
+    """A folder of a run of one episode along the walkthrough, with a strategy at each step that has a draft here."""
+    methods = methods or {"adamem": {"mode": "high", "success_threshold": 9.0}}
+    folder = here / "played" / "adamem-s3"
+    folder.mkdir(parents=True)
+    settings = {"env": "toy", "split": split, "horizon": None, "methods": methods, "seeds": [3, 4]}
+    settings |= {"model": "pocket", "prompts": None, "window": None}
+    (here / "played" / "settings.json").write_text(json.dumps(settings | more))
+    place = {"task": "keep-train-3", "episode": 0, "state": "…", "reward": 1.0}
+    rows = [
+        place
+        | {"id": f"s{t}", "parent": f"s{t - 1}" if t else "adamem-s3/0/keep-train-3", "step": t, "action": action}
+        | (WRITTEN | {"tentative": drafts[t]} if t in drafts else {"tentative": "wait", "strategy": None, "synthesis": None})
+        for t, action in enumerate(GOLD)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = {
+        "id": "adamem-s3/0",
+        "run": "adamem-s3",
+        "episode": 0,
+        "task": "keep-train-3",
+        "score": 10.0,
+        "steps": 9,
+        "head": "s8",
+    }
+    (folder / "episodes.jsonl").write_text(json.dumps(log) + "\n")
 
 
 # build
@@ -123,147 +138,86 @@ def test_a_bank_of_test_tasks_is_pointed_out(here: Path, capsys: pytest.CaptureF
     assert "note" not in run("build --env toy --tasks 1 --split dev --out other.jsonl", capsys)
 
 
-# collect
+# filter
 
 
 def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    by_hand(here)
-    said = run("collect played --out pairs.jsonl", capsys)
-    assert said.splitlines() == [
-        "1 strategies in 1 finished episodes of 1 runs, 9 steps, by model (1)",
-        "written to pairs.jsonl",
-    ]
-    ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
-    gold = KeywordKeep().gold(KeywordKeep().task(3, "train"))
+    by_hand(here, {2: "wait"})
+    (pair,) = CollectedRuns(Path("played")).pairs
     assert pair == Pair(
         id="adamem-s3/0/2",
-        prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Strategy:")),
+        prompt=(("system", "Advise."), ("user", "Strategy:")),
         reply="so: z",
         strategy="z",
         author="model",
         tentative="wait",
-        action=gold[2],
+        action=GOLD[2],
         score=10.0,
         solved=9.0,
-        before=gold[:2],
+        before=GOLD[:2],
         task="keep-train-3",
         seed=3,
         split="train",
         domain="toy",
     )
+    said = run("filter played --out data.jsonl", capsys)
+    assert said.splitlines()[0] == "1 strategies in 1 finished episode of 1 run, 9 steps, by model (1)"
+    assert [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()] == [mft.chat(pair)]
+    steps = here / "played" / "adamem-s3" / "steps.jsonl"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[5:]))
+    with pytest.raises(UserError, match="episode adamem-s3/0 has 9 steps, and 4 of them are in"):
+        CollectedRuns(Path("played"))
+
+
+def test_how_many_pass_each_filter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand(here, {0: "wait", 1: GOLD[1].title() + ".", 2: "wait", 3: ""})
+    said = run("filter played --out data.jsonl", capsys)
+    assert said.splitlines()[1:] == [
+        "1 more were written without a draft before, so that it is unknown what they changed: left out",
+        "3 of them in episodes that succeeded",
+        "2 of these changed the action",
+        "2 examples written to data.jsonl",
+    ]
+    said = run("filter played --out outcome.jsonl --criterion outcome --seed 3", capsys)
+    assert "2 drawn from the 3 that succeeded: as many" in said
+    assert len(Path("outcome.jsonl").read_text().splitlines()) == 2
+    for more in ("--success-threshold 11", "--author rule"):
+        with pytest.raises(UserError, match=r"no strategy in played passes; none.jsonl was not written"):
+            adamem(f"filter played --out none.jsonl {more}".split())
+    assert not Path("none.jsonl").exists()
 
 
 def test_drafts_of_other_modes_are_not_collected(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In mode low a draft is made under the strategy at hand."""
     high = {"mode": "high", "success_threshold": 9.0}
-    by_hand(here, {"adamem": {"mode": "low", "success_threshold": 9.0}, "random": {}, "adamem?mode=high": high})
+    methods = {"adamem": {"mode": "low", "success_threshold": 9.0}, "random": {}, "adamem?mode=high": high}
+    by_hand(here, {2: "wait"}, methods, split="test")
     for other in ("adamem-s4", "random-s3", "adamem-mode-high-s3"):
         shutil.copytree(here / "played" / "adamem-s3", here / "played" / other)
-    said = run("collect played --out pairs.jsonl", capsys)
-    assert "runs left out: 2 of mode low, 1 of other methods (only in mode high a draft is what the agent would have" in said
-    assert "1 strategies in 1 finished episodes of 1 runs" in said
-    shutil.rmtree(here / "played" / "adamem-mode-high-s3")
-    with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no strategies to collect"):
-        adamem(["collect", "played", "--out", "none.jsonl"])
-    assert not Path("none.jsonl").exists()
-
-
-def test_strategies_of_another_split_are_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    by_hand(here, split="test")
-    said = run("collect played --out pairs.jsonl", capsys)
+    said = run("filter played --out data.jsonl", capsys)
     assert "note: played played tasks of the split test; a model trained on them cannot be tested on them" in said
-    ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
-    assert pair.split == "test"
-
-
-def by_hand(here: Path, methods: Mapping[str, Any] | None = None, split: str = "train") -> None:
-    """A folder of a run of one episode with one strategy, at its step 2."""
-    methods = methods or {"adamem": {"mode": "high", "success_threshold": 9.0}}
-    world = KeywordKeep()
-    gold = world.gold(world.task(3, "train"))
-    (here / "played" / "adamem-s3").mkdir(parents=True)
-    settings = {"env": "toy", "split": split, "horizon": None, "methods": methods, "seeds": [3]}
-    (here / "played" / "settings.json").write_text(json.dumps(settings))
-    rows: list[Mapping[str, Any]] = []
-    for t, action in enumerate(gold):
-        written = t == 2
-        rows.append(
-            {
-                "id": f"s{t}",
-                "parent": f"s{t - 1}" if t else "adamem-s3/0/keep-train-3",
-                "task": "keep-train-3",
-                "state": "…",
-                "action": action,
-                "reward": 1.0,
-                "tentative": "wait",
-                "strategy": {"text": "z", "sources": [], "step": t, "key": "k", "author": "model"} if written else None,
-                "synthesis": {"prompt": [["system", "Advise."], ["human", "Strategy:"]], "reply": "so: z"} if written else None,
-            }
-        )
-    folder = here / "played" / "adamem-s3"
-    (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = {
-        "id": "adamem-s3/0",
-        "run": "adamem-s3",
-        "episode": 0,
-        "task": "keep-train-3",
-        "score": 10.0,
-        "steps": 9,
-        "head": "s8",
-    }
-    (folder / "episodes.jsonl").write_text(json.dumps(log) + "\n")
+    assert "runs left out: 2 of mode low, 1 of other methods (only in mode high a draft is what the agent would have" in said
+    assert "1 strategies in 1 finished episode of 1 run" in said
+    shutil.rmtree(here / "played" / "adamem-mode-high-s3")
+    with pytest.raises(UserError, match="played has no strategies of adamem in mode high"):
+        adamem(["filter", "played", "--out", "none.jsonl"])
+    with pytest.raises(UserError, match="played keep-train-3, and task 3 of toy is keep-test-3 now"):
+        list(read_trajectories(Path("played"), WORLD))
 
 
 @pytest.mark.slow
-def test_a_run_without_strategies_has_nothing_to_collect(here: Path) -> None:
-    assert main(["run", "random", "--env", "toy", "--seeds", "1", "--episodes", "1", "--workers", "1", "--out", "played"]) == 0
-    with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no str"):
-        adamem(["collect", "played", "--out", "pairs.jsonl"])
-    assert not Path("pairs.jsonl").exists()
-
-
-# filter
-
-
-def test_how_many_pass_each_filter(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run("filter pairs.jsonl --out data.jsonl", capsys)
-    assert said.splitlines() == [
-        "5 strategies, by model (4) and rule (1)",
-        "4 of them in episodes that succeeded",
-        "2 of these changed the action",
-        "2 examples written to data.jsonl",
-    ]
-    data = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
-    assert data == [mft.chat(PAIRS[0]), mft.chat(PAIRS[2])]
-    said = run("filter pairs.jsonl --out outcome.jsonl --criterion outcome --seed 3", capsys)
-    assert "2 drawn from the 4 that succeeded: as many" in said
-    assert len(Path("outcome.jsonl").read_text().splitlines()) == 2
-    run("filter pairs.jsonl --out easy.jsonl --success-threshold 4 --author model", capsys)
-    assert len(Path("easy.jsonl").read_text().splitlines()) == 2
-
-
-def test_nothing_that_passes_writes_nothing(pairs: Path) -> None:
-    with pytest.raises(UserError, match=r"no strategy in pairs.jsonl passes; data.jsonl was not written"):
-        adamem(["filter", "pairs.jsonl", "--out", "data.jsonl", "--success-threshold", "11"])
-    assert not Path("data.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_estimates_are_told_and_count(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Episodes of one step: the advantage is the difference of two rewards, 1 where the strategy names the answer."""
-    world = KeywordKeep()
-    right = world.gold(world.task(0, "train"))[0]
-    place = world.observe(world.task(0, "train"), ()).text
-    good = replace(PAIR, strategy=f"{place} {right}", action=right, tentative="back")
-    bad = replace(good, id="r/0/1", action="back", tentative=right)
-    same = replace(good, id="r/0/2", action="back", tentative="wait" if "gate" in place else "look")
-    pairs.write_text("".join(as_jsonl([good, bad, same])))
-    again = "--env toy --horizon 1 --model pocket"
-    said = run(f"filter pairs.jsonl --out data.jsonl --rollouts-per-action 2 {again}", capsys)
-    assert "1 of these have an advantage above 0 in 2 paired rollouts (mean of all 0; 1 are 0, 1 below)" in said
-    assert json.loads(Path("data.jsonl").read_text()) == mft.chat(good)
-    with pytest.raises(UserError, match=r"pair r/0/0 is of task keep-train-0; task 0 of game24.*, train, is game24-train-0"):
-        adamem(f"filter pairs.jsonl --out no.jsonl --rollouts-per-action 2 {again}".replace("toy", "game24").split())
+def test_estimates_are_told_and_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Episodes of one step: the advantage is the difference of two rewards, 1 where the draft was not the answer."""
+    by_hand(here, {0: "back"}, horizon=1)
+    said = run("filter played --out data.jsonl --rollouts-per-action 2", capsys)
+    assert "1 of these have an advantage above 0 in 2 paired rollouts (mean of all 1; 0 are 0, 0 below)" in said
+    found = CollectedRuns(Path("played"))
+    (good,) = found.pairs
+    bad = replace(good, id="r/0/1", action="back", tentative=good.action)
+    same = replace(good, id="r/0/2", action="look", tentative="wait")
+    assert [estimate.mean for _, estimate in found.advantages([good, bad, same], 2, 0)] == [1, -1, 0]
+    with pytest.raises(UserError, match=r"pair r is of task other; task 3 of toy is keep-train-3"):
+        found.advantages([replace(good, id="r", task="other")], 2, 0)
 
 
 def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path) -> None:
@@ -301,20 +255,19 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     play = "run adamem --mode high --author rule --temperature 0 --env toy --split train --bank bank.jsonl --seeds 3"
     assert main(f"{play} --episodes 1 --workers 1 --out played".split()) == 0
     capsys.readouterr()
-    said = run("collect played --out pairs.jsonl", capsys)
-    assert "in 3 finished episodes of 3 runs" in said
-    found = [pair for _, pair in read_jsonl(Pair, "pairs.jsonl")]
+    collected = CollectedRuns(Path("played"))
+    found = collected.pairs
     assert {pair.author for pair in found} == {"rule"}
     assert {pair.seed for pair in found} == {0, 1, 2}
-    assert all(pair.prompt[-1].text.endswith("Strategy:") for pair in found)
+    assert all(pair.prompt[-1][1].endswith("Strategy:") for pair in found)
     environment: Any = open_environment("toy")
-    inputs = MethodInputs.with_scoring_model(environment, Journal(), models.open_model("pocket"))  # type: ignore[arg-type]
-    again = CounterfactualAgent(inputs, temperature=0)
+    again = open_agent(environment, collected.settings, collected.method)
     for pair in found:
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative
         assert again(task, pair.before, "any", pair.strategy) == pair.action
-    run("filter pairs.jsonl --out data.jsonl --success-threshold 1", capsys)
+    said = run("filter played --out data.jsonl --success-threshold 1", capsys)
+    assert "in 3 finished episodes of 3 runs" in said
     said = run("train data.jsonl --out trained --lora.rank 4 --batch-size 8 --learning-rate 0.001", capsys)
     assert "written to trained; --model local:trained plays with it" in said
     assert json.loads(Path("trained/training.json").read_text())["model"] == "pocket"
@@ -334,10 +287,10 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
         ("build --env toy --source empty --out x", "which names its own"),
         ("build --source empty --out x", "empty has no settings.json"),
         ("build --env toy --tasks 0 --out x", "--tasks is at least 1"),
-        ("collect --out x", "learngraph adamem collect needs RUN-FOLDER"),
-        ("collect nowhere --out x", "nowhere does not exist"),
-        ("filter nowhere --out x", "cannot read nowhere"),
-        ("filter nowhere --out x --rollouts-per-action 2", "needs --env and --model"),
+        ("filter --out x", "learngraph adamem filter needs RUN-FOLDER"),
+        ("filter nowhere --out x", "nowhere does not exist"),
+        ("filter empty --out x", "empty has no settings.json"),
+        ("filter nowhere --out x --rollouts-per-action -1", "is at least 0"),
         ("filter nowhere --out x --criterion left", "--criterion"),
         ("train", "learngraph adamem train needs DATA"),
         ("train nowhere --out x", "cannot read nowhere"),
@@ -353,16 +306,13 @@ def test_mistakes_are_said_in_words(command: str, says: str, here: Path) -> None
     assert {path.name for path in here.iterdir()} == {"empty"}
 
 
-@pytest.mark.parametrize("command", ["build", "collect", "filter", "train"])
-def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        adamem([command, "--help"])
-    assert not end.value.code
-    assert "--out" in capsys.readouterr().out
-
-
-def test_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help", capsys) == USAGE + "\n"
+    for command in ("build", "filter", "train"):
+        with pytest.raises(SystemExit) as end:
+            adamem([command, "--help"])
+        assert not end.value.code
+        assert "--out" in capsys.readouterr().out
 
 
 # dense keys

@@ -22,11 +22,10 @@ from openai_server import OpenAIServer
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import play
+from learngraph.graphs.experiments.folder import Job
 from learngraph.graphs.experiments.harness import read_results
 from learngraph.graphs.experiments.measures import METRICS
-from learngraph.graphs.experiments.plan import plan_sweeps, unplayed_notes
-from learngraph.graphs.experiments.spec import read_bench_file, seed_list
-from learngraph.graphs.experiments.sweep import Job
+from learngraph.graphs.experiments.spec import plan_sweeps, read_spec, seed_list, unplayed_notes
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -96,6 +95,7 @@ def rows(folder: Path) -> dict[str, list[str]]:
         (TINY.replace('"random"', '{ name = "jitrl", label = "x", settings = { k = 0 } }'), "k is a number from 1 to"),
         (TINY.replace('"random"', '{ name = "jitrl", label = "paper" }'), "label 'paper' is the name of a preset"),
         (TINY.replace('"random"', '{ label = "x" }'), "methods[1] is a name, or a table with one"),
+        (TINY.replace('"random"', '"training-free-grpo"'), "it learns on other problems than it plays"),
         (TINY.replace("horizon = 6", "horizont = 6"), "environments[0] has no key 'horizont'"),
         (TINY.replace("horizon = 6", 'horizon = "6"'), "environments[0].horizon is a valid integer, got '6'"),
         (TINY.replace("horizon = 6", 'model = "pocket"'), "environments[0] has no key 'model'"),
@@ -116,17 +116,17 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, says: str, here: Path
     "path", sorted((Path(graphs.__path__[0]) / "experiments" / "benchmarks").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_our_files_can_be_played(path: Path, tmp_path: Path) -> None:
-    file = read_bench_file(path, [*METRICS])
+    file = read_spec(path, [*METRICS])
     seeds = seed_list(file.seeds)
     assert (file.title, seeds, file.against) == (file.title or "a title", list(range(max(10, len(seeds)))), "jitrl")
     planned = plan_sweeps(file, tmp_path, 1)
     notes = unplayed_notes(file)
     played = {
-        arm.key
+        arm.name
         for arm in file.methods
         if sum(note.startswith(f"{arm.label} is not played") for note in notes) < len(file.models)
     }
-    assert {job.method for one in planned for batch in one.batches() for job in batch} == played
+    assert {job.arm.name for one in planned for batch in one.batches() for job in batch} == played
     folders = [job.folder for one in planned for batch in one.batches() for job in batch]
     assert len(folders) == len(set(folders))
 
@@ -221,7 +221,7 @@ def test_a_method_without_a_model_is_played_once(here: Path, monkeypatch: pytest
     assert found.keys() == {(model, method) for model in ("uniform", "other") for method in ("tabular", "static")}
     assert found["uniform", "tabular"] == found["other", "tabular"]
     assert "reflexion is not played with uniform" in Path("runs/bench-tiny/results.md").read_text()
-    file = read_bench_file(Path("tiny.toml"), [*METRICS])
+    file = read_spec(Path("tiny.toml"), [*METRICS])
     assert len(unplayed_notes(file)) == 2
     assert len(unplayed_notes(file, ["other"])) == 1
     assert unplayed_notes(file, ["static"]) == []
@@ -229,23 +229,23 @@ def test_a_method_without_a_model_is_played_once(here: Path, monkeypatch: pytest
 
 def test_a_method_that_needs_a_model_that_writes_is_not_played_with_one_that_scores(here: Path) -> None:
     text = TINY.replace('"uniform"', '"pocket", "openai:one"').replace('"random"', '"evotest"')
-    file = read_bench_file(Path(write(text)), [*METRICS])
+    file = read_spec(Path(write(text)), [*METRICS])
     assert unplayed_notes(file) == [
         "evotest is not played with pocket: a model that scores actions writes no reasoning and no code, and the method needs a model "
         "that does"
     ]
-    played = {(one.model.label, key) for one in plan_sweeps(file, Path("b"), 1) for key in one.arms}
+    played = {(one.model, key) for one in plan_sweeps(file, Path("b"), 1) for key in one.arms}
     assert {model for model, key in played if key == "evotest"} == {"openai:one"}
 
 
 def test_a_method_that_trains_weights_is_not_played_with_a_model_that_has_none_here(here: Path) -> None:
     text = TINY.replace('"uniform"', '"pocket", "openai:one", "uniform"').replace('"random"', '"sft"')
-    file = read_bench_file(Path(write(text)), [*METRICS])
+    file = read_spec(Path(write(text)), [*METRICS])
     assert unplayed_notes(file) == [
         "sft is not played with openai:one: the method trains a model's weights, and a model behind an API keeps its own",
         "sft is not played with uniform: the method trains a model's weights, and a uniform prior has none",
     ]
-    assert {one.model.label for one in plan_sweeps(file, Path("b"), 1) if "sft" in one.arms} == {"pocket"}
+    assert {one.model for one in plan_sweeps(file, Path("b"), 1) if "sft" in one.arms} == {"pocket"}
 
 
 @pytest.mark.slow
@@ -307,10 +307,10 @@ def test_an_environment_that_is_missing_leaves_the_others(here: Path, capsys: py
 def test_a_failed_seed_ends_alone(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     whole = play._play_job
 
-    def fail(setup: Any, job: Job) -> None:
-        if (job.method, job.seed) == ("random", 1):
+    def fail(job: Job) -> None:
+        if (job.arm.name, job.seed) == ("random", 1):
             raise ZeroDivisionError("the world is wrong")
-        whole(setup, job)
+        whole(job)
 
     monkeypatch.setattr(play, "_play_job", fail)
     assert bench(write(TINY)) == 2
@@ -410,7 +410,7 @@ def test_rows_that_were_cut_are_played_again(here: Path, capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(write(TINY)) == 0
-    planned = plan_sweeps(read_bench_file(Path("tiny.toml"), [*METRICS]), Path("runs/bench-tiny"), 1)
+    planned = plan_sweeps(read_spec(Path("tiny.toml"), [*METRICS]), Path("runs/bench-tiny"), 1)
     run = Path("runs/bench-tiny/toy/no-model/random-s1")
     key = (run.parent, "random", 1)
     results, damaged = read_results(planned, [])
@@ -508,16 +508,14 @@ def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> No
         'models = ["uniform", { name = "openai:me", max_tokens = 7, horizon = 5, price_out = 1 }]\n'
         'methods = ["tabular", "react"]\n[options]\nhorizon = 8\ndollar_budget = 2\n'
     )
-    planned = plan_sweeps(read_bench_file(path, [*METRICS]), tmp_path, 1)
-    found = {
-        one.name: (one.setup.options.horizon, one.setup.options.max_tokens, one.setup.options.dollar_budget) for one in planned
-    }
+    planned = plan_sweeps(read_spec(path, [*METRICS]), tmp_path, 1)
+    found = {one.name: (one.options.horizon, one.options.max_tokens, one.options.dollar_budget) for one in planned}
     assert found == {
         **{"toy, uniform": (8, None, 0.0), "toy, openai:me": (5, 7, 2.0), "toy, no model": (8, None, 0.0)},
         **{"short, uniform": (3, None, 0.0), "short, openai:me": (5, 7, 2.0), "short, no model": (3, None, 0.0)},
     }
-    assert {(one.seeds, one.setup.options.judge) for one in planned} == {(tuple(range(10)), "environment"), ((4, 9), "self")}
-    assert {one.setup.options.stop_at_full_score for one in planned} == {False}
+    assert {(one.seeds, one.options.judge) for one in planned} == {(tuple(range(10)), "environment"), ((4, 9), "self")}
+    assert {one.options.stop_at_full_score for one in planned} == {False}
 
 
 def test_seeds_and_episodes_of_the_command_are_those_that_are_played(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

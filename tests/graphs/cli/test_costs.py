@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments import waits
+from learngraph.graphs.experiments import progress
 from learngraph.graphs.experiments.costs import ledger_usage
 from learngraph.memory.records import Usage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -132,14 +133,15 @@ def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Pa
 @pytest.mark.slow
 def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    note = waits.note_wait
+    note = progress.note_wait
 
     def look(folder: Path, pause: Any) -> None:
         note(folder, pause)
-        seen.append(waits.wait_text(folder))
+        seen.append(progress.wait_text(folder))
 
-    monkeypatch.setattr(waits, "note_wait", look)
-    monkeypatch.setattr(waits, "time", SimpleNamespace(time=lambda: 0.0))  # else a short wait is over before it is read
+    monkeypatch.setattr(progress, "note_wait", look)
+    still = SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic)
+    monkeypatch.setattr(progress, "time", still)  # else a short wait is over before it is read
     with OpenAIServer([{"status": 429, "text": "slow down"}, {"status": 500, "text": "oops"}, "Action: wait"]) as server:
         assert paid("react", "--seeds", "1", "--concurrency", "1", server=server) == 0
     assert seen[0] == "waiting 0 s after try 1: rate-limited"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import pytest
 from tyro.conf import Positional
 
-from learngraph.graphs.cli.adamem import BuildOptions, CollectOptions, FilterOptions, TrainOptions
+from learngraph.graphs.cli.adamem import BuildOptions, FilterOptions, TrainOptions
 from learngraph.graphs.cli.draw import DrawOptions
 from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
@@ -22,13 +22,13 @@ from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.experiments.options import RunOptions
-from learngraph.graphs.experiments.training_free.options import LearningOptions
+from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
 from learngraph.graphs.methods import METHODS
 
 COMMANDS: dict[str, tuple[type, ...]] = {
     "run": (RunOptions,),
     **{f"run {name}": (method.settings,) for name, method in METHODS.items()},
-    "run training-free-grpo (options)": (LearningOptions,),
+    "run training-free-grpo (options)": (TrainingFreeOptions,),
     "serve": (ServeOptions,),
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
@@ -36,7 +36,6 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "memory prune": (MemoryPruneOptions,),
     "library export": (LibraryExportOptions,),
     "adamem build": (BuildOptions,),
-    "adamem collect": (CollectOptions,),
     "adamem filter": (FilterOptions,),
     "adamem train": (TrainOptions,),
 }
@@ -84,7 +83,7 @@ def main_clause(text: str) -> str:
 def flags(command: str, form: type) -> dict[str, Flag]:
     found = {}
     hints = get_type_hints(form, include_extras=True)
-    for one in (one for one in fields(form) if one.init):
+    for one in fields(form):
         if is_dataclass(hints[one.name]):
             found |= flags(command, hints[one.name])
         elif Positional not in get_args(hints[one.name]):

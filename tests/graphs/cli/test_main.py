@@ -23,8 +23,9 @@ from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.cli import run
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.memory import open_memories
-from learngraph.graphs.experiments import play, pool, run_folder, sweep
-from learngraph.graphs.experiments.options import RunOptions, RunSetup
+from learngraph.graphs.experiments import folder, play, pool
+from learngraph.graphs.experiments.folder import Sweep
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
@@ -197,19 +198,19 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
 
 
 @pytest.fixture
-def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunSetup]:
-    """What would be played; nothing is."""
-    asked: list[RunSetup] = []
+def asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings of the methods that would be played; nothing is."""
+    asked: list[dict[str, Any]] = []
 
-    def note(setup: RunSetup, command: Sequence[str]) -> int:
-        asked.append(setup)
+    def note(spec: Any, planned: Sequence[Sweep], *more: Any) -> int:
+        asked.append({name: arm.settings for name, arm in planned[0].arms.items()})
         return 0
 
-    monkeypatch.setattr(run, "play_setup", note)
+    monkeypatch.setattr(run, "play_and_report", note)
     return asked
 
 
-def test_a_comparison_gives_all_methods_what_was_given(setups: list[RunSetup]) -> None:
+def test_a_comparison_gives_all_methods_what_was_given(asked: list[dict[str, Any]]) -> None:
     """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
     given = [
         "--bank",
@@ -238,8 +239,8 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[RunSetup]) -
         "jitrl",
         "icrl",
     ]
-    assert main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
-    found = setups[0].methods
+    assert main(["run", "adamem", *TOY, "--out", "run", *given, "--compare", *compared]) == 0
+    (found,) = asked
     shared: dict[str, Any] = {"bank": "b.jsonl", "success_threshold": 3.0, "online": False, "temperature": 0.0}
     assert found["synapse"] == Synapse(k=16, **shared)
     assert found["synapse:paper"] == Synapse(k=3, **shared)
@@ -251,12 +252,12 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[RunSetup]) -
     assert found["icrl"] == ICRL(temperature=0.0)
 
 
-def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[RunSetup]) -> None:
+def test_what_nobody_gave_stays_the_default_of_each_method(asked: list[dict[str, Any]]) -> None:
     compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
     assert main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
     assert main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
     assert main(["run", "adamem:paper-low", *TOY, *compared]) == 0
-    usual, given, paper = (setup.methods for setup in setups)
+    usual, given, paper = asked
     assert [usual[name] for name in compared[1:]] == [Synapse(), Synapse.paper(), ReasoningBank(), JitRL()]
     assert [given[name] for name in compared[1:]] == [Synapse(k=4), Synapse.paper(), ReasoningBank(k=4), JitRL(k=4)]
     assert paper["synapse"] == Synapse(k=1, online=False)
@@ -419,8 +420,8 @@ def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFi
 
 
 def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hold = "from pathlib import Path; from learngraph.graphs.experiments import sweep\n"
-    hold += "with sweep.claim_folder(Path('run'), {}): print('held', flush=True); input()"
+    hold = "from pathlib import Path; from learngraph.graphs.experiments.folder import claim_folder\n"
+    hold += "with claim_folder(Path('run'), {}): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here
     ) as other:
@@ -523,7 +524,7 @@ def test_a_full_disk_is_said_in_one_line(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sweep, "play_run", full)
+    monkeypatch.setattr(play, "_play_job", full)
     assert main(["run", "random", *TOY, "--out", "run"]) == 2
     assert "No space left on device" in capsys.readouterr().err
 
@@ -616,7 +617,7 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
     inline = pool.run_workers
 
     def work(given: Sequence[Any], *rest: Any, **more: Any) -> Any:
-        batches.extend([job.run for job in jobs] for _, jobs in given)
+        batches.extend([job.run for job in jobs] for jobs in given)
         return inline(given, *rest, **more)
 
     monkeypatch.setattr(pool, "run_workers", work)
@@ -781,30 +782,30 @@ def test_runs_share_checkpoints_and_stay_apart(here: Path, capsys: pytest.Captur
 def test_one_model_name_on_two_servers_is_two_questions(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = RunOptions(model="openai:llama")
-    setups = [
-        RunSetup(options, {"jitrl": JitRL()})
+    sweeps = [
+        Sweep(options, {"jitrl": arms.make_arm("jitrl")}, Path(), (0,))
         for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
     ]
-    recorded = [run_folder.settings_record(setup, [0]) for setup in setups]
-    assert len({run_folder.run_folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
+    recorded = [folder.settings_record(one) for one in sweeps]
+    assert len({folder.run_folder_name(one) for one in sweeps}) == 3
     monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1")
-    assert run_folder.settings_record(setups[0], [0]) == recorded[1]
-    with sweep.claim_folder(here / "run", recorded[1]):
+    assert folder.settings_record(sweeps[0]) == recorded[1]
+    with folder.claim_folder(here / "run", recorded[1]):
         pass
-    with sweep.claim_folder(here / "run", recorded[2]):  # a folder that the user names goes on where the server has moved to
+    with folder.claim_folder(here / "run", recorded[2]):  # a folder that the user names goes on where the server has moved to
         assert json.loads((here / "run" / "settings.json").read_text())["base_url"] == "http://b/v1"
 
 
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
     options = RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
-    setup = RunSetup(options, {"jitrl": arms.method_settings("jitrl"), "static": arms.method_settings("static")})
-    jobs = [run_folder.make_job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
-    hotter = RunSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
-    jobs += [run_folder.make_job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
+    compared = {name: arms.make_arm(name) for name in ("jitrl", "static")}
+    sweeps = [Sweep(options, compared, Path(place), (0, 1)) for place in ("runs/a", "runs/b")]
+    sweeps.append(replace(sweeps[0], arms={**compared, "jitrl": arms.make_arm("jitrl", JitRL(temperature=2))}))
+    jobs = [one.job("jitrl", seed) for one in sweeps for seed in (0, 1)]
     assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
     assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
     assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
-    plain = RunSetup(replace(options, memory=None, checkpoints=None), setup.methods)
-    own = run_folder.make_job(plain, Path("runs/a"), "jitrl", 0)
+    plain = replace(sweeps[0], options=replace(options, memory=None, checkpoints=None))
+    own = plain.job("jitrl", 0)
     assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
-    assert run_folder.make_job(plain, Path("runs/a"), "static", 0).memory == ""
+    assert plain.job("static", 0).memory == ""

@@ -15,11 +15,11 @@ from urllib.parse import unquote
 import browser
 import pytest
 
-from learngraph.graphs.experiments.measures import RunPrices
 from learngraph.graphs.experiments.page import write_report
 from learngraph.graphs.experiments.pictures import draw_figures
 from learngraph.graphs.experiments.results import SeedResult
-from learngraph.graphs.experiments.tables import BenchTable
+from learngraph.graphs.experiments.tables import ResultTable
+from learngraph.nodes.cached_model import Prices
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> {{DATA}} & `code`"
 
@@ -49,8 +49,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 make_run(folders[method, seed], method, seed, [seed / 2, 1.0, 2.0 + len(method) % 2])
             )
     tables = [
-        BenchTable("toy", "pocket", runs, "first", 3, RunPrices(), folders=folders),
-        BenchTable("other", "pocket", {"first": runs["first"]}, "first", 3, RunPrices(), folders=folders),
+        ResultTable("toy", "pocket", runs, "first", 3, Prices(), folders=folders),
+        ResultTable("other", "pocket", {"first": runs["first"]}, "first", 3, Prices(), folders=folders),
     ]
     path = tmp_path / "report.html"
     write_report(path, HOSTILE, HOSTILE, "learngraph run x.toml", tables, [HOSTILE], draw_figures(tables, tmp_path / "figures"))
@@ -159,7 +159,7 @@ async def test_in_a_browser_every_number_leads_to_its_rows(report: Path, tmp_pat
 
 def test_pictures_of_labels_that_are_alike_stay_apart(tmp_path: Path) -> None:
     runs = {"a": [make_run(tmp_path / "a", "a", 0, [0.0, 1.0])]}
-    tables = [BenchTable(label, "pocket", runs, "a", 2, RunPrices()) for label in ("gap=1", "gap.1")]
+    tables = [ResultTable(label, "pocket", runs, "a", 2, Prices()) for label in ("gap=1", "gap.1")]
     found = draw_figures(tables, tmp_path / "figures")
     assert len({picture.path for picture in found.values()}) == len(found) == 5
     assert "gap=1" in found["0 curves"].path.read_text()

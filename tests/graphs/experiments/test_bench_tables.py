@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments.costs import RunWork
-from learngraph.graphs.experiments.measures import METRICS, RunPrices, estimate, measure
+from learngraph.graphs.experiments.measures import METRICS, estimate, measure
 from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import (
-    BenchTable,
+    ResultTable,
     as_objects,
     latex_table,
     markdown_page,
@@ -19,10 +19,11 @@ from learngraph.graphs.experiments.tables import (
     paired_table,
     score_table,
 )
+from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 from learngraph.nodes.evaluate.statistics import bootstrap_interval, paired_test
 
-FREE = RunPrices()
+FREE = Prices()
 
 
 def run(scores: list[float], seed: int = 0, method: str = "m", **more: Any) -> SeedResult:
@@ -30,8 +31,8 @@ def run(scores: list[float], seed: int = 0, method: str = "m", **more: Any) -> S
     return SeedResult(method, seed, scores=tuple(scores), **values)
 
 
-def table(runs: dict[str, list[SeedResult]], **more: Any) -> BenchTable:
-    return BenchTable("toy", "pocket", runs, **{"against": next(iter(runs), ""), "episodes": 4, "prices": FREE, **more})
+def table(runs: dict[str, list[SeedResult]], **more: Any) -> ResultTable:
+    return ResultTable("toy", "pocket", runs, **{"against": next(iter(runs), ""), "episodes": 4, "prices": FREE, **more})
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         judged=(1.0, None, 4.0, None),
         work=RunWork(3.5, 0.5, 100.0, 150.0, 1000, 80.0, []),
     )
-    assert METRICS[name].of(one, RunPrices(2.0, 8.0)) == pytest.approx(value)
+    assert METRICS[name].of(one, Prices(2.0, 8.0)) == pytest.approx(value)
 
 
 def test_a_metric_without_a_number_is_none() -> None:
@@ -116,7 +117,7 @@ def test_a_paired_test_by_hand() -> None:
 def test_tables() -> None:
     ours = [run([4.0, 4.0, 4.0, 4.0], n) for n in range(3)]
     theirs = [run([0.0, 0.0, 0.0, 1.0 + n], n) for n in range(3)]
-    found = table({"a": ours, "b_c": theirs}, prices=RunPrices(1.0, 1.0))
+    found = table({"a": ours, "b_c": theirs}, prices=Prices(1.0, 1.0))
     head, first, second, optimum = score_table(found)
     assert head == [
         "method",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from learngraph.graphs.claas import CLaaS, Objective
-from learngraph.graphs.experiments.claas_stream import main, read_stream_file
+from learngraph.graphs.cli.run import run
+from learngraph.graphs.experiments.claas_stream import read_stream_file
 from learngraph.memory.errors import CommandError
 
 BENCHMARKS = Path(__file__).parents[3] / "graphs" / "experiments" / "benchmarks" / "claas"
@@ -34,7 +35,7 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.long
 def test_arms_are_played_once_and_come_out_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, rows = write(tmp_path, SMALL), tmp_path / "a" / "trials.jsonl"
-    assert main([str(file), "--out", str(tmp_path / "a"), "--workers", "2"]) == 0
+    assert run([str(file), "--out", str(tmp_path / "a"), "--workers", "2"]) == 0
     first = capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in first.splitlines() if line.startswith("|")][2:5] == [
         "none",
@@ -51,7 +52,7 @@ def test_arms_are_played_once_and_come_out_the_same(tmp_path: Path, capsys: pyte
     assert found["reinforce"]["dropped"] is not None
     lines = rows.read_text().splitlines(keepends=True)
     rows.write_text("".join(lines[:2]) + lines[2][:50])  # killed while it wrote
-    assert main([str(file), "--out", str(tmp_path / "a"), "--workers", "1"]) == 0
+    assert run([str(file), "--out", str(tmp_path / "a"), "--workers", "1"]) == 0
     assert capsys.readouterr().out == first
 
 
@@ -77,13 +78,13 @@ def test_every_arm_of_our_files_has_settings_of_the_method(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('arms = [{ name = "a", colour = 1 }]', "no key 'colour'; there are name, learns"),
+        ('arms = [{ name = "a", colour = 1 }]', "has no 'colour'; it has name, learns"),
         ('scenarios_per_split = 30\narms = [{ name = "a" }]', "scenarios_per_split is from 1 to 20"),
-        ('arms = [{ name = "a", preset = "magic" }]', "preset: Input should be 'mixed'"),
-        ('arms = [{ name = "a", settings = { loss = { rate = 1 } } }]', "no setting 'rate'; there are kind"),
+        ('arms = [{ name = "a", preset = "magic" }]', "preset is 'mixed'"),
+        ('arms = [{ name = "a", settings = { loss = { rate = 1 } } }]', "loss has no 'rate'; it has kind"),
         (
             'arms = [{ name = "a", settings = { loss = { learning_rate = "fast" } } }]',
-            "learning_rate: Input should be a valid number",
+            "learning_rate is a valid number",
         ),
         ("arms = [", "study.toml"),
     ],

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from learngraph.graphs.experiments.continual import (
-    Trial,
-    backward_transfer,
-    final_success,
-    forgetting,
-    forward_gain,
-    forward_success,
-    matrix_table,
-    table,
-)
+from learngraph.graphs.experiments.continual import Trial, matrix_table, measures, table
 from learngraph.memory.errors import UserError
 
 P = ((0.2, 0.3, 0.4), (0.6, 0.5, 0.5), (0.7, 0.8, 0.6), (0.4, 0.9, 0.8))
 """Untrained, and after splits 1, 2 and 3."""
 
 
-def test_forward_is_what_is_still_to_come() -> None:
-    assert forward_success(P) == pytest.approx((0.5 + 0.5 + 0.6) / 3)  # P[1][2], P[1][3], P[2][3]
-    assert forward_gain(P) == pytest.approx((0.5 - 0.3 + 0.5 - 0.4 + 0.6 - 0.4) / 3)
-
-
-def test_forgetting_is_what_was_once_reached_and_lost() -> None:
-    assert forgetting(P) == pytest.approx((0.7 - 0.4 + 0.8 - 0.9) / 2)  # max(P[1][1], P[2][1]) - P[3][1]; P[2][2] - P[3][2]
-    assert backward_transfer(P) == pytest.approx((0.4 - 0.6 + 0.9 - 0.8) / 2)
-
-
-def test_final_is_the_last_checkpoint_everywhere() -> None:
-    assert final_success(P) == pytest.approx((0.4 + 0.9 + 0.8) / 3)
-
-
-def test_without_learning_nothing_is_gained_or_forgotten() -> None:
-    still = ((0.2, 0.3, 0.4),) * 4
-    assert (forward_gain(still), forgetting(still), backward_transfer(still)) == pytest.approx((0, 0, 0))
-
-
-def test_a_single_split_has_neither_future_nor_past() -> None:
-    assert [f(((0.1,), (0.5,))) for f in (forward_success, forward_gain, forgetting, backward_transfer)] == [None] * 4
-    assert final_success(((0.1,), (0.5,))) == 0.5
+def test_the_measures_of_a_matrix_by_hand() -> None:
+    assert measures(P) == pytest.approx(
+        {
+            "forward": (0.5 + 0.5 + 0.6) / 3,  # P[1][2], P[1][3], P[2][3]
+            "gain": (0.5 - 0.3 + 0.5 - 0.4 + 0.6 - 0.4) / 3,
+            "forgetting": (0.7 - 0.4 + 0.8 - 0.9) / 2,  # max(P[1][1], P[2][1]) - P[3][1]; P[2][2] - P[3][2]
+            "BWT": (0.4 - 0.6 + 0.9 - 0.8) / 2,
+            "final": (0.4 + 0.9 + 0.8) / 3,
+        }
+    )
+    still = measures(((0.2, 0.3, 0.4),) * 4)
+    assert [still[name] for name in ("gain", "forgetting", "BWT")] == pytest.approx([0, 0, 0])
+    single = measures(((0.1,), (0.5,)))
+    assert list(single.values()) == [None] * 4 + [0.5], "neither future nor past"
 
 
 @pytest.mark.parametrize("wrong", [(), ((0.1,),), ((0.1, 0.2), (0.3, 0.4)), ((0.1,), (0.2, 0.3))])

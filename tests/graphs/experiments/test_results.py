@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from flat_rows import flat
 
-from learngraph.graphs.experiments import notes, results, sweep
-from learngraph.graphs.experiments.measures import RUN_METRICS, RunPrices
+from learngraph.graphs.arms import make_arm
+from learngraph.graphs.experiments import notes, results
+from learngraph.graphs.experiments.folder import Job
+from learngraph.graphs.experiments.measures import RUN_METRICS
+from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.results import SeedResult
-from learngraph.graphs.experiments.tables import BenchTable, as_objects, fitted_tables, score_table
+from learngraph.graphs.experiments.tables import ResultTable, as_objects, fitted_tables, score_table
 from learngraph.memory.display import markdown_table
+from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.statistics import interval
 
 
@@ -23,12 +27,16 @@ def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str =
     return SeedResult(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
 
 
+def read_result(method: str, folder: Path) -> SeedResult:
+    return results.read_result(Job(make_arm(method), RunOptions(episodes=2), 0, folder, "r", "r", "", (), ""))
+
+
 class Summary:
     """A method over its seeds: `summary.avg` is the mean of a metric, None without a number."""
 
     def __init__(self, runs: list[SeedResult]) -> None:
         self.runs = runs
-        table = BenchTable("toy", "none", {runs[0].method: runs}, "", len(runs[0].scores), RunPrices(), RUN_METRICS)
+        table = ResultTable("toy", "none", {runs[0].method: runs}, "", len(runs[0].scores), Prices(), RUN_METRICS)
         self.object = flat(as_objects(table)[0])
 
     def __getattr__(self, name: str) -> Any:
@@ -42,13 +50,13 @@ def summary(runs: list[SeedResult]) -> Summary:
 def table(rows: list[Summary]) -> str:
     runs = {row.runs[0].method: row.runs for row in rows}
     episodes = len(rows[0].runs[0].scores)
-    lines = score_table(BenchTable("toy", "none", runs, "", episodes, RunPrices(), RUN_METRICS))
+    lines = score_table(ResultTable("toy", "none", runs, "", episodes, Prices(), RUN_METRICS))
     return fitted_tables([[line[0], *line[2:]] for line in lines])
 
 
 def lines_about(rows: list[Summary]) -> list[str]:
     runs = {row.runs[0].method: row.runs for row in rows}
-    return notes.table_notes(BenchTable("toy", "none", runs, "", len(rows[0].runs[0].scores), RunPrices(), RUN_METRICS))
+    return notes.table_notes(ResultTable("toy", "none", runs, "", len(rows[0].runs[0].scores), Prices(), RUN_METRICS))
 
 
 def cells_of(table: str, method: str) -> dict[str, str]:
@@ -138,7 +146,7 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     (tmp_path / "seconds.jsonl").write_text('{"id": "r/0", "seconds": 99.0}\n{"id": "r/1", "seconds": 2.0}\n')
     result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
-    read = sweep.seed_result(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
+    read = read_result("reasoning-bank", tmp_path)
     summed = summary([read, replace(read, studied=1000)])
     assert (summed.studied, summed.step_tokens, summed.step_seconds) == (6000, 10, 0.5)
     assert [line for line in lines_about([summed]) if "bank" in line] == [
@@ -280,6 +288,6 @@ def test_rows_are_read_with_and_without_what_is_counted_today(counted: bool, tmp
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "seconds.jsonl").write_text('{"id": "r/1", "seconds": 0.5}\n')
     (tmp_path / "result.json").write_text(json.dumps(result))
-    read = sweep.seed_result(sweep.Job("adamem", 0, 2, tmp_path, "r", "r", "", (), ""))
+    read = read_result("adamem", tmp_path)
     assert (read.refreshes, read.malformed) == (((2, 2), 2) if counted else ((0, 0), 0))
     assert (read.seconds, read.tokens) == ((None, 0.5), 9)

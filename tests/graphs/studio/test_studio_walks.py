@@ -23,12 +23,11 @@ import learngraph
 from learngraph.graphs.studio.command import open_studio
 from learngraph.graphs.studio.drawing import Drawing
 from learngraph.graphs.studio.options import StudioOptions
-from learngraph.graphs.studio.walk_moves import begin_walk, is_asynchronous
 from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
 from learngraph.memory.errors import UserError
-from learngraph.tools.notebook.walk import start
+from learngraph.tools.notebook.walk import is_asynchronous, start
 
 
 class Count(TypedDict, total=False):
@@ -226,7 +225,7 @@ def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     graph = counter(add=wait)
     assert is_asynchronous(graph)
     assert not is_asynchronous(counter())
-    walks = WalkSession("counter", lambda number, given: begin_walk(graph, {"number": 0}, str(number)))
+    walks = WalkSession("counter", lambda number, given: start(graph, {"number": 0}, str(number)))
     walks.start()
     act(walks, "step")
     act(walks, "back")

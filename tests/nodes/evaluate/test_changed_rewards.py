@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.experiments.options import RunOptions
-from learngraph.graphs.experiments.play import credits_future, judge_node
+from learngraph.graphs.experiments.run_inputs import credits_future, judge_node
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Transition
 from learngraph.memory.storage.journal import Journal

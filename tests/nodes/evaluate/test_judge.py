@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
 from learngraph.graphs.experiments.options import RunOptions
-from learngraph.graphs.experiments.play import asks_model, judge_node
+from learngraph.graphs.experiments.run_inputs import asks_model, judge_node
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps

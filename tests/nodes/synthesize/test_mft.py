@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
-from learngraph.memory.storage.record_store import from_json, to_json
 from learngraph.nodes.synthesize import mft
-from learngraph.nodes.synthesize.mft import MftError, Pair, PromptMessage
+from learngraph.nodes.synthesize.mft import MftError, Pair
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 PAIR = Pair(
     id="r/0/2",
-    prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: reach the exit\nStrategy:")),
+    prompt=(("system", "Advise."), ("user", "Task: reach the exit\nStrategy:")),
     reply="Because.\nStrategy: door black mist",
     strategy="door black mist",
     author="model",
@@ -154,46 +153,33 @@ def test_a_chat_ends_with_the_whole_reply() -> None:
     }
 
 
-def test_a_pair_survives_a_file() -> None:
-    assert from_json(Pair, to_json(PAIR)) == PAIR
-
-
 # Collecting
 
 
-def row(id: str, parent: str, action: str, **more: Any) -> dict[str, Any]:
-    return {"id": id, "parent": parent, "action": action, "task": "keep-train-0", **more}
-
-
-def written(tentative: str, advice: str | None = "door black mist") -> dict[str, Any]:
+def row(id: str, action: str, tentative: str, advice: str | None = None) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": id, "action": action, "task": "keep-train-0", "tentative": tentative}
+    if advice is None:
+        return made | {"strategy": None, "synthesis": None}
     strategy = {"text": advice, "sources": ["gold/0/1"], "step": 0, "key": "k", "author": "model"}
     synthesis = {"prompt": [["system", "Advise."], ["human", "Task: t\nStrategy:"]], "reply": f"Strategy: {advice}"}
-    return {"tentative": tentative, "strategy": strategy if advice else None, "synthesis": synthesis}
+    return made | {"strategy": strategy if advice else None, "synthesis": synthesis}
 
 
-PLAIN = {"tentative": "wait", "strategy": None, "synthesis": None}
 STEPS = [
-    row("a", "r/0/keep-train-0", "wait", **PLAIN),
-    row("b", "a", "mist", **written("fern")),
-    row("x", "a", "salt", **written("fern")),  # a fork that was not gone on with
-    row("c", "b", "lamp", **written("lamp")),
-    row("d", "c", "on", **written("on", None)),  # the writer said there is nothing to say
-    row("e", "r/1/keep-train-0", "mist", **written("")),
-    row("f", "r/2/keep-train-0", "mist", **written("fern")),  # of an episode that has not ended
-]
-EPISODES = [
-    {"id": "r/0", "head": "d", "steps": 4, "score": 10.0},
-    {"id": "r/1", "head": "e", "steps": 1, "score": 1.0},
+    row("a", "wait", "wait"),
+    row("b", "mist", "fern", "door black mist"),
+    row("c", "lamp", "lamp", "door black mist"),
+    row("d", "on", "on", ""),  # the writer said there is nothing to say
+    row("e", "mist", "", "door black mist"),  # without a draft before
 ]
 
 
 def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
-    found = mft.collect_pairs(STEPS, EPISODES, solved=10.0, seed=3, split="train", domain="toy")
-    assert (found.episodes, found.steps, found.undrafted) == (2, 5, 1)
-    first, second = found.pairs
+    (first, second), undrafted = mft.collect_pairs(STEPS, "r/0", 10.0, solved=10.0, seed=3, split="train", domain="toy")
+    assert undrafted == 1
     assert first == Pair(
         id="r/0/1",
-        prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: t\nStrategy:")),
+        prompt=(("system", "Advise."), ("user", "Task: t\nStrategy:")),
         reply="Strategy: door black mist",
         strategy="door black mist",
         author="model",
@@ -208,21 +194,15 @@ def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
         domain="toy",
     )
     assert (second.id, second.before) == ("r/0/2", ("wait", "mist"))
-    assert mft.step_set(found.pairs) == [first]
-
-
-def test_a_journal_that_lacks_steps_is_refused() -> None:
-    with pytest.raises(MftError, match="episode r/0 has 4 steps, and 1 of them are in the journal"):
-        mft.collect_pairs([r for r in STEPS if r["id"] != "c"], EPISODES)
+    assert mft.step_set([first, second]) == [first]
 
 
 @pytest.mark.parametrize(
     "broken", [{"synthesis": {"reply": "x"}}, {"strategy": {"text": "x"}}, {"synthesis": {"prompt": [["x"]]}}]
 )
 def test_rows_that_are_not_adamem_s_are_refused(broken: dict[str, Any]) -> None:
-    rows = [STEPS[0], STEPS[1] | broken, *STEPS[3:]]
     with pytest.raises(MftError, match=r"step b of episode r/0 is not one of AdaMEM's"):
-        mft.collect_pairs(rows, EPISODES)
+        mft.collect_pairs([STEPS[0], STEPS[1] | broken, *STEPS[2:]], "r/0", 10.0)
 
 
 # The advantage

@@ -18,7 +18,7 @@ from in_process import play_in_process
 
 import learngraph
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.experiments import play
+from learngraph.graphs.experiments import run_inputs
 from learngraph.graphs.experiments.explain import read_decision
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -230,7 +230,7 @@ class TestInABrowser:
 
         with monkeypatch.context() as patch:
             patch.setattr(MiniWob, "observe", observe_and_kill)
-            play.shared_environment.cache_clear()
+            run_inputs.shared_environment.cache_clear()
             assert main([*command, "broken"]) == (0 if is_back else 2)
         assert seen.count(1) >= 2
         if not is_back:

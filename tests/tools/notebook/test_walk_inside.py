@@ -15,7 +15,7 @@ from learngraph.graphs import training_free_grpo
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.notebook.walk import StepperError, Walk, astart, start
+from learngraph.tools.notebook.walk import StepperError, Walk, start
 
 
 class Single(TypedDict):
@@ -227,20 +227,25 @@ def slow(checkpointer: Any) -> Any:
 def test_asynchronous_nodes_and_checkpoints(tmp_path: Any) -> None:
     async def play() -> None:
         async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as saver:
-            walk = await astart(slow(saver), {"n": 0})
-            assert (await walk.astep()).state["n"] == 1
-            await walk.aedit(n=5)
-            assert (await walk.auntil(lambda state: state["n"] > 100)).question == "well?"
-            assert (await walk.aresume("fine")).state == {"n": 5, "said": "fine"}
-            assert walk.next == ()
-            builder = StateGraph(Asked)
-            builder.add_node("inner", slow(None))
-            inside = await astart(chain(builder, "inner").compile(checkpointer=saver), {"n": 1}, "2")
-            await inside.ainto()
-            assert (await inside.astep()).state["n"] == 2
-            assert inside.next == ("ask",)
+            await asyncio.to_thread(walk_through, saver)
 
     asyncio.run(play())
+    walk_through(InMemorySaver())
+
+
+def walk_through(saver: Any) -> None:
+    walk = start(slow(saver), {"n": 0})
+    assert walk.step().state["n"] == 1
+    walk.edit(n=5)
+    assert walk.until(lambda state: state["n"] > 100).question == "well?"
+    assert walk.resume("fine").state == {"n": 5, "said": "fine"}
+    assert walk.next == ()
+    builder = StateGraph(Asked)
+    builder.add_node("inner", slow(None))
+    inside = start(chain(builder, "inner").compile(checkpointer=saver), {"n": 1}, "2")
+    inside.into()
+    assert inside.step().state["n"] == 2
+    assert inside.next == ("ask",)
 
 
 def test_into_a_group_of_training_free_grpo() -> None:
