@@ -73,8 +73,8 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
                 the same call sends it again: the service counts it once.
         """
         rating = super().feedback(thread_id, reward=reward, text=text, **more)
-        scope = {name: value for name, value in more.items() if name in self.scope_names}
-        responses = _responses(self.conversation(thread_id, **scope), self._ratings(thread_id, scope), rating)
+        kept = self._conversations(self._scope_of(more))
+        responses = _responses(kept.conversation(thread_id), kept.ratings(thread_id), rating)
         failures = [failure for id in responses if (failure := self._send(id, rating))]
         if not responses:
             raise UserError(
@@ -85,9 +85,6 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         if len(failures) == len(responses):
             raise UserError(f"feedback: the service at {self._client.base_url} took none of {len(responses)}: {failures[0]}")
         return rating
-
-    def _ratings(self, thread_id: str, scope: dict[str, Any]) -> tuple[Rating, ...]:
-        return self._memory(self._labels(scope, strict=True)).conversations.ratings(thread_id)
 
     def _send(self, id: str, rating: Rating) -> str:
         """Send a rating of one response; returns why it was not taken, empty if it was."""

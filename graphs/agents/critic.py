@@ -24,16 +24,7 @@ from langchain_core.runnables import Runnable
 from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
 from ...memory.records import Trajectory
 from ...nodes.ask import Ask, BadReply
-from .learner import (
-    Advice,
-    Consultation,
-    LearningMiddleware,
-    PendingCall,
-    Place,
-    ainvoke_or_failure,
-    invoke_or_failure,
-    not_streamed,
-)
+from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, ainvoke, invoke, not_streamed
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
@@ -185,13 +176,13 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     def feedback(self, thread_id: str, **given: Any) -> Rating:
         """As `LearningMiddleware.feedback`; then the critic studies the conversation, if it is known in this process."""
         rating = super().feedback(thread_id, **given)
-        self._learn_now({name: given[name] for name in self.scope_names if name in given}, MOST_AT_ONCE)
+        self._learn_now(self._scope_of(given), MOST_AT_ONCE)
         return rating
 
     async def afeedback(self, thread_id: str, **given: Any) -> Rating:
         """As `feedback`, in a program that is awaited."""
         rating = await asyncio.to_thread(super().feedback, thread_id, **given)
-        await self._alearn_now({name: given[name] for name in self.scope_names if name in given}, MOST_AT_ONCE)
+        await self._alearn_now(self._scope_of(given), MOST_AT_ONCE)
         return rating
 
     def learn(self, **scope: str) -> LearnerStatus:
@@ -222,12 +213,12 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     def _learn_now(self, scope: dict[str, Any], most: int | None) -> None:
         gen, answer = self._begin_study(scope, most), None
         while isinstance(asked := self._advance(cast(Consultation, gen), answer), PendingCall):
-            answer = invoke_or_failure(asked)
+            answer = invoke(asked)
 
     async def _alearn_now(self, scope: dict[str, Any], most: int | None) -> None:
         gen, answer = self._begin_study(scope, most), None
         while isinstance(asked := await asyncio.to_thread(self._advance, cast(Consultation, gen), answer), PendingCall):
-            answer = await ainvoke_or_failure(asked)
+            answer = await ainvoke(asked)
 
     def _begin_study(self, scope: dict[str, Any], most: int | None) -> Study:
         if self.mode == "off":

@@ -12,40 +12,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
 from ...memory.attempts.trajectories import KeyFunction, whole_prompt_key
 from ...memory.conversations.messages import StateKey, steps, text_read
-from ...memory.records import Observation, Task, Transition, Usage
+from ...memory.records import Task, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
-from .learner import ChatWorld, Place
+from .learner import ChatWorld, Place, ReadMessages
 
-__all__ = ["ChatInputs", "ConversationJournal", "ConversationWorld", "ReadMessages"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadMessages(Observation):
-    """The messages that an agent has read since it spoke last."""
-
-    key: str = ""
-    """The text by which the state is compared with others."""
-    refused: bool = False
-    """True if a tool has answered with an error."""
-
-
-class ConversationWorld(ChatWorld):
-    """A stand-in for an environment whose observations are `ReadMessages`."""
-
-    def abstract(self, observation: Observation) -> str:
-        """The text by which the state is compared."""
-        assert isinstance(observation, ReadMessages)
-        return observation.key
-
-    def is_refused(self, observation: Observation) -> bool:
-        """True if a tool has answered with an error."""
-        return isinstance(observation, ReadMessages) and observation.refused
+__all__ = ["ChatInputs", "ConversationJournal"]
 
 
 class ConversationJournal(Journal):
@@ -80,13 +57,8 @@ class ChatInputs(MethodInputs):
             agent_name: the domain of its trajectories.
             more: further fields of `MethodInputs`, by name.
         """
-        world: Any = ConversationWorld(agent_name)
+        world: Any = ChatWorld(agent_name)
         return cls.with_chat_model(world, ConversationJournal(), model, **more)  # type: ignore[return-value]
-
-
-def turn_start(messages: Sequence[AnyMessage]) -> int:
-    """The number of messages up to the user's last one, including it."""
-    return next((n for n in range(len(messages), 0, -1) if isinstance(messages[n - 1], HumanMessage)), len(messages))
 
 
 def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: StateKey) -> dict[str, Any]:

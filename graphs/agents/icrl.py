@@ -20,7 +20,7 @@ from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
 from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
-from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
+from .learner import Consultation, LearningMiddleware, Place
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -65,9 +65,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     def consult(self, request: ModelRequest[Any], place: Place, memory: ConversationAttempts) -> Consultation:
         """Call the model with the attempts and the instruction at the end of its system message."""
         section, entry = self._compose(place, memory)
-        guided = request if self.mode == "observe" else add_to_system_message(request, section)
-        (response,) = yield PendingCall([guided])
-        return Advice(response, entry)
+        return (yield from self.ask_with(request, section, entry))
 
     def _compose(self, place: Place, memory: ConversationAttempts) -> tuple[str, dict[str, Any]]:
         """The section of the system message, empty without attempts, and the record of it."""

@@ -21,7 +21,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, overload
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
@@ -44,7 +44,7 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "ChatWorld", "LearningMiddleware", "LearningState", "PendingCall", "Place"]
+__all__ = ["Advice", "ChatWorld", "LearningMiddleware", "LearningState", "PendingCall", "Place", "ReadMessages"]
 
 LOG = logging.getLogger(__name__)
 NO_STREAM = "nostream"
@@ -101,44 +101,39 @@ Consultation = Generator[PendingCall, Any, Advice]
 runnable is raised where it waits; where it is not caught, the agent answers without advice."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The error of a runnable that a method waited for."""
-
-    error: Exception
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """The failure; what pauses a graph is none, and is raised again."""
-        if isinstance(error, GraphBubbleUp):
-            raise error
-        return cls(error)
+Model = TypeVar("Model", bound=Runnable[Any, Any])
 
 
-@overload
-def not_streamed(model: BaseChatModel) -> BaseChatModel: ...
-
-
-@overload
-def not_streamed(model: Runnable[Any, Any]) -> Runnable[Any, Any]: ...
-
-
-def not_streamed(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
+def not_streamed(model: Model) -> Model:
     """The same model, whose tokens reach no client: what it says here is not what the agent says."""
     if isinstance(model, BaseChatModel):  # it stays a chat model, to which tools can be bound
         return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
-    return model.with_config(tags=[NO_STREAM])
+    return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessages(Observation):
+    """The messages that an agent has read since it spoke last."""
+
+    key: str = ""
+    """The text by which the state is compared with others."""
+    refused: bool = False
+    """True if a tool has answered with an error."""
 
 
 class ChatWorld:
-    """A stand-in for an environment, with the two things that nodes ask of it: its name, and the text of a state."""
+    """A stand-in for an environment, with what nodes ask of it: its name, the text of a state, and whether an action was refused."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def abstract(self, observation: Observation) -> str:
-        """The text of the state, which is the key already."""
-        return observation.text
+        """The text by which the state is compared."""
+        return observation.key if isinstance(observation, ReadMessages) else observation.text
+
+    def is_refused(self, observation: Observation) -> bool:
+        """True if a tool has answered with an error."""
+        return isinstance(observation, ReadMessages) and observation.refused
 
 
 class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner[Index]):
@@ -172,6 +167,12 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         """Advise a model call: a generator that yields what it asks for, and returns the response with its entry."""
         raise NotImplementedError
 
+    def ask_with(self, request: ModelRequest[Any], section: str, entry: dict[str, Any]) -> Consultation:
+        """Ask the model with a section at the end of its system message, which the mode `observe` leaves out."""
+        guided = request if self.mode == "observe" else add_to_system_message(request, section)
+        (response,) = yield PendingCall([guided])
+        return Advice(response, entry)
+
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of the tools that the agent has at this call; returns True if `adapt` works differently from now on."""
         return False
@@ -190,7 +191,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or handler(request)
             if asked.runnable is not None:
-                answer = invoke_or_failure(asked)
+                answer = invoke(asked)
             else:
                 answer = _answer_all(asked.requests, handler)
                 first = first or answer[:1]
@@ -207,7 +208,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             if not isinstance(asked, PendingCall):
                 return self._finish(asked, request, first) or await handler(request)
             if asked.runnable is not None:
-                answer = await ainvoke_or_failure(asked)
+                answer = await ainvoke(asked)
             else:
                 answer = [_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
                 first = first or answer[:1]
@@ -265,9 +266,9 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return None
 
     def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
-        """The next thing that a consultation asks for, or its outcome; None if it failed. A failure as answer is raised in it."""
+        """The next thing that a consultation asks for, or its outcome; None if it failed. An error as answer is raised in it."""
         try:
-            return gen.throw(answer.error) if isinstance(answer, Failure) else gen.send(answer)
+            return gen.throw(answer) if isinstance(answer, Exception) else gen.send(answer)
         except StopIteration as end:
             found: Advice = end.value
             return found
@@ -294,8 +295,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
 
     def _record(self, place: Place, state: Mapping[str, Any], run_id: str) -> None:
         messages = state["messages"]
-        start = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), 0)
-        done = steps(messages, self.state_key, start=start)
+        done = steps(messages, self.state_key, start=last_user_message(messages))
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
             for entry in state.get("learning", ())
@@ -312,28 +312,36 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         thread = configurable.get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else self.agent_name
         goal = str(humans[0].text) if humans else ""
-        last = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), 0)
-        calls = sum(isinstance(m, AIMessage) for m in messages[last:])
+        calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         scope = self._labels(configurable)
         return Place(str(thread), scope, _turn_id(messages), len(humans) - 1, Task(task, goal), calls)
 
 
-def invoke_or_failure(pending: PendingCall) -> Any:
-    """The output of a pending runnable, or its failure."""
+def invoke(pending: PendingCall) -> Any:
+    """The output of a pending runnable, or its error. What pauses a graph is no error."""
     assert pending.runnable is not None
     try:
         return pending.runnable.invoke(pending.input)
+    except GraphBubbleUp:
+        raise
     except Exception as error:
-        return Failure.of(error)
+        return error
 
 
-async def ainvoke_or_failure(pending: PendingCall) -> Any:
-    """As `invoke_or_failure`, in an agent that is awaited."""
+async def ainvoke(pending: PendingCall) -> Any:
+    """As `invoke`, in an agent that is awaited."""
     assert pending.runnable is not None
     try:
         return await pending.runnable.ainvoke(pending.input)
+    except GraphBubbleUp:
+        raise
     except Exception as error:
-        return Failure.of(error)
+        return error
+
+
+def last_user_message(messages: Sequence[Any]) -> int:
+    """The place of the user's last message; 0 if there is none."""
+    return next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), 0)
 
 
 def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequest[Any]:
@@ -362,8 +370,8 @@ def _response(answer: Any) -> ModelResponse[Any]:
 
 def _turn_id(messages: Sequence[Any]) -> str:
     """Id of the user's message that is being answered."""
-    last = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
-    return str(last.id) if last is not None and last.id else "turn"
+    last = messages[last_user_message(messages)] if messages else None
+    return str(last.id) if isinstance(last, HumanMessage) and last.id else "turn"
 
 
 def _run_id(runtime: Any) -> str:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
 
 from ...memory.conversations.store import Reflection
@@ -37,7 +36,7 @@ from ...nodes.synthesize.reasoning_bank import (
 from ..baselines.reasoning_bank import ReasoningBank
 from ..wiring.inputs import DEFAULT_WINDOW
 from .critic import CriticMiddleware
-from .learner import Advice, ChatWorld, Consultation, PendingCall, Place, add_to_system_message
+from .learner import ChatWorld, Consultation, Place, last_user_message
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -121,7 +120,9 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
 
     def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
         """Call the model with the lessons at the end of its system message."""
-        key = self.state_key(_until_last_turn(request.messages))
+        key = self.state_key(
+            request.messages[: last_user_message(request.messages) + 1]
+        )  # the same lessons at each call of a turn
         consult = Consult(
             content,
             self._world,  # type: ignore[arg-type]
@@ -135,8 +136,6 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         view = ReasoningBankPrompt(journal=Journal(), library=content, max_lesson_tokens=most, count_tokens=estimate_tokens)
         lines = view.text_before(found)
         section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
-        guided = request if self.mode == "observe" else add_to_system_message(request, section)
-        (response,) = yield PendingCall([guided])
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {
             "recalled": found["used"],
@@ -146,10 +145,4 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         }
         if not lessons:
             entry["nearest"] = content.nearest_similarity(key, self.agent_name)
-        return Advice(response, entry)
-
-
-def _until_last_turn(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
-    """The messages up to the user's last one, so that a turn shows the same lessons at each of its model calls."""
-    last = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], HumanMessage)), len(messages) - 1)
-    return messages[: last + 1]
+        return (yield from self.ask_with(request, section, entry))

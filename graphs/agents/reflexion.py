@@ -27,7 +27,7 @@ from ..baselines.reflexion import Reflexion
 from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
 from .critic import CriticMiddleware
-from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message
+from .learner import Consultation, Place
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -124,10 +124,9 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         buffer, state = self._compose(place.task, "", content)
         lines = notes_text(buffer, state)
         section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
-        guided = request if self.mode == "observe" else add_to_system_message(request, section)
-        (response,) = yield PendingCall([guided])
         recalled = [shown.id for shown in state["shown"]]
-        return Advice(response, {"recalled": recalled, "tokens": estimate_tokens(section), "said": lines.splitlines()[1:]})
+        entry = {"recalled": recalled, "tokens": estimate_tokens(section), "said": lines.splitlines()[1:]}
+        return (yield from self.ask_with(request, section, entry))
 
 
 @dataclass(frozen=True)

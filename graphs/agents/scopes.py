@@ -169,8 +169,7 @@ class ScopedLearner(Generic[Index]):
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         reward = None if reward is None else finite_reward(reward)
-        labels = self._labels(scope, strict=True)
-        return self._memory(labels).conversations.rate(thread_id, reward, text, run_id=run_id, source=source)
+        return self._conversations(scope).rate(thread_id, reward, text, run_id=run_id, source=source)
 
     async def afeedback(self, thread_id: str, **given: Any) -> Rating:
         """As `feedback`, in a program that is awaited."""
@@ -199,11 +198,11 @@ class ScopedLearner(Generic[Index]):
 
     def conversation(self, thread_id: str, **scope: str) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
-        return self._memory(self._labels(scope, strict=True)).conversations.conversation(thread_id)
+        return self._conversations(scope).conversation(thread_id)
 
     def import_trajectories(self, path: Path | str, **scope: str) -> int:
         """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number."""
-        return self._memory(self._labels(scope, strict=True)).conversations.import_trajectories(path)
+        return self._conversations(scope).import_trajectories(path)
 
     def close(self) -> None:
         """Close the store, which another learner may open then; for stores that are a folder."""
@@ -213,7 +212,7 @@ class ScopedLearner(Generic[Index]):
     def explain(self, thread_id: str, **scope: str) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""
         lines = list[str]()
-        ratings = self._memory(self._labels(scope, strict=True)).conversations.ratings(thread_id)
+        ratings = self._conversations(scope).ratings(thread_id)
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             lines += [f"  {line}" for entry in turn.advice for line in self.describe(entry)] or ["  no advice was recorded"]
@@ -227,15 +226,22 @@ class ScopedLearner(Generic[Index]):
 
     def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted."""
-        return self._memory(self._labels(scope, strict=True)).conversations.forget(threads)
+        return self._conversations(scope).forget(threads)
 
     def export(self, **scope: str) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation."""
-        return self._memory(self._labels(scope, strict=True)).conversations.export()
+        return self._conversations(scope).export()
 
     def memory(self, **scope: str) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change."""
         return self._refreshed(self._labels(scope, strict=True)).index
+
+    def _scope_of(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """The values of the scope among other arguments."""
+        return {name: given[name] for name in self.scope_names if name in given}
+
+    def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
+        return self._memory(self._labels(scope, strict=True)).conversations
 
     def _labels(self, values: Mapping[str, Any], *, strict: bool = False) -> tuple[str, ...]:
         """The namespace of a scope."""

@@ -26,8 +26,8 @@ from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars
 from ..baselines.synapse import Synapse
 from ..wiring.banks import reaches_return
-from .episodes import ChatInputs, episode_channels, state_alone, turn_start
-from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, add_to_system_message
+from .episodes import ChatInputs, episode_channels, state_alone
+from .learner import Consultation, LearningMiddleware, Place, last_user_message
 
 __all__ = ["SynapseMiddleware"]
 
@@ -77,7 +77,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         parts = ChatInputs.of(request.model, self.agent_name)
         found = self._exemplars_of_turn(request.state, place, memory)
         if found is None:
-            state = episode_channels(request.messages[: turn_start(request.messages)], place, self.state_key)
+            state = episode_channels(request.messages[: last_user_message(request.messages) + 1], place, self.state_key)
             recollect = Recollect(
                 memory,
                 parts.environment,
@@ -88,10 +88,8 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
             )
             found = dict(recollect(state))  # type: ignore[arg-type]
         shown = self._text(found["precedents"], place, parts, memory)
-        if self.mode == "guide" and shown:
-            request = add_to_system_message(request, self._section.text(exemplars=shown.rstrip("\n")))
-        (response,) = yield PendingCall([request])
-        return Advice(response, _entry(found, parts.count_tokens(shown) if shown else 0))
+        section = self._section.text(exemplars=shown.rstrip("\n")) if shown else ""
+        return (yield from self.ask_with(request, section, _entry(found, parts.count_tokens(shown) if shown else 0)))
 
     def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:
         """The exemplars that an earlier call of this turn has recalled and that were not deleted; None at the first call."""

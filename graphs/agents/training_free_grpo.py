@@ -36,7 +36,7 @@ from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.prompt import Prompt
 from ..wiring.inputs import DEFAULT_WINDOW
 from .critic import CriticMiddleware, Study, StudyIndex
-from .learner import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .learner import Consultation, PendingCall, Place, add_to_system_message, not_streamed
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
@@ -215,10 +215,9 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         versions = self._scope_versions(place.scope)
         library = versions.at(versions.head)
         section, shown = self._section(request, library)
-        guided = request if self.mode == "observe" else add_to_system_message(request, section)
-        (response,) = yield PendingCall([guided])
         said = [f"[{id}] {library.lesson(id).text}" for id in shown]
-        return Advice(response, {"recalled": list(shown), "version": versions.head, "said": said})
+        entry = {"recalled": list(shown), "version": versions.head, "said": said}
+        return (yield from self.ask_with(request, section, entry))
 
     def _study(self, memory: ScopeMemory[StudyIndex[None]], most: int | None) -> Study:
         """Have the critic compare groups of conversations that wait, `GROUPS_AT_ONCE` at most unless all are asked for."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import help_desk as desk
 import pytest
+from help_desk import play
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
@@ -24,16 +25,6 @@ def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> 
         model or desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
     )
     return agent, learner
-
-
-def play(agent: Any, learner: JitRLMiddleware, tickets: range, tenant: str = "acme") -> list[float]:
-    rewards = []
-    for n in tickets:
-        said, kind = desk.ticket(n)
-        out = agent.invoke({"messages": said}, {"configurable": {"thread_id": f"t{n}", "tenant": tenant}})
-        rewards.append(desk.reward(out["messages"], kind))
-        learner.feedback(f"t{n}", reward=rewards[-1], tenant=tenant)
-    return rewards
 
 
 @pytest.mark.parametrize("mode", ["guide", "observe", "off"])

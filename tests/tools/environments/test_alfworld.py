@@ -88,19 +88,6 @@ def test_a_folder_may_be_named_in_four_ways(tree: Path, monkeypatch: pytest.Monk
     assert AlfWorld().task(7) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "said"),
-    [
-        ("pick_nothing", {}, "no task type 'pick_nothing'; there are look_at_obj_in_light, pick_and_place_simple"),
-        ("", {"split": "exam"}, "no folder of games 'exam'; there are train, valid_train, valid_seen, valid_unseen"),
-        ("", {"games": "x"}, "no setting 'games'; it has data, split"),
-    ],
-)
-def test_a_wrong_setting_is_said(kind: str, settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        AlfWorld(kind, settings)
-
-
 def test_what_is_not_a_game_is_named(tmp_path: Path) -> None:
     path = put(tmp_path, "valid_seen", TASK_TYPES[1], 1)
     env = AlfWorld(settings={"data": str(tmp_path)})
@@ -172,18 +159,12 @@ def test_what_the_authors_leave_out_is_left_out(tree: Path) -> None:
         AlfWorld(settings={"data": str(tree)}).task(120)
 
 
-def test_gold_is_the_walkthrough_cut_at_the_horizon(tree: Path) -> None:
-    env = AlfWorld(settings={"data": str(tree)})
-    assert env.gold(env.task(0)) == tuple(WALK)
-    assert AlfWorld(settings={"data": str(tree)}, horizon=2).gold(env.task(0)) == tuple(WALK[:2])
-    assert (env.optimum(env.task(0)), env.knows_optimum(env.task(0)), env.solved) == (1.0, True, 1.0)
-
-
 def test_what_a_walkthrough_is_too_long_for_is_no_optimum(tree: Path) -> None:
     """A reward of 1 is still the solved task."""
     short = AlfWorld(settings={"data": str(tree)}, horizon=len(WALK) - 1)
     task = short.task(0)
     assert (short.optimum(task), short.knows_optimum(task)) == (0.0, False)
+    assert short.gold(task) == tuple(WALK[:-1])
     assert max_score(short, task) == 1.0
 
 

@@ -130,14 +130,6 @@ def test_the_file_holds_1362_puzzles_once_each() -> None:
     assert all(len(puzzle) == 4 and sorted(puzzle) == list(puzzle) and 1 <= puzzle[0] <= puzzle[3] <= 13 for puzzle in PUZZLES)
 
 
-def test_difficulty_by_hand() -> None:
-    # 13 * 13 - 1 = 168, / 7 = 24 is a solution of 1 7 13 13: 3 + 1 + 0, and 5 as `/` is last: 9. There is no other way to 24
-    # but 1 - 13 * 13 = -168 and the like, which never makes +24.
-    assert difficulty((1, 7, 13, 13)) == pytest.approx(9)
-    assert difficulty((1, 1, 1, 1)) == float("inf")
-    assert difficulty((3, 3, 8, 8)) > difficulty((4, 6, 8, 8)) > difficulty((1, 1, 4, 6))
-
-
 def test_splits_share_no_puzzle_and_none_is_a_demonstration() -> None:
     splits = {
         split: [ENV.puzzle(ENV.task(n, split)) for n in range(count)]
@@ -273,7 +265,13 @@ def test_accepted_answers(answer: str) -> None:
     ],
 )
 def test_refused_answers_say_why(answer: str, why: str) -> None:
-    assert why in judge_answer(answer, (4, 5, 6, 10))[1]
+    reward, said = judge_answer(answer, (4, 5, 6, 10))
+    assert why in said
+    is_expression = why.startswith(("it ", "but"))
+    assert reward == (0.0 if is_expression else None)
+    seen = ENV.observe(TASK, [f"Answer: {answer}"])
+    assert (seen.reward, seen.over, ENV.verify(TASK, [f"Answer: {answer}"])) == (reward, True, [reward])
+    assert ("cannot be read" in seen.text) == (reward is None)
 
 
 # Playing
@@ -419,13 +417,6 @@ def test_the_horizon() -> None:
         Game24(horizon=0)
 
 
-def test_actions_that_are_no_texts() -> None:
-    with pytest.raises(UserError, match="sequence of strings"):
-        ENV.observe(TASK, "4 + 6 = 10")
-    with pytest.raises(UserError, match="must be a text, got 10"):
-        ENV.observe(TASK, [10])  # type: ignore[list-item]
-
-
 # Written answers
 
 SOLVED = "Step 1: 10 - 4 = 6 (left: 5 6 6)\nStep 2: 5 * 6 = 30 (left: 6 30)\nStep 3: 30 - 6 = 24 (left: 24)\n"
@@ -525,20 +516,6 @@ def test_a_puzzle_of_ones_own() -> None:
         ENV.observe(Task("game24-x", "", 7), ())
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"order": "random"}, "no order 'random'; there are published, difficulty"),
-        ({"csv": "x"}, "no setting 'csv'; it has order, puzzle, demos"),
-        ({"puzzle": "4 5 6 10", "order": "difficulty"}, "not both"),
-        ({"demos": "6"}, "demos must be a number from 0 to 5, got '6'"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Game24(settings)
-
-
 def test_the_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "tree_of_thoughts_llm-0.1.0.dist-info"
     for folder in (name, "tot/data/24"):
@@ -593,17 +570,6 @@ def test_a_reply_is_always_a_whole_episode(text: str) -> None:
     assert len(ENV.verify(TASK, actions)) == len(actions)
     if actions != (text,):
         assert None not in [o.reward for o in seen[:-1]]  # the answer may be no expression, or missing
-
-
-@pytest.mark.parametrize("answer", ["Answer:", "Answer: four plus six", "Answer: (4 + 5", "Answer: 4 ** 6", "Answer: -4 + 6"])
-def test_an_answer_that_is_no_expression_has_no_reward(answer: str) -> None:
-    """It is missing for the method and for the rule. A readable answer that is wrong earns 0."""
-    seen = ENV.observe(TASK, [answer])
-    assert (seen.reward, seen.over, ENV.verify(TASK, [answer])) == (None, True, [None])
-    assert "cannot be read" in seen.text
-    for wrong in ("Answer: 4 + 5 + 6 + 10", "Answer: 4 * 6", "Answer: 4 / (5 - 5)"):
-        assert ENV.observe(TASK, [wrong]).reward == 0.0
-        assert ENV.verify(TASK, [wrong]) == [0.0]
 
 
 def test_long_texts_are_read_in_no_time() -> None:

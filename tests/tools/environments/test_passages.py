@@ -6,7 +6,6 @@ import json
 import math
 import random
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,8 @@ def texts(env: Passages, actions: Sequence[str]) -> list[str]:
 def test_normalisation_by_hand(answer: str, plain: str) -> None:
     assert normalise_answer(answer) == plain
     assert normalise_answer(plain) == plain
-
-
-def test_exact_match_by_hand() -> None:
-    assert exact_match("beetles", "The Beetles!")
-    assert not exact_match("red beetles", "beetles")
-    assert not exact_match("yes", "no")
+    assert exact_match(answer, plain)
+    assert not exact_match(f"red {answer}", plain)
 
 
 # The actions
@@ -120,19 +115,6 @@ def test_a_wrong_answer_ends_it_with_0_and_tells_nothing(small: Passages) -> Non
     assert small.observe(small.task(0), ["finish[pears]"]) == Observation("wrong", (), 0.0, True)
     with pytest.raises(UserError, match="hotpot-test-0 was over after 1 step, got one more action: 'search\\[fox\\]'"):
         small.observe(small.task(0), ["finish[pears]", "search[fox]"])
-
-
-def test_refused_input(small: Passages) -> None:
-    task = small.task(0)
-    with pytest.raises(UserError, match="sequence of strings"):
-        small.observe(task, "search[fox]")
-    for wrong in ("", "  ", 3):
-        with pytest.raises(UserError, match="step 0 of hotpot-test-0: the action must be a text"):
-            small.observe(task, [wrong])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="test has tasks 0 to 0, got 1"):
-        small.task(1)
-    with pytest.raises(UserError, match="train has no tasks, got 0"):
-        small.task(0, "train")
 
 
 def test_gold_and_horizon(tmp_path: Path) -> None:
@@ -306,7 +288,9 @@ def test_a_list_is_read_as_lines_are_and_a_passage_counts_once(tmp_path: Path) -
     again = SMALL | {"_id": "a2", "question": "Is a pear a fruit?", "answer": "yes", "supporting_facts": [["Pear", 0]]}
     other = again | {"_id": "a3", "context": [["Pear", ["A pear is green."]]], "question": "Which fruit is green?"}
     lines = Passages({"file": str(written(tmp_path, SMALL, again, "", other))})
-    listed = Passages({"file": str(written(tmp_path, json.dumps([SMALL, again, other], indent=1), name="small.json"))})
+    listed = Passages(
+        {"file": str(written(tmp_path, "\ufeff" + json.dumps([SMALL, again, other], indent=1), name="small.json"))}
+    )
     assert lines.passages == listed.passages
     assert lines.questions == listed.questions
     assert lines.name == listed.name
@@ -367,21 +351,6 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         Passages({"file": str(tmp_path / "bytes")})
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"rooms": "3"}, "no setting 'rooms'; it has source, file, split, listed"),
-        ({"source": "web"}, "source is one of own, got 'web'"),
-        ({"source": "own", "file": "x"}, "needs no file"),
-        ({"split": "exam"}, "split is one of train, dev, test, got 'exam'"),
-        ({"listed": "2"}, "listed is one of 0, 1, got '2'"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Passages(settings)
-
-
 # The ranking
 
 
@@ -420,9 +389,3 @@ def test_ties_go_to_the_earlier_text() -> None:
     assert index.top_places("a a b", 2) == index.top_places("b a", 2) == [0, 2]
     assert index.top_places("", 9) == index.top_places("zebra ?!", 9) == []
     assert Ranking([], "test").top_places("a", 9) == Ranking(["?!"], "test").top_places("a", 9) == []
-
-
-def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(UserError, match="hotpot: its search needs the package bm25s: pip install bm25s"):
-        Passages()

@@ -359,13 +359,6 @@ def test_layouts(tmp_path: Path, row: dict[str, Any]) -> None:
     env.close()
 
 
-def test_a_json_list_is_read_too(tmp_path: Path) -> None:
-    file = tmp_path / "list.json"
-    file.write_text("\ufeff" + json.dumps([{"problem": f"{n}?", "answer": n} for n in range(5)], indent=1), encoding="utf-8")
-    env = Problems({"file": str(file)})
-    assert [env.size(split) for split in ("test", "dev", "train")] == [2, 1, 2]
-
-
 def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
     env = Problems(
         {
@@ -400,8 +393,6 @@ def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
     ("lines", "said"),
     [
         ([], r"rows.jsonl is empty; expected are problem, question or prompt"),
-        (["", "  "], r"rows.jsonl is empty"),
-        (['{"problem": "a?", "answer": 1}', "{"], r"rows.jsonl line 2 is no JSON"),
         (['{"problem": "a?", "answer": 1}', "7"], r"rows.jsonl line 2 must be an object, got '7'"),
         (
             ['{"problem": "a?", "answer": 1}', '{"input": "b?", "label": 2}'],
@@ -409,28 +400,12 @@ def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
         ),
         (['{"problem": "a?", "reply": 1}'], r"nothing is left: 0 problems of 1 rows; 1 without .*line 1 \(no answer\)"),
         (['{"problem": "a?", "answer": 1}', '{"problem": "a?", "answer": 2}'], r"nothing is left: .*line 1: 1, line 2: 2"),
-        (["[1,"], r"rows.jsonl line 2 is no JSON"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_said_in_words(tmp_path: Path, lines: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         Problems({"file": written(tmp_path, *lines)})
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"split": "exam"}, "split must be train, dev or test, got 'exam'"),
-        ({"limit": "0"}, "limit must be a number from 1, got '0'"),
-        ({"limit": "many"}, "limit must be a number from 1, got 'many'"),
-        ({"colour": "red"}, "no setting 'colour'; it has file, split, limit"),
-        ({"file": "/nowhere/at/all.jsonl"}, "cannot read /nowhere/at/all.jsonl"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Problems(settings)
 
 
 def test_the_split_does_not_depend_on_the_order_of_the_file(tmp_path: Path) -> None:

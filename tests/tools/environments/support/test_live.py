@@ -66,14 +66,6 @@ def test_a_fork_replays_in_another_game() -> None:
     assert (world.steps, len(world.games)) == (3 + 2 + 1, 2)
 
 
-def test_tasks_do_not_share_a_game() -> None:
-    world = World()
-    pool = world.pool()
-    pool.observe(TASK, ["go"])
-    pool.observe(Task("count-1", "count", 1), ["go", "go"])
-    assert len(world.games) == 2
-
-
 def test_the_oldest_game_is_closed_when_the_pool_is_full() -> None:
     world = World()
     pool = world.pool(size=2)
@@ -120,11 +112,6 @@ def test_the_horizon_ends_the_episode_and_nothing_follows() -> None:
     assert pool.observe(TASK, ["go"] * 5) == Observation("go go go go go", (), 1.0, over=True)
     with pytest.raises(UserError, match="count-0 was over after 5 steps, got one more action: 'go'"):
         pool.observe(TASK, ["go"] * 6)
-
-
-def test_a_string_is_not_taken_for_a_list_of_letters() -> None:
-    with pytest.raises(UserError, match="got the string 'go'"):
-        World().pool().observe(TASK, "go")
 
 
 def test_free_text_games_take_any_text_but_an_empty_one() -> None:

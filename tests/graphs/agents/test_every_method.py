@@ -1,0 +1,108 @@
+"""What every learning middleware promises: it learns, observes without a word, forgets, and keeps its prompts as approved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import help_desk as desk
+import pytest
+from approved_prompts import assert_approved
+from help_desk import play
+from learning_agents import METHODS, PLAIN, advice, make
+
+from learngraph.graphs.baselines.synapse import Synapse
+from learngraph.graphs.icrl import ICRL
+
+BY_ISSUE: dict[str, dict[str, Any]] = {
+    "icrl": {"task": desk.issue},
+    "reasoning-bank": {"task": desk.issue, "state_key": desk.issue},
+    "reflexion": {"task": desk.issue, "state_key": desk.issue},
+    "synapse": {"state_key": desk.issue},
+}
+"""Options by which conversations about the same issue are found."""
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize(
+    ("method", "tickets", "explained"),
+    [
+        ("icrl", 28, "conversations at 'was charged twice'"),
+        ("reasoning-bank", 28, "resolve it by"),
+        ("reflexion", 28, "resolve it by"),
+        ("synapse", 48, "exemplar t"),
+    ],
+)
+def test_it_learns_from_feedback(method: str, tickets: int, explained: str, awaited: bool) -> None:
+    agent, learner, model = make(method, **BY_ISSUE[method])
+    rewards = play(agent, learner, range(tickets), awaited=awaited)
+    assert sum(rewards[:4]) < 4
+    assert rewards[-8:] == [1.0] * 8
+    assert explained in learner.explain(f"t{tickets - 1}", tenant="acme")
+    status = learner.status(tenant="acme")
+    studied = tickets if method in ("reasoning-bank", "reflexion") else 0
+    assert len(model.criticised) == studied, "each conversation is studied once"
+    assert (status.studied, status.waiting, status.lessons, status.problems) == (studied, 0, studied, ())
+
+
+def test_icrl_without_a_task_takes_all_conversations_for_attempts_at_the_same() -> None:
+    agent, learner, _ = make("icrl")
+    assert play(agent, learner, range(28))[-8:] == [1.0] * 8
+
+
+@pytest.mark.parametrize("method", [*BY_ISSUE, "adamem-max"])
+def test_observing_changes_nothing_in_the_request(method: str) -> None:
+    agent, learner, model = make(method, mode="observe", **BY_ISSUE.get(method, {}))
+    assert sum(play(agent, learner, range(24))[-12:]) < 12
+    assert set(model.seen) == {PLAIN}
+    assert any(advice(learner, f"t{n}")[0]["recalled"] for n in range(16, 24))
+    assert bool(model.criticised) == (method in ("reasoning-bank", "reflexion"))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "jitrl"])
+def test_what_is_forgotten_is_not_shown_and_no_other_tenant_was_shown_it(method: str) -> None:
+    agent, learner, model = make(method, **BY_ISSUE.get(method, {}))
+    play(agent, learner, range(8))
+    model.seen.clear()
+    play(agent, learner, range(1), tenant="bob")
+    assert set(model.seen) == {PLAIN}
+    assert learner.forget(["t0", "t4"], tenant="acme") == 2
+    assert learner.status(tenant="acme").rated == 6
+    assert learner.forget(tenant="acme") == 6
+    assert [one["id"] for one in learner.export(tenant="bob")] == ["t0"]
+    model.seen.clear()
+    play(agent, learner, range(8, 9))
+    assert set(model.seen) == {PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("method", "thanks", "options"),
+    [
+        ("icrl", "Thank you,\nthat was quick.", {}),
+        ("synapse", "Thank you,\nthat was quick.", {"settings": Synapse(k=2, outcomes="all")}),
+        ("adamem-max", "Thank you,\nthat was quick.", {}),
+        ("reasoning-bank", "Thank you.", {}),
+        ("reflexion", "Thank you.", {}),
+    ],
+)
+def test_the_whole_prompts_are_as_approved(method: str, thanks: str, options: dict[str, Any]) -> None:
+    name = method.removesuffix("-max")
+    agent, learner, model = make(method, **BY_ISSUE.get(method, {}), **options)
+    play(agent, learner, range(0, 12, 4), words=("That was not what I needed.", thanks))
+    play(agent, learner, range(12, 13))
+    assert_approved(f"{name}-conversation-4", lambda: model.seen[-2 if name == "adamem" else -1])
+    if name == "adamem":
+        assert_approved("adamem-conversation-4-strategist", lambda: model.criticised[-2])
+    elif model.criticised:
+        learner.feedback("t12", reward=1.0, text="Thank you, that was quick.", tenant="acme")
+        assert_approved(f"{name}-critic", lambda: model.criticised[-1])
+
+
+def test_icrls_attempts_stay_within_the_budget_and_the_own_thread_is_none_of_them() -> None:
+    agent, learner, model = make("icrl", task=desk.issue, settings=ICRL(rewards="sparse", max_memory_tokens=300))
+    play(agent, learner, range(0, 80, 4))
+    (first, *_) = learner.conversation("t76", tenant="acme").turns[0].advice
+    assert 0 < len(first["recalled"]) < 19
+    model.seen.clear()
+    play(agent, learner, range(76, 77))  # the same thread again
+    assert "A76" not in model.seen[0]
+    assert "A72" in model.seen[0]
