@@ -151,12 +151,6 @@ def jaccard(a: AbstractSet[Hashable], b: AbstractSet[Hashable]) -> float:
     return common / (len(a) + len(b) - common) if common else 0.0
 
 
-def multiset_jaccard(a: Counter[Hashable], b: Counter[Hashable]) -> float:
-    """The Jaccard index of multisets: sum of the smaller over sum of the larger counts, in [0, 1]; 0 if one is empty."""
-    common = (a & b).total()
-    return common / (a.total() + b.total() - common) if common else 0.0
-
-
 class InvertedIndex(ABC):
     """The search of an inverted index: the k rows that are most similar to a set of tokens, which have numbers here.
 

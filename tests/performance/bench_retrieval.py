@@ -27,7 +27,7 @@ from rows import cpu, make_parser, medians, ratios, report
 
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
-from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
+from learngraph.memory.search.similarity import JaccardIndex, bag, reference_words, words
 from learngraph.memory.storage.chroma_collections import _NO_INDEX
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.record_store import RecordStore, to_json
@@ -61,6 +61,12 @@ def near_query(rows: Rows, draw: np.random.Generator) -> list[int]:
 
 def text(row: list[int]) -> str:
     return " ".join(f"w{token}" for token in row)
+
+
+def multiset_jaccard(a: Counter[str], b: Counter[str]) -> float:
+    """The sum of the smaller over the sum of the larger counts."""
+    common = (a & b).total()
+    return common / (a.total() + b.total() - common) if common else 0.0
 
 
 def scan(index: JaccardIndex, rows: Rows, queries: list[list[int]]) -> float:

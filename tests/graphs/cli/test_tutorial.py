@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from learngraph.graphs.cli import tutorial as module
-from learngraph.graphs.cli.tutorial import SOURCE, copy_notebook, find_jupyter, play, read_cells, run_cell, tutorial
+from learngraph.graphs.cli.tutorial import SOURCE, copy_notebook, find_jupyter, play, read_cells, tutorial
 from learngraph.memory.errors import UserError
 
 
@@ -56,13 +56,6 @@ def test_the_terminal_plays_in_the_folder_that_was_named(monkeypatch: pytest.Mon
     assert Path.cwd() == before
     with pytest.raises(UserError, match=r"there is no folder .*nowhere; make it"):
         tutorial([str(tmp_path / "nowhere"), "--terminal"])
-
-
-def test_a_cell_shows_its_last_expression_only() -> None:
-    names: dict[str, object] = {}
-    assert run_cell("a = 1\na + 1", names) == 2
-    assert run_cell("b = a", names) is None
-    assert names["b"] == 1
 
 
 def test_the_users_copy_is_never_overwritten(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -233,23 +232,6 @@ def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     act(walks, "round")
     seen = act(walks, "finish")
     assert current(seen)["note"] == "at the end"
-
-
-@pytest.mark.slow
-def test_a_thousand_moments_are_shown_quickly() -> None:
-    def far(state: Count) -> Literal["again", "enough"]:
-        return "again" if state["number"] < 500 else "enough"
-
-    builder = wire(StateGraph(Count), FLOW, {"add": add, "check": look}, {"check": far})
-    walks = session(builder.compile(checkpointer=InMemorySaver()).with_config(recursion_limit=5000))
-    seen = act(walks, "finish")
-    assert current(seen)["count"] == 1001
-    began = time.perf_counter()
-    walks.overview()
-    walks.moments("b0", 900, 100)
-    moment = walks.moment("b0", 1000)
-    assert time.perf_counter() - began < 0.5
-    assert ("add", "check", 500) in moment["passes"]
 
 
 def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(

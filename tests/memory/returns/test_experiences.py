@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import NO_ACTION, Experience, Neighbour, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import BadExperience, Experiences, reference_returns, returns
-from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
-from learngraph.memory.storage.record_store import RecordStore
+from learngraph.memory.search.similarity import jaccard, words
 
 STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
 rewards = st.none() | st.sampled_from([0.0, 1.0, -2.0, 0.1, 7.5])
@@ -97,13 +95,6 @@ def test_a_missing_reward_makes_what_includes_it_missing():
 def test_a_bad_discount_is_refused_at_once(gamma):
     with pytest.raises(BadExperience, match="between 0 and 1"):
         Experiences(gamma=gamma)
-
-
-def test_missing_returns_leave_no_experience():
-    memory = filled([episode(("hall", "go", 1.0), ("attic", "go", None), ("cellar", "go", 2.0))])
-    assert [experience.id for experience in memory] == ["a/0/2"]
-    assert ask(memory, "hall") == ()
-    assert ask(memory, "cellar") == (Neighbour("a/0/2", 1.0, "go", 1, 2.0, 0.0),)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
@@ -258,36 +249,6 @@ def test_a_failed_write_leaves_the_memory_as_it_was():
     assert len(memory) == 0
 
 
-def test_k_counts_states_and_not_visits():
-    memory = filled(
-        episode(("hall lamp", action, 1.0), ("hall rope", "go", 0.0), number=n) for n, action in enumerate(["go", "take", "go"])
-    )
-    assert {(one.action, one.count) for one in ask(memory, "hall lamp", k=1)} == {("go", 2), ("take", 1)}
-
-
-def test_before_hides_exactly_the_later_episodes_of_that_run():
-    memory = filled(episode(("hall", "go", float(n)), number=n, run=run) for run in ("a", "b") for n in range(3))
-    assert [(one.id, one.count, one.mean) for one in ask(memory, "hall", before=("a", 1))] == [("b/2/0", 4, 0.75)]
-    assert [(one.id, one.count, one.mean) for one in ask(memory, "hall", before=("b", 0))] == [("a/2/0", 3, 1.0)]
-    assert [one.count for one in ask(memory, "hall", before=("a", 3))] == [6]
-    raw = memory.raw_neighbours("hall", task="coin-0", domain="twx", before=("a", 1))
-    assert [experience.id for _, experience in raw] == ["a/0/0", "b/0/0", "b/1/0", "b/2/0"]
-
-
-def test_cross_task():
-    memory = filled(
-        [
-            episode(("hall", "go", 1.0), number=0, task="coin-0"),
-            episode(("hall", "take", 2.0), number=1, task="coin-1"),
-            Trajectory("c/0", Task("coin-0", "find"), (Transition("hall", "wait", 3.0),), "c", 0, domain="toy"),
-        ]
-    )
-    assert [one.action for one in ask(memory, "hall")] == ["go"]
-    assert [one.action for one in ask(memory, "hall", cross_task=True)] == ["go", "take"]
-    assert [one.action for one in ask(memory, "hall", domain="toy")] == ["wait"]
-    assert ask(memory, "hall", task="coin-7") == ()
-
-
 def test_raw_neighbours_are_single_experiences_in_the_order_of_storing():
     memory = filled(
         [
@@ -314,13 +275,6 @@ def test_the_k_nearest_raw_neighbours_are_those_of_all_that_are_most_similar_and
         for k in range(len(everything) + 2):
             found = memory.raw_neighbours("hall lamp", k=k, **asked)
             assert found == [one for one in everything if one in nearest[:k]]
-
-
-def test_other_tokens_make_another_similarity():
-    memory = Experiences(tokens=lambda text: bag(ngrams(words(text), 4)))
-    memory.add(episode(("a b c d e", "go", 1.0)))
-    assert ask(memory, "a b c d x")[0].similarity == pytest.approx(1 / 3)
-    assert ask(memory, "a b c x e") == ()
 
 
 def test_prune_forgets_in_the_store_too():
@@ -362,16 +316,6 @@ def test_reload_sees_what_another_process_stored():
     assert ask(mine, "hall") == ()
     mine.reload()
     assert len(ask(mine, "hall")) == 1
-
-
-def test_on_a_real_store():
-    records = RecordStore(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
-    memory = Experiences(records)
-    for number in range(3):
-        memory.add(episode(("hall", "go", 1.0), ("attic", "take", None if number == 1 else 2.0), number=number))
-    assert ask(Experiences(records), "hall") == ask(memory, "hall") == (Neighbour("a/2/0", 1.0, "go", 2, 2.0, 0.0),)
-    memory.prune(keep_last=1)
-    assert [one.id for one in Experiences(records)] == ["a/2/0", "a/2/1"]
 
 
 def test_many_threads_store_and_ask_at_once():

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
-from learngraph.memory.attempts.trajectories import BadMemory, Trajectories, goal_key, structured_key
+from learngraph.memory.attempts.trajectories import BadMemory, Trajectories, structured_key
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition
+from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search import vectors
 from learngraph.memory.search.encoders import Prompts, SentenceEncoder
-from learngraph.memory.search.similarity import TokenSimilarity, shingles
 from learngraph.memory.search.vectors import UNRELATED, BadVectors, CosineSimilarity, EmbeddedKey
 
 WORDS = ["door", "gate", "black", "red", "troll", "reach", "exit", "state:"]
@@ -141,59 +140,6 @@ def test_equal_texts_have_similarity_one_exactly():
 texts = st.lists(st.sampled_from(["door", "gate", "black", "red"]), max_size=3).map(" ".join)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.lists(texts, max_size=5), st.sampled_from([0.0, 1.0, None]), st.sampled_from("xy")), max_size=8),
-    texts,
-    st.integers(1, 6),
-    st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
-    st.sampled_from(["success", "failure", "all", "mixed"]),
-    st.integers(0, 2),
-    st.sampled_from([0.0, 0.4, 1.0]),
-    st.sampled_from([None, "x"]),
-    st.none() | st.integers(0, 8),
-)
-def test_search_equals_brute_force(stored, asked, k, min_similarity, kind, cap, diversity, task, episode):
-    embed = Counts(["door", "gate", "black", "red"])
-    memory = Trajectories(similarity=CosineSimilarity(embed), key=lambda task, before, state: state)
-    records: list[tuple[int, int, str, bool | None]] = []
-    for number, (states, value, name) in enumerate(stored):
-        trajectory = attempt(*states, number=number, task=name, value=value)
-        memory.add(trajectory)
-        success = None if trajectory.value is None else trajectory.value > 0
-        if task in (None, name) and (episode is None or number < episode):
-            records += [(number, step, state, success) for step, state in enumerate(states)]
-
-    def cosine(a: str, b: str) -> float:
-        x, y = (np.array(v, np.float32) for v in embed.embed_documents([a, b]))
-        if not x.any() or not y.any():
-            return 0.0
-        x, y = x / np.linalg.norm(x[None], axis=1), y / np.linalg.norm(y[None], axis=1)
-        return 1.0 if a == b else float(np.clip(np.vecdot(x, y), -1, 1))
-
-    def chosen(wanted: tuple[bool | None, ...]) -> list[Any]:
-        left = [(cosine(asked, r[2]), *r) for r in records if r[3] in wanted]
-        left = sorted((r for r in left if r[0] >= min_similarity), key=lambda r: r[:3], reverse=True)
-        picked: list[Any] = []
-        while len(picked) < k:
-            free = [r for r in left if not cap or sum(p[1] == r[1] for p in picked) < cap]
-            if not free:
-                break
-            worth = [(1 - diversity) * r[0] - diversity * max([0.0, *(cosine(r[3], p[3]) for p in picked)]) for r in free]
-            best = free[worth.index(max(worth))]
-            picked.append(best)
-            left.remove(best)
-        return picked
-
-    if kind == "mixed":
-        expected = sorted([*chosen((True,)), *chosen((False,))], key=lambda r: r[:3], reverse=True)
-    else:
-        expected = chosen({"success": (True,), "failure": (False,), "all": (True, False, None)}[kind])
-    filters = {"kind": kind, "min_similarity": min_similarity, "per_trajectory": cap, "diversity": diversity, "task": task}
-    before = None if episode is None else ("a", episode)
-    assert memory.search(asked, k, before=before, **filters) == [Precedent(f"a/{n}", t, s, w) for s, n, t, _, w in expected]
-
-
 def test_many_blocks_answer_as_one_with_and_without_a_filter(monkeypatch):
     monkeypatch.setattr(vectors, "_BLOCK", 8)
     draw = np.random.default_rng(0)
@@ -257,27 +203,6 @@ def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
     assert embed.calls == 3
 
 
-def test_nothing_is_embedded_to_ask_an_empty_memory():
-    embed = Counts()
-    memory = Trajectories(similarity=CosineSimilarity(embed))
-    assert memory.search(key("door"), 3) == []
-    memory.add(attempt("door", value=None))
-    calls = embed.calls
-    assert memory.search(key("gate"), 3, kind="success") == []
-    assert embed.calls == calls
-
-
-def test_a_bank_and_several_memories_may_share_the_vectors():
-    embed = Counts()
-    shared = CosineSimilarity(embed)
-    bank = [attempt("door black", "door red")]
-    first = Trajectories(bank=bank, similarity=shared)
-    second = Trajectories(bank=bank, similarity=shared, key=goal_key)
-    assert embed.texts == ["door black", "door red", "reach exit"]  # of the second memory's keys, the goals, none is new
-    assert found(first, key("door red"), 1) == [("a/0/1", 1.0)]
-    assert found(second, "reach exit", 1) == [("a/0/1", 1.0)]
-
-
 # JitRL's memory compares states in the same way
 
 
@@ -321,18 +246,6 @@ def test_neighbours_by_vectors_equal_brute_force(stored, asked, k, threshold, ep
     assert [(one.similarity, one.count) for one in found] == [(s, len(visits[state])) for s, _, state in near]
 
 
-def test_the_default_comparison_of_states_is_that_by_words():
-    """The same neighbours, in the same order, whether it is named or not."""
-    stored = [attempt("hall lamp", "Hall, lamp.", "cellar rope", "hall"), attempt("cellar", "lamp rope", number=1)]
-    memories = [Experiences(), Experiences(similarity=TokenSimilarity(shingles))]
-    for memory in memories:
-        for one in stored:
-            memory.add(one)
-    for state in ("hall lamp", "rope", "cellar lamp rope", "nothing"):
-        answers = [memory.neighbours(state, 3, 0.1, task="t0") for memory in memories]
-        assert answers[0] == answers[1]
-
-
 def test_a_state_costs_one_call_of_the_encoder_and_a_repeat_none():
     embed = Counts()
     memory = Experiences(similarity=CosineSimilarity(embed))
@@ -367,20 +280,6 @@ def test_an_encoder_that_fails_leaves_jitrls_memory_as_it_was():
         memory.add(attempt("gate troll", number=1))
     assert len(memory) == 1
     assert remembered(memory, "door red") == [("door red", 1.0)]
-
-
-def test_threads_that_store_and_ask_find_what_they_stored():
-    memory = Experiences(similarity=CosineSimilarity(Counts([f"w{n}" for n in range(40)])))
-
-    def play(run: int) -> None:
-        for n in range(20):
-            steps = (Transition(f"w{n} w{20 + run}", "go", 1.0),)
-            memory.add(Trajectory(f"{run}/{n}", Task("t0", ""), steps, str(run), n))
-            assert remembered(memory, f"w{n} w{20 + run}", 1)[0][1] == 1.0
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(play, range(4)))
-    assert len(memory) == 80
 
 
 # durable

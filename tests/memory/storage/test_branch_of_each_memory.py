@@ -239,17 +239,6 @@ def test_a_replaced_record_is_seen_as_it_was(kind: Any, tmp_path: Path) -> None:
     assert kept.read()["r/0"] == "other"
 
 
-def test_what_a_deletion_notes_does_not_grow_with_the_memory_for_each_record() -> None:
-    memory = Experiences()
-    for number in range(300):
-        memory.add(Trajectory(f"r/{number}", Task("t", "find it"), (Transition("a", "go", 1.0),), "r", number))
-    before = new_moment()
-    memory.prune(keep_last=100)
-    noted = [len(change.order) for change in memory._history]
-    assert sum(noted) == 300
-    assert [one.episode for one in memory.as_of(before)] == list(range(300))
-
-
 def test_pruned_episodes_come_back_in_their_order() -> None:
     memory = Experiences()
     for n in range(3):

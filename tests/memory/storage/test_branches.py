@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import RunResources
 from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.lessons.versions import LibraryVersions
-from learngraph.memory.records import Lesson, Trajectory, Transition
-from learngraph.memory.storage.branches import Branch, BranchError, current_branch, new_moment
+from learngraph.memory.records import Lesson, Trajectory
+from learngraph.memory.storage.branches import Branch, BranchError, new_moment
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.synthesize.reasoning_bank import AddLessons, LessonChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import StepperError
 
@@ -75,14 +73,7 @@ def test_a_fork_that_ends_first_or_last_changes_nothing_that_is_remembered(metho
     assert real.remembered() == remembered
     assert early.state["step"] == late.state["step"] > 1  # they were played to the end, and alike
     assert early.state["head"] == late.state["head"] != real.walk.state["head"]
-
-
-@pytest.mark.parametrize("method", BUILD)
-def test_a_walk_that_went_back_or_was_edited_is_a_what_if(method: str, tmp_path: Path) -> None:
-    real = Real(method, tmp_path)
-    real.walk.finish()
-    remembered = real.remembered()
-    real.walk.back(5).edit(action="wait").finish()
+    real.walk.back(5).edit(action="wait").finish()  # nor does the walk itself, once it went back
     assert real.remembered() == remembered
 
 
@@ -97,28 +88,6 @@ def test_the_next_episode_of_a_fork_learns_from_the_real_run_alone(tmp_path: Pat
     assert (tmp_path / "episodes.jsonl").read_bytes() == b""
     walk.finish()
     assert len(log) == 3
-
-
-def test_rows_of_a_what_if_are_seen_in_it_and_in_its_copies_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "steps.jsonl")
-    start = journal.start("r", 0, "t")
-    first = journal.append(start, Transition("s", "a", 1.0))
-    other = Branch()
-    with other.play():
-        assert current_branch() is other
-        second = journal.append(first, Transition("s", "b", 2.0))
-        assert [step.action for step in journal.history(second)] == ["a", "b"]
-        assert len(journal) == 2
-    assert len(journal) == 1
-    assert current_branch() is None
-    further = other.at(new_moment())
-    with further.play():
-        third = journal.append(second, Transition("s", "c", 3.0))
-        assert len(journal.history(third)) == 3
-    with other.play():
-        assert len(journal) == 2
-    assert replace(journal.history(first)[0], reward=None).action == "a"
-    assert (tmp_path / "steps.jsonl").read_bytes().count(b"\n") == 1
 
 
 def test_a_kept_future_is_remembered_and_a_dropped_one_is_gone(tmp_path: Path) -> None:
@@ -183,23 +152,6 @@ def test_a_fork_of_a_library_that_is_learned_sees_its_own_versions(tmp_path: Pat
         again.keep()  # the second time cost less, as its rollouts were in the cache
     assert again.drop().next == ()
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == done
-
-
-def test_lessons_of_a_future_stay_in_it() -> None:
-    records: RecordStore[Lesson] = RecordStore(InMemoryStore(), ("lessons",), Lesson)
-    library = Lessons(records)
-    add = AddLessons(library)
-    builder = StateGraph(LessonChannels)
-    builder.add_node("add", lambda state: add(state))
-    builder.add_edge(START, "add")
-    learned = [Lesson("r/0/0", "Knock first.", instruction="open the door")]
-    walk = learngraph.step(builder.compile(checkpointer=InMemorySaver(serde=serializer())), {"learned": learned})
-    fork = walk.fork().edit(learned=[Lesson("r/0/0", "Ring first.", instruction="open the door")]).finish()
-    assert len(library) == 0
-    walk.finish()
-    assert [one.text for one in records.all()] == ["Knock first."]
-    fork.keep(replace=True)
-    assert [one.text for one in library] == [one.text for one in records.all()] == ["Ring first."]
 
 
 class Noted(TypedDict):

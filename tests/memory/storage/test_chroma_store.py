@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,20 +56,6 @@ def everything(store: ChromaStore) -> dict[str, Any]:
     return {item.key: item.value for item in store.search((), limit=10_000)}
 
 
-def test_items_outlive_the_store(tmp_path: Path) -> None:
-    with ChromaStore.open(tmp_path / "memory") as store:
-        store.put(NS, "a", {"text": "grüße \ud800", "n": [1, 2.5, None, {"x": True}]})
-        store.put(NS, "b", {"text": "gone"})
-        store.put(("other",), "c", {})
-        store.delete(NS, "b")
-        before = store.search((), limit=10)
-    with ChromaStore.open(tmp_path / "memory") as store:
-        assert store.search((), limit=10) == before
-        assert store.get(NS, "a").value["n"] == [1, 2.5, None, {"x": True}]  # type: ignore[union-attr]
-        assert store.get(NS, "b") is None
-        assert store.list_namespaces() == [("other",), NS]
-
-
 def test_created_is_kept_and_order_is_the_order_of_creation(tmp_path: Path) -> None:
     keys = ["z", "a", "m", "10", "9"]
     with ChromaStore.open(tmp_path) as store:
@@ -98,21 +83,6 @@ def test_a_batch_is_one_upsert_and_its_last_write_wins(tmp_path: Path, monkeypat
         assert store.batch(ops) == [None, None, None, None]  # reads see what was there before
         assert upserts == [2]
         assert everything(store) == {"b": {"v": 2}, "a": {"v": 3}}
-
-
-def test_what_a_caller_changes_does_not_change_the_memory() -> None:
-    with ChromaStore.memory() as store:
-        value = {"list": [1]}
-        store.put(NS, "a", value)
-        value["list"].append(2)
-        store.search(NS)[0].value["list"].append(3)
-        assert store.get(NS, "a").value == {"list": [1]}  # type: ignore[union-attr]
-
-
-def test_memories_in_one_process_share_nothing() -> None:
-    with ChromaStore.memory() as one, ChromaStore.memory() as two:
-        one.put(NS, "a", {"v": 1})
-        assert two.get(NS, "a") is None
 
 
 def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -262,23 +232,6 @@ def test_any_thread_may_close(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     ChromaStore.open(tmp_path).close()
-
-
-def test_threads_write_and_read_at_once(tmp_path: Path) -> None:
-    with ChromaStore.open(tmp_path) as store:
-
-        def work(name: int) -> None:
-            for i in range(5):
-                store.put(NS, f"{name}/{i}", {"i": i})
-                assert store.get(NS, f"{name}/{i}") is not None
-                store.search((), filter={"i": i})
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(work, range(8)))
-        shown = everything(store)
-        assert len(shown) == 40
-    with ChromaStore.open(tmp_path) as store:
-        assert everything(store) == shown
 
 
 def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,14 +106,6 @@ def test_a_killed_server_that_comes_back_loses_and_doubles_nothing(server: Postg
         assert len(all_items(store, ())) == 300
 
 
-def test_two_writers_see_each_other_within_a_second(database: str) -> None:
-    with open_store(database) as one, open_store(database) as two:
-        one.put(NS, "k", {"n": 1})
-        began = time.perf_counter()
-        while two.get(NS, "k") is None:
-            assert time.perf_counter() - began < 1
-
-
 def test_no_server_and_no_login_are_said_without_the_password(server: PostgresServer) -> None:
     with pytest.raises(UserError, match="memory in Postgres: ") as refused:
         open_store(f"postgresql://nobody:sesame@127.0.0.1:{server.port}/postgres")

@@ -29,11 +29,9 @@ def attempt(i: int, steps: int = 3, run: str = "r") -> Trajectory:
     return Trajectory(f"{run}/{i}", Task(f"coin-{i}", "take the coin", i), transitions, run, i, 0.5)
 
 
-@pytest.fixture(params=["chroma", "chroma directory", "in memory", "sqlite"])
+@pytest.fixture(params=["chroma directory", "in memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]:
     match request.param:
-        case "chroma":
-            yield ChromaStore.memory()
         case "chroma directory":
             with ChromaStore.open(tmp_path / "memory") as chroma:
                 yield chroma

@@ -257,14 +257,6 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
     check(tmp_path, snapshot=False)
 
 
-def test_a_snapshot_written_before_another_object_wrote_is_not_used(tmp_path: Path) -> None:
-    with ChromaStore.open(tmp_path) as store:
-        fill_and_save(store)
-        Experiences(records_in(store)).add(episode(3, Random(77)))
-    assert manifests(tmp_path)
-    check(tmp_path, snapshot=False)
-
-
 def test_a_store_whose_snapshot_cannot_be_written_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise OSError(28, "No space left on device")
