@@ -206,5 +206,3 @@ def test_postgres_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     with pytest.raises(UserError, match="give a path"), open_checkpoints("mysql://localhost"):
         pass
-
-

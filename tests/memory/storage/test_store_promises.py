@@ -25,5 +25,3 @@ class TestChromaFolder(StoreTests):
 
     def open_store(self, place: Path, index: Any) -> BaseStore:
         return ChromaStore.open(place / "memory", index=index)
-
-
