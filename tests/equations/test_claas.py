@@ -58,9 +58,9 @@ def test_the_effective_share_of_a_sample() -> None:
 def test_statistics_of_a_minibatch() -> None:
     """Two replies: ratios (2, 1) and 1/3. As sequences they weigh 2 and 1/3."""
     old, mu = [logs(0.5, 0.5), logs(0.2)], [logs(0.25, 0.5), logs(0.6)]
-    found = losses.ratio_statistics(old, mu, make_objective(correction="truncated", max_weight=1.5))
-    assert found.mean == pytest.approx((2 + 1 + 1 / 3) / 3)
-    assert (found.max, found.clip_fraction) == (pytest.approx(2.0), pytest.approx(1 / 3))
+    found = losses.measure_staleness(("a", "b"), old, mu, make_objective(correction="truncated", max_weight=1.5))
+    assert found.ratio == pytest.approx((2 + 1 + 1 / 3) / 3)
+    assert (found.ratio_max, found.clipped) == (pytest.approx(2.0), pytest.approx(1 / 3))
     assert found.kl == pytest.approx(-(math.log(2) + 0 + math.log(1 / 3)) / 3)
     assert found.ess == pytest.approx((2 + 1 / 3) ** 2 / (2 * (4 + 1 / 9)))
 
@@ -245,11 +245,3 @@ def test_kl_entropy_and_the_critic_are_added() -> None:
     kl, entropy = 0.25 * math.log(2), 1.5 * math.log(2)
     assert (said["kl"], said["entropy"]) == (pytest.approx(kl), pytest.approx(entropy))
     assert float(value) == pytest.approx(0.1 * kl - 0.2 * entropy + 0.125)
-
-
-def test_estimates_of_kl_from_one_token() -> None:
-    """log(pi / base) = log 2: k1 = log 2, k2 = log(2)^2 / 2, k3 = 1/2 - 1 + log 2."""
-    pi, base = logs(0.5), logs(0.25)
-    assert losses.k1(pi, base).tolist() == pytest.approx([math.log(2)])
-    assert losses.k2(pi, base).tolist() == pytest.approx([math.log(2) ** 2 / 2])
-    assert losses.k3(pi, base).tolist() == pytest.approx([math.log(2) - 0.5])

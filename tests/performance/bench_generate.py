@@ -46,7 +46,7 @@ REPLY_TOKENS = 64
 def open_model(folder: str) -> LocalChatModel:
     """A model whose replies never end by themselves."""
     model = LocalChatModel(model=folder)
-    model._end_ids = frozenset()
+    model.template.end_ids = frozenset()
     model.network.generation_config.eos_token_id = None
     model.network.generation_config.pad_token_id = 0
     return model

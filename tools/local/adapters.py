@@ -8,6 +8,7 @@ adapter. Rows without an adapter get the base model's results, bit for bit. File
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,46 +70,29 @@ def _reorder_weights(layers: Sequence[Any]) -> dict[Any, torch.Tensor]:
     return {layer: reorder(weight) for layer, weight in weights.items()}
 
 
-class _FastForward:
-    """The `forward` of a linear layer with reordered weights, where no gradients are needed. A copy of the layer has none."""
+class _Forward:
+    """The `forward` of a linear layer: with reordered weights where no gradients are needed, and with the active adapters.
 
-    def __init__(self, layer: Any, reordered: torch.Tensor | None) -> None:
-        self._layer = layer
-        self._plain = type(layer).forward
-        self._reordered = reordered
-        self._version = None if reordered is None else layer.weight._version
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FastForward:
-        import copy
-
-        return _FastForward(copy.deepcopy(self._layer, memo), None)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._reordered is None or torch.is_grad_enabled() or self._layer.weight._version != self._version:
-            y: torch.Tensor = self._plain(self._layer, x)
-        else:
-            y = torch.ops.mkldnn._linear_pointwise(x, self._reordered, self._layer.bias, "none", [], "")
-        return y
-
-
-class _AdaptedForward:
-    """The `forward` of a linear layer that adapters may change. A copy of the layer has no adapters."""
+    A copy of the layer has neither.
+    """
 
     def __init__(
-        self, layer: Any, index: int, spans: list[tuple[int, int, Adapter]], reordered: torch.Tensor | None = None
+        self, layer: Any, reordered: torch.Tensor | None, index: int = 0, spans: Sequence[tuple[int, int, Adapter]] = ()
     ) -> None:
-        self._layer = layer
-        self._base = _FastForward(layer, reordered)
-        self._index = index
-        self._spans = spans
+        self._layer, self._plain = layer, type(layer).forward
+        self._reordered = reordered
+        self._version = None if reordered is None else layer.weight._version
+        self._index, self._spans = index, spans
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _AdaptedForward:
-        import copy
-
-        return _AdaptedForward(copy.deepcopy(self._layer, memo), self._index, [])
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        return _Forward(copy.deepcopy(self._layer, memo), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._base(x)
+        y: torch.Tensor
+        if self._reordered is None or torch.is_grad_enabled() or self._layer.weight._version != self._version:
+            y = self._plain(self._layer, x)
+        else:
+            y = torch.ops.mkldnn._linear_pointwise(x, self._reordered, self._layer.bias, "none", [], "")
         for start, end, adapter in self._spans:
             pair = adapter.pairs[self._index]
             if pair is not None:
@@ -155,16 +139,14 @@ class AdapterSwitch:
         ]
         reordered = _reorder_weights([layer for _, layer in linear])
         for path, layer in linear:
-            layer.forward = _FastForward(layer, reordered.get(layer))  # type: ignore[method-assign]
-            if layer is head:
-                continue
             name = path.removeprefix(PEFT_PREFIX).removesuffix(".base_layer")
-            if wanted != ["all-linear"] and not any(name == one or name.endswith("." + one) for one in wanted):
+            named = wanted == ["all-linear"] or any(name == one or name.endswith("." + one) for one in wanted)
+            if layer is head or not named:
+                layer.forward = _Forward(layer, reordered.get(layer))  # type: ignore[method-assign]
                 continue
-            sizes = tuple(layer.weight.shape) if isinstance(layer, Conv1D) else tuple(reversed(layer.weight.shape))
-            index = len(self.layers)
+            index, sizes = len(self.layers), layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
             self.layers[name] = (index, sizes[0], sizes[1])
-            layer.forward = _AdaptedForward(layer, index, self._spans, reordered.get(layer))  # type: ignore[method-assign]
+            layer.forward = _Forward(layer, reordered.get(layer), index, self._spans)  # type: ignore[method-assign]
         if not self.layers:
             raise UserError(f"no linear layer of this model is called {targets!r}; use 'all-linear'")
         weight = next(network.parameters())

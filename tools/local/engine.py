@@ -62,11 +62,11 @@ from .runs import (
     ReplyRun,
     adjust_logprobs,
     cache_of,
-    check_sampling,
+    check_adjustments,
     hand_over,
     in_turns,
 )
-from .sampling import Draw, SampledToken, sample_tokens
+from .sampling import SampledToken, make_draw, sample_tokens
 
 __all__ = ["LocalEngine"]
 
@@ -136,9 +136,9 @@ class LocalEngine:
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
         self._max_streams = max_streams
-        self._frame = model.chat_frame()
+        self._frame = model.template.chat_frame()
         self._grammars = model.grammar_factory
-        tools, forms = model.writes_calls, self._grammars is not None
+        tools, forms = model.template.writes_calls, self._grammars is not None
         known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
         self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
         """Options beyond the core that this engine supports."""
@@ -213,24 +213,19 @@ class LocalEngine:
 
     def _make_run(self, request: ChatRequest, tenant: str, prompt: list[int], version: LoadedVersion) -> ReplyRun:
         """A run for a request. Requests that cannot be served are refused here, before anything is queued."""
-        model, sampling = self.model, request.sampling
-        frame = self._frame if request.raw is None else ReplyFrame(stop_ids=model.end_ids)
+        template, sampling = self.model.template, request.sampling
+        frame = self._frame if request.raw is None else ReplyFrame(stop_ids=template.end_ids)
         calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
-        thoughts = model.kind_of_thoughts(prompt) if request.raw is None else "none"
-        generator = torch.Generator()
-        if sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(sampling.seed % 2**64)
+        thoughts = template.kind_of_thoughts(prompt) if request.raw is None else "none"
         return ReplyRun(
             request=request,
             tenant=tenant,
             prompt=prompt,
             version=version,
             frame=frame,
-            decoder=StreamingDecoder(model.decode, frame, sampling.stop, calls, thoughts),
+            decoder=StreamingDecoder(template.decode, frame, sampling.stop, calls, thoughts),
             max_tokens=min(sampling.max_tokens, self.window - len(prompt)),
-            draw=Draw(sampling.temperature, sampling.top_p, generator, request.top_logprobs or 0),
+            draw=make_draw(sampling, request.top_logprobs or 0),
             channel=Channel(),
             penalties=(float(request.more.get(PENALTIES[0]) or 0), float(request.more.get(PENALTIES[1]) or 0)),
             bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
@@ -246,7 +241,7 @@ class LocalEngine:
             wanted.add("response_format")
         if wanted - self.features:
             raise UserError(f"this model cannot honour {sorted(wanted - self.features)}; it knows {sorted(self.features)}")
-        check_sampling(request.sampling, request.more, len(self.model.tokenizer))
+        check_adjustments(request.more, len(self.model.tokenizer))
 
     def _submit(self, run: ReplyRun) -> None:
         with self._wake:
@@ -614,9 +609,7 @@ class LocalEngine:
         is_due = now - run.sent_at >= PIECE_SECONDS
         if not ended:
             if top is not None:
-                entry = self.model.openai_logprob(token.id, token.model_logprob)
-                entry["top_logprobs"] = [self.model.openai_logprob(id_, value) for id_, value in token.top_logprobs]
-                run.unsent_logprobs.append((run.decoder.decoded_length, entry))
+                run.unsent_logprobs.append((run.decoder.decoded_length, self.model.template.openai_logprob(token)))
             run.decoder.add(token.id, show=is_due or top is not None)
         if ended or run.decoder.is_stopped or len(run.tokens) >= run.max_tokens:
             self._finish(run, "stop" if ended or run.decoder.is_stopped else "length")

@@ -41,7 +41,7 @@ def fingerprint(model: LocalChatModel) -> str:
     words = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "special": sorted(tokenizer.all_special_ids),
-        "sample": model._template.encode(FINGERPRINT_TEXT),
+        "sample": model.template.encode(FINGERPRINT_TEXT),
         "template": tokenizer.chat_template or PLAIN_TEMPLATE,
     }
     digest.update(json.dumps(words, sort_keys=True).encode())

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -33,13 +32,13 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ...memory.errors import UserError, WindowError
-from ...memory.records import ChatRequest
+from ...memory.records import ChatRequest, Sampling
 from .calls import ANSWER, ToolOffer, UnlistableCall, call_text, calls_as_text, list_calls, read_choice
-from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes
+from .chats import langchain_turn, openai_turn
 from .grammar import Grammar, GrammarFactory, open_grammar_factory
 from .prefixes import Prefix, Prefixes
-from .replies import StreamingDecoder, has_call_format, read_calls
-from .sampling import Draw, SampledToken, sample_tokens
+from .replies import StreamingDecoder, read_calls
+from .sampling import Draw, SampledToken, make_draw, sample_tokens
 from .scoring_run import OptionScores, scoring_run
 from .template import ChatTemplate
 from .token_trie import MASK_VALUE, make_trie, split_replies
@@ -70,16 +69,6 @@ class ModelUsage:
     generated_tokens: int = 0
     forward_passes: int = 0
     """Passes through the network."""
-
-
-@dataclass(frozen=True)
-class _Sampling:
-    temperature: float
-    top_p: float
-    max_new_tokens: int
-    top_logprobs: int | None
-    stop: tuple[str, ...]
-    generator: torch.Generator
 
 
 class LocalChatModel(BaseChatModel):
@@ -131,7 +120,6 @@ class LocalChatModel(BaseChatModel):
     _tokenizer: Any = PrivateAttr()
     _window: int = PrivateAttr()
     _tree: bool = PrivateAttr()
-    _end_ids: frozenset[int] = PrivateAttr()
     _template: ChatTemplate = PrivateAttr()
     _prefixes: Prefixes = PrivateAttr()
     _fingerprint: tuple[int, str] | None = PrivateAttr(default=None)
@@ -166,8 +154,8 @@ class LocalChatModel(BaseChatModel):
         self._tree = self._can_share_a_pass()
         self._prefixes = Prefixes(network.config, self._tree, self.max_prefixes)
         ends = [self._tokenizer.eos_token_id, getattr(network.generation_config, "eos_token_id", None)]
-        self._end_ids = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
-        self._template = ChatTemplate(self.model, self._tokenizer, self._end_ids, self.thinking)
+        end_ids = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
+        self._template = ChatTemplate(self.model, self._tokenizer, end_ids, self.thinking)
 
     def _can_share_a_pass(self) -> bool:
         """True if replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
@@ -191,9 +179,19 @@ class LocalChatModel(BaseChatModel):
         return self._tokenizer
 
     @property
+    def template(self) -> ChatTemplate:
+        """The tokenizer with its chat template."""
+        return self._template
+
+    @property
     def window(self) -> int:
         """Longest prompt and reply together, in tokens."""
         return self._window
+
+    @property
+    def can_share_passes(self) -> bool:
+        """True if sequences can share a pass, and prompts a cache: full attention in all layers."""
+        return self._tree
 
     def clear_cache(self) -> None:
         """Drop all cached keys and values, after a change of the weights."""
@@ -223,39 +221,23 @@ class LocalChatModel(BaseChatModel):
         """Messages as the chat template takes them. One that knows no tools gets them, their calls and results as text."""
         turns = [langchain_turn(message) for message in messages]
         has_calls = bool(tools) or any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
-        return calls_as_text(turns, tools) if has_calls and not self.writes_calls else turns
+        return calls_as_text(turns, tools) if has_calls and not self._template.writes_calls else turns
 
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
             raise UserError(f"{self.model}: asked with no messages; give at least one")
-        ids = self._template.encode(self.render_chat(turns, reply=True, tools=tools))
-        self.check_window(ids)
-        return ids
-
-    def check_window(self, ids: Sequence[int]) -> None:
-        """Raise `WindowError` for a prompt that leaves no room for a reply."""
+        ids = self._template.encode(self._template.render(turns, reply=True, tools=tools))
         if len(ids) >= self._window:
             raise WindowError(
                 f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
                 "send fewer or shorter messages",
                 len(ids),
             )
+        return ids
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of `text` as a whole assistant reply, end of turn included; see `ChatTemplate.reply_ids`."""
         return self._template.reply_ids(text)
-
-    def reply_frame(self) -> ReplyFrame:
-        """The template's text and tokens around a reply."""
-        return self._template.reply_frame()
-
-    def render_chat(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Turns through the chat template; with `reply`, up to where the next reply begins."""
-        return self._template.render(turns, reply=reply, tools=tools)
-
-    def kind_of_thoughts(self, prompt: Sequence[int]) -> Literal["none", "possible", "begun"]:
-        """The kind of thoughts that a reply to this prompt may begin with; see `ChatTemplate.kind_of_thoughts`."""
-        return self._template.kind_of_thoughts(prompt)
 
     # Scores
 
@@ -386,42 +368,13 @@ class LocalChatModel(BaseChatModel):
             prefix.ids = prompt
             self.usage.prefilled_tokens += len(new)
 
-    # Chat
-
-    def chat_frame(self) -> ReplyFrame:
-        """As `reply_frame`; for a template that cannot frame a reply, only the tokens that end a turn."""
-        try:
-            return self.reply_frame()
-        except UserError:
-            return ReplyFrame(stop_ids=self._end_ids)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end a text, as the checkpoint lists them."""
-        return self._end_ids
-
-    @property
-    def can_share_passes(self) -> bool:
-        """True if sequences can share a pass, and prompts a cache: full attention in all layers."""
-        return self._tree
-
     # Tools
-
-    @cached_property
-    def writes_calls(self) -> bool:
-        """True if the chat template writes tools and calls in the form that is read from replies."""
-        template = self._tokenizer.chat_template
-
-        def roundtrip(text: str) -> str:
-            return self.decode(self._template.encode(text))
-
-        return isinstance(template, str) and has_call_format(self.render_chat, roundtrip, template)
 
     @cached_property
     def grammar_factory(self) -> GrammarFactory | None:
         """The maker of grammars for replies; None: the package llguidance is missing, or does not support the tokenizer."""
         vocabulary = int(self._network.get_output_embeddings().weight.shape[0])
-        return open_grammar_factory(self._tokenizer, self.chat_frame(), vocabulary)
+        return open_grammar_factory(self._tokenizer, self._template.chat_frame(), vocabulary)
 
     @override
     def bind_tools(
@@ -469,13 +422,13 @@ class LocalChatModel(BaseChatModel):
         single = parallel_tool_calls is False
         can_hold = self.grammar_factory is not None
         generated = ToolOffer(functions, choice, single, held=can_hold)
-        if self.writes_calls and can_hold:
+        if self._template.writes_calls and can_hold:
             return generated
         named = choice["function"]["name"] if isinstance(choice, dict) else ""
         try:
             listed = list_calls([tool for tool in functions if named in ("", tool["function"]["name"])])
         except UnlistableCall as error:
-            if can_hold or (self.writes_calls and choice == "auto"):
+            if can_hold or (self._template.writes_calls and choice == "auto"):
                 return generated
             raise UserError(
                 f"{self.model}: {error}, and this model can only choose among calls that can be listed: give the argument an enum "
@@ -485,13 +438,14 @@ class LocalChatModel(BaseChatModel):
         words = [{"name": ANSWER, "arguments": {}}] if choice == "auto" else []
         return ToolOffer(functions, choice, single, listed=(*listed, *words))
 
-    def _listed_call(self, messages: Sequence[BaseMessage], offer: ToolOffer, sampling: _Sampling) -> AIMessage | None:
+    def _listed_call(self, messages: Sequence[BaseMessage], offer: ToolOffer, draw: Draw) -> AIMessage | None:
         """A message with one of the listed calls, drawn by their scores; None: a reply in words was drawn."""
         options = [call_text(call) for call in offer.listed]
-        prompt = self._prompt(self._turns(messages, offer.tools_in_prompt), offer.tools_in_prompt if self.writes_calls else ())
+        shown = offer.tools_in_prompt
+        prompt = self._prompt(self._turns(messages, shown), shown if self._template.writes_calls else ())
         scores = self._score_replies(prompt, self._distinct_replies(options))
         logprobs = torch.tensor(scores).log_softmax(-1)
-        (choice,) = sample_tokens(logprobs[None], [Draw(sampling.temperature, sampling.top_p, sampling.generator)])
+        (choice,) = sample_tokens(logprobs[None], [replace(draw, num_top_logprobs=0)])
         drawn = offer.listed[choice.id]
         if drawn["name"] == ANSWER:
             return None
@@ -508,37 +462,29 @@ class LocalChatModel(BaseChatModel):
             usage_metadata=UsageMetadata(input_tokens=size, output_tokens=0, total_tokens=size),
         )
 
-    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: ReplyFrame) -> _Sampling:
+    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any]) -> tuple[Sampling, int | None]:
+        """How a call is sampled, and how many likeliest tokens it asks for; None: no log-probabilities."""
         given = {name: value for name, value in kwargs.items() if value is not None}
         given.pop("stream", None)  # LangChain's own
-        unknown = sorted(set(given) - set(CALL_OPTIONS))
-        if unknown:
+        if unknown := sorted(set(given) - set(CALL_OPTIONS)):
             raise UserError(f"{self.model}: a local model has no {unknown}; it has {list(CALL_OPTIONS)} and 'stop'")
-        temperature = float(given.get("temperature", self.temperature))
-        top_p = float(given.get("top_p", self.top_p))
-        if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
-            raise UserError(f"{self.model}: temperature {temperature} and top_p {top_p}: wanted >= 0, and above 0 up to 1")
-        length = int(given.get("max_new_tokens", given.get("max_tokens", self.max_new_tokens)))
-        if length < 1:
-            raise UserError(f"{self.model}: asked for a reply of {length} tokens at most; ask for 1 or more")
-        top = given.get("top_logprobs", 0) if given.get("logprobs") else None
-        generator = torch.Generator()
         seed = given.get("seed", self.seed)
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(int(seed))
-        stops = tuple(text for text in (*(stop or self.stop or ()), frame.end_text) if text)
-        return _Sampling(temperature, top_p, length, top, stops, generator)
+        sampling = Sampling(
+            float(given.get("temperature", self.temperature)),
+            float(given.get("top_p", self.top_p)),
+            int(given.get("max_new_tokens", given.get("max_tokens", self.max_new_tokens))),
+            None if seed is None else int(seed),
+            tuple(stop or self.stop or ()),
+        )
+        return sampling, given.get("top_logprobs", 0) if given.get("logprobs") else None
 
     def _generate_tokens(
-        self, prefix: Prefix, prompt: list[int], sampling: _Sampling, grammar: Grammar | None = None
+        self, prefix: Prefix, prompt: list[int], most: int, draw: Draw, grammar: Grammar | None = None
     ) -> Iterator[SampledToken]:
-        """Sample tokens, feeding each back through the cache, until the window is full or the reply has its greatest length."""
+        """Sample at most so many tokens, feeding each back through the cache, until the window is full."""
         self._prefill(prefix, prompt)
-        draw = Draw(sampling.temperature, sampling.top_p, sampling.generator, sampling.top_logprobs or 0)
         token: SampledToken | None = None
-        for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
+        for _ in range(min(most, self._window - len(prompt))):
             if token is not None:
                 prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
@@ -556,16 +502,20 @@ class LocalChatModel(BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, AIMessage | None]]:
         """The reply's text in parts, and last an empty part with the message that has its metadata."""
-        frame = self.chat_frame()
+        frame = self._template.chat_frame()
         offer = self._offer(*(kwargs.pop(name, None) for name in TOOL_OPTIONS))
-        sampling = self._sampling(stop, kwargs, frame)
+        sampling, top = self._sampling(stop, kwargs)
+        try:
+            draw = make_draw(sampling, top or 0)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from None
         if offer.listed:
-            message = self._listed_call(messages, offer, sampling)
+            message = self._listed_call(messages, offer, draw)
             if message is not None:
                 yield "", message
                 return
             offer = ToolOffer()
-        prompt = self._prompt(self._turns(messages, offer.tools), offer.tools if self.writes_calls else ())
+        prompt = self._prompt(self._turns(messages, offer.tools), offer.tools if self._template.writes_calls else ())
         grammar = None
         if offer.held and self.grammar_factory is not None:
             request = ChatRequest(tools=offer.tools, tool_choice=offer.choice)
@@ -574,9 +524,9 @@ class LocalChatModel(BaseChatModel):
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
         drawn: list[SampledToken] = []
-        decoder = StreamingDecoder(self.decode, frame, sampling.stop, bool(offer.tools))
+        decoder = StreamingDecoder(self._template.decode, frame, sampling.stop, bool(offer.tools))
         shown, reason, stopped = 0, "length", False
-        for token in self._generate_tokens(prefix, prompt, sampling, grammar):
+        for token in self._generate_tokens(prefix, prompt, sampling.max_tokens, draw, grammar):
             drawn.append(token)
             stopped = token.id in frame.stop_ids
             if not stopped:
@@ -599,8 +549,8 @@ class LocalChatModel(BaseChatModel):
             "sampled_logprobs": [token.sampled_logprob for token in drawn],
             "model_logprobs": [token.model_logprob for token in drawn],
         }
-        if sampling.top_logprobs is not None:
-            metadata["logprobs"] = {"content": self._openai_logprobs(drawn[: len(drawn) - stopped])}
+        if top is not None:
+            metadata["logprobs"] = {"content": [self._template.openai_logprob(one) for one in drawn[: len(drawn) - stopped]]}
         usage = UsageMetadata(
             input_tokens=len(prompt),
             output_tokens=len(drawn),
@@ -612,27 +562,6 @@ class LocalChatModel(BaseChatModel):
             for call in calls
         ]
         yield "", AIMessage(content=text, tool_calls=made, response_metadata=metadata, usage_metadata=usage)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of generated tokens, without special ones."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def _openai_logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
-        """Tokens and the likeliest tokens of their places, in the shape of OpenAI's API."""
-        return [
-            self.openai_logprob(token.id, token.model_logprob)
-            | {"top_logprobs": [self.openai_logprob(id_, value) for id_, value in token.top_logprobs]}
-            for token in tokens
-        ]
-
-    def openai_logprob(self, id_: int, value: float) -> dict[str, Any]:
-        """A token and its log-probability in the shape of OpenAI's API."""
-        token: str = self._tokenizer.decode([id_])
-        spelled = token.encode()
-        if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
-            spelled = token_bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
-        return {"token": token, "logprob": value, "bytes": list(spelled)}
 
     @override
     def _generate(

@@ -98,7 +98,7 @@ class PromptTokenizer:
                 text = request.raw
             elif request.messages:
                 offered = () if request.tool_choice == "none" else request.tools
-                text = model.render_chat([openai_turn(message) for message in request.messages], reply=True, tools=offered)
+                text = model.template.render([openai_turn(message) for message in request.messages], reply=True, tools=offered)
             else:
                 raise UserError("asked with no messages; give at least one")
         except UserError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...memory.errors import UserError
-from ...memory.records import ChatRequest, Piece, Sampling
+from ...memory.records import ChatRequest, Piece
 from .adapters import Adapter
 from .chats import ReplyFrame
 from .grammar import Grammar
@@ -164,16 +164,12 @@ def hand_over(items: list[tuple[ReplyRun, Any]]) -> None:
         run.channel.put(item)
 
 
-def check_sampling(sampling: Sampling, more: dict[str, Any], vocabulary: int) -> None:
-    """Refuse numbers that no reply can be sampled with.
+def check_adjustments(more: dict[str, Any], vocabulary: int) -> None:
+    """Refuse biases and penalties that OpenAI's API has not.
 
     Raises:
-        UserError: says which number, and what it may be.
+        UserError: says which, and what it may be.
     """
-    if not (0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1):
-        raise UserError(f"temperature {sampling.temperature} and top_p {sampling.top_p}: wanted >= 0, and above 0 up to 1")
-    if sampling.max_tokens < 1:
-        raise UserError(f"asked for a reply of {sampling.max_tokens} tokens at most; ask for 1 or more")
     bias = more.get("logit_bias") or {}
     try:
         wrong = [token for token, value in bias.items() if not 0 <= int(token) < vocabulary or not -100 <= float(value) <= 100]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ...memory.errors import UserError
+from ...memory.records import Sampling
+
 __all__ = ["Draw", "SampledToken"]
 
 
@@ -33,6 +36,25 @@ class Draw:
     generator: torch.Generator
     num_top_logprobs: int = 0
     """How many of the most probable tokens to report."""
+
+
+def make_draw(sampling: Sampling, num_top_logprobs: int = 0) -> Draw:
+    """How the tokens of a reply are drawn, with a random generator of its own.
+
+    Raises:
+        UserError: a number that no reply can be sampled with; says which, and what it may be.
+    """
+    temperature, top_p = sampling.temperature, sampling.top_p
+    if not (0 <= temperature < math.inf and 0 < top_p <= 1):
+        raise UserError(f"temperature {temperature} and top_p {top_p}: wanted >= 0, and above 0 up to 1")
+    if sampling.max_tokens < 1:
+        raise UserError(f"asked for a reply of {sampling.max_tokens} tokens at most; ask for 1 or more")
+    generator = torch.Generator()
+    if sampling.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(sampling.seed % 2**64)
+    return Draw(temperature, top_p, generator, num_top_logprobs)
 
 
 @torch.inference_mode()

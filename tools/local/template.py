@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from ...memory.conversations.thoughts import THOUGHT_START
 from ...memory.errors import UserError
-from .chats import ReplyFrame
+from .chats import ReplyFrame, token_bytes
+from .replies import has_call_format
+from .sampling import SampledToken
 
 __all__ = ["ChatTemplate"]
 
@@ -37,7 +40,7 @@ class ChatTemplate:
     """
 
     def __init__(self, name: str, tokenizer: Any, end_ids: frozenset[int], thinking: bool | None) -> None:
-        self._name, self.tokenizer, self._end_ids, self._thinking = name, tokenizer, end_ids, thinking
+        self._name, self.tokenizer, self.end_ids, self._thinking = name, tokenizer, end_ids, thinking
         self._frame: ReplyFrame | None = None
         self._replies: dict[str, tuple[int, ...]] = {}
 
@@ -88,7 +91,7 @@ class ChatTemplate:
             whole = self._render_reply(PROBE_TEXT, opening)
             lead, _, ending = whole[len(opening) :].partition(PROBE_TEXT)
             tokens = self.encode(ending)
-            stops = self._end_ids
+            stops = self.end_ids
             # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
             if tokens and not stops.intersection(tokens) and tokens[0] in self.tokenizer.all_special_ids:
                 stops = stops | {tokens[0]}
@@ -98,6 +101,13 @@ class ChatTemplate:
                 trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
             self._frame = ReplyFrame(opening, tuple(self.encode(opening)), lead, ending, stops, trailing)
         return self._frame
+
+    def chat_frame(self) -> ReplyFrame:
+        """As `reply_frame`; for a template that cannot frame a reply, only the tokens that end a turn."""
+        try:
+            return self.reply_frame()
+        except UserError:
+            return ReplyFrame(stop_ids=self.end_ids)
 
     def render(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Turns through the chat template; with `reply`, up to where the next reply begins."""
@@ -121,14 +131,33 @@ class ChatTemplate:
         template = self.tokenizer.chat_template
         if not isinstance(template, str) or THOUGHT_START not in template:
             return "none"
-        return (
-            "begun"
-            if self.tokenizer.decode(list(prompt[-16:]), skip_special_tokens=True).rstrip().endswith(THOUGHT_START)
-            else "possible"
-        )
+        return "begun" if self.decode(prompt[-16:]).rstrip().endswith(THOUGHT_START) else "possible"
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it is."""
         # The template writes its special tokens itself.
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of generated tokens, without special ones."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the template writes tools and calls in the form that is read from replies."""
+        template = self.tokenizer.chat_template
+        return isinstance(template, str) and has_call_format(self.render, lambda text: self.decode(self.encode(text)), template)
+
+    def openai_logprob(self, token: SampledToken) -> dict[str, Any]:
+        """A token with its log-probability, and the likeliest tokens of its place, in the shape of OpenAI's API."""
+        likeliest = [self._openai_token(*one) for one in token.top_logprobs]
+        return {**self._openai_token(token.id, token.model_logprob), "top_logprobs": likeliest}
+
+    def _openai_token(self, id_: int, value: float) -> dict[str, Any]:
+        token: str = self.tokenizer.decode([id_])
+        spelled = token.encode()
+        if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
+            spelled = token_bytes(self.tokenizer.convert_ids_to_tokens(id_)) or spelled
+        return {"token": token, "logprob": value, "bytes": list(spelled)}

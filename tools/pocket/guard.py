@@ -1,7 +1,6 @@
 """Play the guard model, or a model trained further from it, against the scenarios of `environments/hierarchy.py`, many at once.
 
-All scenarios go in lockstep: one batch of replies per turn, keys and values kept from turn to turn. A hundred scenarios take
-a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that no
+All scenarios go in lockstep: one batch of replies per turn. A hundred scenarios take a second or two on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that no
 scenario depends on another in the batch (but for rounding).
 """
 
@@ -20,7 +19,7 @@ from ..environments import hierarchy
 from ..environments.hierarchy import HierarchyTurn, Scenario
 from .guard_chats import Message, PastExchange, prepend_past
 
-__all__ = ["BatchedReplies", "GuardReply", "ScenarioTranscript", "play_scenarios", "reply"]
+__all__ = ["GuardReply", "ScenarioTranscript", "play_scenarios", "reply"]
 
 GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
 PROMPTS = GUARD_WEIGHTS
@@ -73,117 +72,81 @@ def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
     return network, AutoTokenizer.from_pretrained(folder)
 
 
-class BatchedReplies:
-    """A key-value cache for batches of growing chats, so that earlier tokens are not computed again.
+def prompt_ids(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """Token ids of chats through the chat template, up to where the reply begins."""
+    texts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in chats]
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@torch.inference_mode()
+def draw_replies(
+    network: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], names: Sequence[str], temperature: float = 1.0
+) -> list[GuardReply]:
+    """A reply to each prompt of one batch.
 
     Args:
         network: a causal language model, also one wrapped by PEFT; on whatever device it is.
-        tokenizer: with a chat template.
+        tokenizer: the network's.
+        prompts: token ids.
+        names: one for each, that its draws are made from.
+        temperature: 0 takes the most probable token.
     """
+    from transformers.cache_utils import DynamicCache
 
-    def __init__(self, network: Any, tokenizer: Any) -> None:
-        self._network, self._tokenizer = network, tokenizer
-        self._pad: int = tokenizer.pad_token_id
-        self._end: int = tokenizer.eos_token_id
-        self._reset()
-
-    def _reset(self) -> None:
-        from transformers.cache_utils import DynamicCache
-
-        self._cache = DynamicCache(config=self._network.config)
-        self._mask = torch.zeros(0, 0, dtype=torch.long)  # (rows, cached): 1 where a row has a token, 0 for padding
-        self._known: list[list[int]] = []  # of each row, the tokens in the cache
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only some of the chats."""
-        if len(rows) != len(self._known):
-            self._cache.batch_select_indices(torch.tensor(rows, dtype=torch.long))
-            self._mask = self._mask[list(rows)]
-            self._known = [self._known[row] for row in rows]
-
-    @torch.inference_mode()
-    def _feed(self, new: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Add tokens to each row (none is fine, but not for all); returns the logits after the last one, (rows, vocabulary)."""
-        width = max(len(row) for row in new)
-        device = self._network.device
-        ids = torch.tensor([[self._pad] * (width - len(row)) + list(row) for row in new], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in new])
-        if not self._known:
-            self._known, self._mask = [[] for _ in new], torch.zeros(len(new), 0, dtype=torch.long)
-        before = torch.tensor([len(known) for known in self._known])[:, None]
-        positions = (before + mask.cumsum(1) - 1).clamp(min=0)
-        self._mask = torch.cat([self._mask, mask], 1)
-        output = self._network(
-            input_ids=ids,
-            attention_mask=self._mask.to(device),
-            position_ids=positions.to(device),
-            past_key_values=self._cache,
+    width, cache = max(map(len, prompts)), DynamicCache(config=network.config)
+    ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + [*row] for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    draws = [random.Random(name) for name in names]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    logps: list[list[float]] = [[] for _ in prompts]
+    going = [True] * len(tokens)
+    for _ in range(MAX_REPLY_TOKENS):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = network(
+            input_ids=ids.to(network.device),
+            attention_mask=mask.to(network.device),
+            position_ids=positions.to(network.device),
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._known = [[*known, *row] for known, row in zip(self._known, new, strict=True)]
-        logits: torch.Tensor = output.logits[:, -1].float().cpu()
-        return logits
-
-    def reply(self, prompts: Sequence[Sequence[int]], names: Sequence[str], temperature: float = 1.0) -> list[GuardReply]:
-        """A reply to each prompt.
-
-        Args:
-            prompts: token ids; where all go on from the last call's prompts and replies, only what is new is computed.
-            names: one for each, that its draws are made from.
-            temperature: 0 takes the most probable token.
-        """
-        if any([*prompt[: len(known)]] != known for prompt, known in zip(prompts, self._known, strict=False)) or len(
-            prompts
-        ) != len(self._known):
-            self._reset()
-        known = self._known or [[] for _ in prompts]
-        logits = self._feed([prompt[len(old) :] for prompt, old in zip(prompts, known, strict=True)])
-        draws = [random.Random(name) for name in names]
-        tokens: list[list[int]] = [[] for _ in prompts]
-        logps: list[list[float]] = [[] for _ in prompts]
-        going = [True] * len(tokens)
-        for _ in range(MAX_REPLY_TOKENS):
-            scores = (logits / temperature if temperature else logits).log_softmax(-1)  # (rows, vocabulary)
-            if temperature:
-                sums = scores.double().exp().cumsum(-1)
-                points = torch.tensor([draw.random() for draw in draws], dtype=torch.double)[:, None] * sums[:, -1:]
-                chosen = torch.searchsorted(sums, points, right=True)[:, 0].clamp(max=sums.shape[1] - 1)
-            else:
-                chosen = scores.argmax(-1)
-            drawn = scores.gather(1, chosen[:, None])[:, 0]
-            for row, (token, logp) in enumerate(zip(chosen.tolist(), drawn.tolist(), strict=True)):
-                if going[row]:
-                    tokens[row].append(token)
-                    logps[row].append(logp if temperature else 0.0)
-            fed = [[said[-1]] if on else [] for said, on in zip(tokens, going, strict=True)]
-            going = [on and said[-1] != self._end for on, said in zip(going, tokens, strict=True)]
-            if not any(going):
-                break
-            logits = self._feed([row if on else [] for row, on in zip(fed, going, strict=True)])
-        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return [
-            GuardReply(text, tuple(prompt), tuple(said), tuple(logp))
-            for text, prompt, said, logp in zip(texts, prompts, tokens, logps, strict=True)
-        ]
-
-    def prompt_ids(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
-        """Token ids of chats through the chat template, up to where the reply begins."""
-        texts = [self._tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in chats]
-        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return ids
+        logits = output.logits[:, -1].float().cpu()  # (rows, vocabulary)
+        scores = (logits / temperature if temperature else logits).log_softmax(-1)  # (rows, vocabulary)
+        if temperature:
+            sums = scores.double().exp().cumsum(-1)
+            points = torch.tensor([draw.random() for draw in draws], dtype=torch.double)[:, None] * sums[:, -1:]
+            chosen = torch.searchsorted(sums, points, right=True)[:, 0].clamp(max=sums.shape[1] - 1)
+        else:
+            chosen = scores.argmax(-1)
+        drawn = scores.gather(1, chosen[:, None])[:, 0]
+        for row, (token, logp) in enumerate(zip(chosen.tolist(), drawn.tolist(), strict=True)):
+            if going[row]:
+                tokens[row].append(token)
+                logps[row].append(logp if temperature else 0.0)
+                going[row] = token != tokenizer.eos_token_id
+        if not any(going):
+            break
+        ids, mask = (
+            chosen[:, None],
+            torch.cat([mask, torch.ones_like(mask[:, :1])], 1),
+        )  # what follows an end counts for nothing
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    return [
+        GuardReply(text, tuple(prompt), tuple(said), tuple(logp))
+        for text, prompt, said, logp in zip(texts, prompts, tokens, logps, strict=True)
+    ]
 
 
 def reply(
     network: Any, tokenizer: Any, chats: Sequence[Sequence[Message]], *, temperature: float = 1.0, seed: int | str = 0
 ) -> list[GuardReply]:
     """One reply to each chat; the draws are named by the seed and the chat's number."""
-    voices = BatchedReplies(network, tokenizer)
     found: list[GuardReply] = []
     for start in range(0, len(chats), 128):
-        prompts = voices.prompt_ids(chats[start : start + 128])
+        prompts = prompt_ids(tokenizer, chats[start : start + 128])
         names = [f"{seed} {start + number}" for number in range(len(prompts))]
-        found += voices.reply(prompts, names, temperature)
+        found += draw_replies(network, tokenizer, prompts, names, temperature)
     return found
 
 
@@ -220,25 +183,20 @@ def play_scenarios(
         said: list[list[GuardReply]] = [[] for _ in part]
         targets: list[list[str]] = [[] for _ in part]
         rows = [*range(len(part))]
-        voices = BatchedReplies(network, tokenizer)
-        for turn in range(hierarchy.MAX_TURNS):
+        while rows:
             attacks = [hierarchy.next_attack(part[row], turns[row], salt=salt) for row in rows]
             chats = [
                 prepend_past(hierarchy.chat_messages(part[row], turns[row], one.text), extra[row], show_feedback)
                 for row, one in zip(rows, attacks, strict=True)
             ]
-            names = [f"{seed} {part[row].id} {turn}" for row in rows]
-            replies = voices.reply(voices.prompt_ids(chats), names, temperature)
+            names = [f"{seed} {part[row].id} {len(turns[row])}" for row in rows]
+            replies = draw_replies(network, tokenizer, prompt_ids(tokenizer, chats), names, temperature)
             for row, one, given in zip(rows, attacks, replies, strict=True):
                 verdict = hierarchy.verify(part[row], one.text, given.text)
                 turns[row].append(HierarchyTurn(one.text, given.text, verdict))
                 said[row].append(given)
                 targets[row].append(one.target)
-            on = [number for number, row in enumerate(rows) if not hierarchy.is_over(part[row], turns[row])]
-            if not on:
-                break
-            voices.select_rows(on)
-            rows = [rows[number] for number in on]
+            rows = [row for row in rows if not hierarchy.is_over(part[row], turns[row])]
         found += [
             ScenarioTranscript(scenario, tuple(t), tuple(s), tuple(g))
             for scenario, t, s, g in zip(part, turns, said, targets, strict=True)

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.claas.settings import Objective
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
@@ -49,7 +48,7 @@ from .lora import (
     read_optimizer,
     reply_logprobs,
 )
-from .losses import RewardMoments, compute_advantages, ema, ratio_statistics
+from .losses import RewardMoments, compute_advantages, ema, measure_staleness
 from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
@@ -126,7 +125,7 @@ class LoRATrainer:
             now if sample.behaviour_logprobs is None else sample.behaviour_logprobs
             for sample, now in zip(samples, old, strict=True)
         ]
-        return measure_staleness([sample.id for sample in samples], old, behaviour, dropped, self._objective)
+        return measure_staleness([sample.id for sample in samples], old, behaviour, self._objective, dropped)
 
     def step(self, folder: Path | None, batch: Minibatch, correction: Correction, out: Path) -> tuple[Update, dict[str, Any]]:
         """One gradient step on what the correction kept. Writes the next version's files into the empty folder `out`.
@@ -467,31 +466,3 @@ def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:
     if not isinstance(model, LocalChatModel):
         raise UserError(f"model {model!r} does not run in this process and cannot be trained; use 'pocket' or 'local:PATH'")
     return LoRATrainer(model, settings)
-
-
-def measure_staleness(
-    ids: Sequence[str], old: Sequence[Tensor], behaviour: Sequence[Tensor], dropped: Mapping[str, str], objective: Objective
-) -> Correction:
-    """Importance statistics of a minibatch, and which of its replies can be learned from.
-
-    Args:
-        ids: of the replies.
-        old: log pi_old of each, (T_i,).
-        behaviour: log mu of each, (T_i,).
-        dropped: id -> why not, of the minibatch's other replies.
-        objective: the correction's settings.
-    """
-    ratios, correction = ratio_statistics(old, behaviour, objective), objective.correction
-    target = correction.ess_target if correction.kind != "none" else 0.0
-    stale = {id: reason for id, reason in zip(ids, ratios.drop_reasons, strict=True) if reason}
-    return Correction(
-        kept=tuple(id for id, keep in zip(ids, ratios.keep_mask, strict=True) if keep),
-        dropped=tuple((dict(dropped) | stale).items()),
-        ess=ratios.ess,
-        ratio=ratios.mean,
-        ratio_max=ratios.max,
-        clipped=ratios.clip_fraction,
-        kl=ratios.kl,
-        scale=min(1.0, ratios.ess / target) if target else 1.0,
-        kls=tuple(zip(ids, ratios.reply_kls, strict=True)),
-    )

@@ -7,7 +7,7 @@
     base     the model without an adapter
 
 `Objective` (memory/claas/settings.py) chooses the loss and its weights. `compute_advantages` turns rewards into advantages,
-`ratio_statistics` measures how stale a minibatch is, and `objective_loss` puts everything together. tools/training/lora.py makes the
+`measure_staleness` says how stale a minibatch is, and `objective_loss` puts everything together. tools/training/lora.py makes the
 passes and the update. tests/equations/test_claas.py checks the equations with numbers worked out by hand.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from torch import Tensor
 
 from ...memory.claas.settings import Objective, StalenessCorrection
 from ...memory.errors import UserError
+from ...memory.records import Correction
 
-__all__ = ["BatchAdvantages", "LossInputs", "RatioStatistics", "RewardMoments", "reinforce", "sdpo"]
+__all__ = ["BatchAdvantages", "LossInputs", "RewardMoments", "reinforce", "sdpo"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to [-20, 20]: e^20 is far beyond any truncation, and still finite."""
@@ -88,58 +89,50 @@ def importance_weights(old: Tensor, behaviour: Tensor, correction: StalenessCorr
     return truncated_weights(log_ratio, correction.max_weight, correction.level)  # (T,)
 
 
-@dataclass(frozen=True, slots=True)
-class RatioStatistics:
-    """The learner's distance from the versions that sampled a minibatch."""
+def measure_staleness(
+    ids: Sequence[str],
+    old: Sequence[Tensor],
+    behaviour: Sequence[Tensor],
+    objective: Objective,
+    dropped: Mapping[str, str] | None = None,
+) -> Correction:
+    """The learner's distance from the versions that sampled a minibatch, and the replies that can still be learned from.
 
-    ess: float
-    """Effective share of the kept replies, in (0, 1]."""
-    mean: float
-    """Mean of pi_old / mu over the tokens of the kept replies."""
-    max: float
-    """Largest pi_old / mu of these tokens."""
-    clip_fraction: float
-    """Share of these tokens whose weight is truncated or rejected."""
-    kl: float
-    """Mean of log mu - log pi_old over these tokens: KL(mu || pi_old) in nats, estimated by k1."""
-    reply_kls: tuple[float, ...]
-    """The same for every reply, kept or not."""
-    drop_reasons: tuple[str, ...]
-    """For every reply: why it is not kept; empty if it is."""
-
-    @property
-    def keep_mask(self) -> tuple[bool, ...]:
-        """For every reply: True if it can still be learned from."""
-        return tuple(not reason for reason in self.drop_reasons)
-
-
-def ratio_statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Objective) -> RatioStatistics:
-    """Importance statistics of a minibatch, from log pi_old and log mu of its replies, (T_i,) each, in float32."""
+    Args:
+        ids: of the replies.
+        old: log pi_old of each, (T_i,), in float32.
+        behaviour: log mu of each, (T_i,), in float32.
+        objective: its correction, and the effective share of a sample from which on the learning rate is whole.
+        dropped: id -> why not, of the minibatch's other replies.
+    """
     correction = objective.correction
-    logs, kls, reasons = [], [], []
-    for now, then in zip(old, behaviour, strict=True):
+    reasons, kls, kept = dict[str, str](), list[tuple[str, float]](), dict[str, Tensor]()
+    for id, now, then in zip(ids, old, behaviour, strict=True):
         log_ratio = now.detach().float().cpu() - then.float().cpu()  # (T,)
-        logs.append(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))  # (T,)
-        kls.append(-float(log_ratio.mean()) if len(log_ratio) else 0.0)
-        reasons.append(_drop_reason(log_ratio, correction))
-    kept = [log_ratio for log_ratio, reason in zip(logs, reasons, strict=True) if not reason]
+        kls.append((id, -float(log_ratio.mean()) if len(log_ratio) else 0.0))
+        if reason := _drop_reason(log_ratio, correction):
+            reasons[id] = reason
+        else:
+            kept[id] = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
+    found = Correction(tuple(kept), tuple({**(dropped or {}), **reasons}.items()), kls=tuple(kls))
     if not kept:
-        return RatioStatistics(1.0, 1.0, 1.0, 0.0, 0.0, tuple(kls), tuple(reasons))
-    every = torch.cat(kept)  # (tokens,)
-    weights = torch.cat([truncated_weights(log_ratio, math.inf, correction.level) for log_ratio in kept])  # (tokens,)
+        return found
+    every = torch.cat([*kept.values()])  # (tokens,)
+    weights = torch.cat([truncated_weights(log_ratio, math.inf, correction.level) for log_ratio in kept.values()])  # (tokens,)
     low, high = 0.0, correction.max_weight
     if correction.kind == "rejection":
         low, high = correction.min_ratio, correction.max_ratio
     cut = ((weights < low) | (weights > high)).float().mean() if correction.kind != "none" else torch.zeros(())  # ()
-    ratio = every.exp()  # (tokens,)
-    return RatioStatistics(
-        ess=ess(torch.stack([log_ratio.sum() for log_ratio in kept])),
-        mean=float(ratio.mean()),
-        max=float(ratio.max()),
-        clip_fraction=float(cut),
+    share = ess(torch.stack([log_ratio.sum() for log_ratio in kept.values()]))
+    target = correction.ess_target if correction.kind != "none" else 0.0
+    return replace(
+        found,
+        ess=share,
+        ratio=float(every.exp().mean()),
+        ratio_max=float(every.exp().max()),
+        clipped=float(cut),
         kl=-float(every.mean()),
-        reply_kls=tuple(kls),
-        drop_reasons=tuple(reasons),
+        scale=min(1.0, share / target) if target else 1.0,
     )
 
 
@@ -188,26 +181,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return _TokenLogprobs.apply(logits.float(), tokens)  # type: ignore[no-any-return, no-untyped-call]
 
 
-# KL divergences: estimates from the sampled tokens alone, and the exact one
-
-
-def k1(logp: Tensor, base: Tensor) -> Tensor:
-    """log pi(y) - log base(y): under pi its mean is KL(pi || base); may be negative. (T,), (T,) -> (T,). Schulman, 2020."""
-    return logp.float() - base.float()  # (T,)
-
-
-def k2(logp: Tensor, base: Tensor) -> Tensor:
-    """x^2 / 2, x = log pi(y) - log base(y): biased, but its gradient is KL(pi || base)'s on average. (T,), (T,) -> (T,)."""
-    return 0.5 * k1(logp, base).square()  # (T,)
-
-
-def k3(logp: Tensor, base: Tensor) -> Tensor:
-    """e^{-x} - 1 + x, x = log pi(y) - log base(y): >= 0, under pi its mean is KL(pi || base). (T,), (T,) -> (T,).
-
-    With the sign of x swapped, e^x - 1 - x as in CLaaS's public code, the mean is chi^2 - KL instead.
-    """
-    x = k1(logp, base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
-    return torch.expm1(-x) + x  # (T,)
+# KL divergences
 
 
 def kl_to(base: Tensor, logits: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ async def test_stop_texts_are_held_back_and_cut(tiny: str, engine: LocalEngine) 
     assert text == whole.text[: whole.text.index(stop)]
     assert cut.finish == "stop"
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-    assert stop in engine.model.decode(cut.token_ids)  # what was sampled is all there
+    assert stop in engine.model.template.decode(cut.token_ids)  # what was sampled is all there
     assert all(stop not in piece.text for piece in pieces)
     shown = "".join(entry["token"] for piece in pieces for entry in piece.logprobs)
     assert stop not in shown
@@ -183,7 +183,7 @@ async def test_stop_texts_are_held_back_and_cut(tiny: str, engine: LocalEngine) 
 async def test_log_probabilities_come_with_the_pieces(engine: LocalEngine) -> None:
     _, said, pieces = await read(engine.stream(ask("hello", top=3, seed=5, max_tokens=20)))
     entries = [entry for piece in pieces for entry in piece.logprobs]
-    spoken = [token for token in said.token_ids if token not in engine.model.end_ids]
+    spoken = [token for token in said.token_ids if token not in engine.model.template.end_ids]
     assert [entry["token"] for entry in entries] == [engine.model.tokenizer.decode([token]) for token in spoken]
     assert [entry["logprob"] for entry in entries] == pytest.approx(said.logprobs[: len(spoken)], abs=1e-4)
     for entry in entries:
@@ -688,14 +688,14 @@ def test_tool_calls_are_read_and_what_is_none_stays_text() -> None:
 
 def test_growing_text_never_takes_anything_back(tiny: str) -> None:
     model = LocalChatModel(model=tiny)
-    frame = model.chat_frame()
+    frame = model.template.chat_frame()
     for text in (
         'Ünï ✓ 漢字 and so on, quite long, with "quotes" and spaces   and more',
         'say <tool_call>{"name": "a", "arguments": {}}</tool_call>',
         "a < b <tool <tool_cal l>" * 3,
     ):
         for calls in (False, True):
-            spoken = StreamingDecoder(model.decode, frame, (), calls)
+            spoken = StreamingDecoder(model.template.decode, frame, (), calls)
             shown = ""
             for token in model.get_token_ids(text):
                 spoken.add(token)
@@ -722,7 +722,7 @@ def test_growing_text_never_takes_anything_back(tiny: str) -> None:
 )
 def test_a_thought_is_kept_apart_while_the_text_grows(tiny: str, kind: Any, text: str, thought: str, visible: str) -> None:
     model = LocalChatModel(model=tiny)
-    spoken = StreamingDecoder(model.decode, model.chat_frame(), (), False, kind)
+    spoken = StreamingDecoder(model.template.decode, model.template.chat_frame(), (), False, kind)
     shown = ""
     for token in model.get_token_ids(text):
         spoken.add(token)

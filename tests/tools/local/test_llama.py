@@ -42,8 +42,8 @@ def test_large_layers_are_computed_with_reordered_weights_and_each_row_as_if_alo
     folder = checkpoint(hidden_size=512, intermediate_size=1024, num_hidden_layers=1, initializer_range=0.1)
     network = packed(folder)
     layer: Any = network._network.model.layers[0].mlp.up_proj
-    assert layer.forward._base._reordered is not None
-    assert network._network.model.layers[0].self_attn.k_proj.forward._base._reordered is None  # small
+    assert layer.forward._reordered is not None
+    assert network._network.model.layers[0].self_attn.k_proj.forward._reordered is None  # small
     prompts = [[(7 * i + j) % 100 for i in range(5 + j % 11)] for j in range(70)]
 
     def run(chosen: list[list[int]]) -> Any:
