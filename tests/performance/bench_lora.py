@@ -150,7 +150,9 @@ def reference(
             base, taught = said(sample.example), said(sample.hindsight)
         logp = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         plain = base.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        pull = 0.0 * (torch.expm1(plain - logp) + logp - plain).mean()  # its weight is 0 by default; the pass is made all the same
+        pull = (
+            0.0 * (torch.expm1(plain - logp) + logp - plain).mean()
+        )  # its weight is 0 by default; the pass is made all the same
         total = total + (distilled(logits, taught, tokens, sample.behaviour_logprobs).mean() + pull) / len(samples)
     total.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_([w for w in network.parameters() if w.requires_grad], 1.0)
