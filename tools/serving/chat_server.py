@@ -307,18 +307,22 @@ def _openapi_schema(application: FastAPI) -> dict[str, Any]:
 class _Server(uvicorn.Server):
     """A server that stops on SIGINT and SIGTERM. Uvicorn's own handling would end the process before the service has closed."""
 
+    on_started: Callable[[], object] = staticmethod(lambda: None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 loop.remove_signal_handler(number)
 
 
@@ -333,16 +337,11 @@ def check_address(host: str, port: int) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that is bound to an address; raises `UserError` if that cannot be done."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
     except (OSError, OverflowError) as error:
-        listening.close()
         why = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {why}; choose another --host or --port") from error
-    return listening
 
 
 async def serve(
@@ -374,7 +373,6 @@ async def serve(
         lifespan="off",
         timeout_graceful_shutdown=math.ceil(grace),
         server_header=False,
-        backlog=2048,
         http=limited_protocol(available_connections(max_connections), header_seconds),
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -383,13 +381,8 @@ async def serve(
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
 
-    async def report_ready() -> None:
-        while not server.started:
-            await asyncio.sleep(0.01)
-        if on_ready is not None:
-            on_ready(url)
-
-    reporting = asyncio.create_task(report_ready())
+    if on_ready is not None:
+        server.on_started = lambda: on_ready(url)
     serving = asyncio.create_task(server.serve([listening]))
     try:
         await asyncio.shield(serving)
@@ -398,5 +391,4 @@ async def serve(
         await serving
         raise
     finally:
-        reporting.cancel()
         listening.close()

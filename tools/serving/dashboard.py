@@ -9,7 +9,6 @@ but its own.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
 import time
@@ -26,7 +25,7 @@ from fastapi.responses import RedirectResponse, Response
 from ...memory.errors import UserError
 from ...memory.records import ExchangeQuery
 from .charts import PLOT, age_groups, bars, curves, format_number, time_since
-from .endpoints import ChatApi
+from .endpoints import ChatApi, read_body
 from .openai_wire import ApiError
 from .replies import as_api_error
 from .tenants import RateLimitExceeded, Tenant, client_address
@@ -282,21 +281,10 @@ def _is_same_origin(request: Request) -> bool:
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; empty if it is too long or has too many of them.
-
-    Raises:
-        ApiError: it takes too long to arrive.
-    """
-    body = bytearray()
+    """The fields of a form; empty if it has too many of them. Raises `ApiError`: it is too long, or takes too long to arrive."""
+    body = await read_body(request, FORM_BYTES, FORM_SECONDS)
     try:
-        async with asyncio.timeout(FORM_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > FORM_BYTES:
-                    return {}
         fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
-    except TimeoutError:
-        raise ApiError(f"the form took longer than {FORM_SECONDS:g} s", 408, headers={"connection": "close"}) from None
     except ValueError:  # too many fields
         return {}
     return {name: values[-1] for name, values in fields.items()}

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +17,7 @@ from urllib.parse import quote
 from fastapi import Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from ...memory.records import ExchangeQuery, Feedback
@@ -67,25 +66,32 @@ class EventStreamResponse(Response):
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response in JSON. Numbers that JSON does not have (NaN, infinity) become null."""
-    try:
-        body = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        body = json.dumps(_replace_nonfinite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    content = body.encode("utf-8", "replace")
-    return Response(content, status, headers=dict(headers or {}), media_type="application/json")
-
-
-def _replace_nonfinite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): _replace_nonfinite(value) for key, value in data.items()}
-    return [_replace_nonfinite(item) for item in data] if isinstance(data, list | tuple) else data
+    return Response(to_json(data, inf_nan_mode="null"), status, dict(headers or {}), "application/json")
 
 
 def error_response(error: ApiError) -> Response:
     """A response with an error in OpenAI's envelope."""
     return json_response(error.body, error.status, error.headers)
+
+
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """A request's body. Raises `ApiError`: it is longer than so many bytes (413), or takes longer than so many seconds (408)."""
+    # The connection stays open, and the rest of the body is read and dropped for as long as headers may take: were it closed
+    # while the client still sends, the client would see a reset in place of this answer.
+    too_long = ApiError(f"the body is longer than {max_bytes} bytes", 413, code="request_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
+        raise too_long
+    found = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                found += chunk
+                if len(found) > max_bytes:
+                    raise too_long
+    except TimeoutError:
+        raise ApiError(f"the body took longer than {seconds:g} s", 408, headers={"connection": "close"}) from None
+    return bytes(found)
 
 
 @dataclass
@@ -109,27 +115,9 @@ class ChatApi:
     starts: StartQueues = field(default_factory=StartQueues)
 
     async def read_json(self, request: Request) -> Any:
-        """The JSON of a request's body; an empty body is an empty object.
-
-        Raises:
-            ApiError: it is too long, too slow or no JSON.
-        """
-        # The connection stays open, and the rest of the body is read and dropped for as long as headers may take: were it closed
-        # while the client still sends, the client would see a reset in place of this answer.
-        too_long = ApiError(f"the body is longer than {self.max_body_bytes} bytes", 413, code="request_too_large")
-        length = request.headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length[:20]) > self.max_body_bytes:
-            raise too_long
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    found += chunk
-                    if len(found) > self.max_body_bytes:
-                        raise too_long
-        except TimeoutError:
-            raise ApiError(f"the body took longer than {BODY_SECONDS:g} s", 408, headers={"connection": "close"}) from None
-        return parse_json(bytes(found)) if found else {}
+        """The JSON of a request's body; an empty body is an empty object. Raises `ApiError`: it is too long, too slow or no JSON."""
+        found = await read_body(request, self.max_body_bytes, BODY_SECONDS)
+        return parse_json(found) if found else {}
 
     # Chat
 

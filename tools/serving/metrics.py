@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -18,37 +19,19 @@ class ServerMetrics:
     """Counters, gauges and histograms of one chat server, in a registry of their own. Safe for threads."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.http_requests = Counter(
-            "learngraph_http_requests",
-            "Requests by route, method and status.",
-            ("route", "method", "status"),
-            registry=registry,
-        )
-        self.http_in_progress = Gauge(
-            "learngraph_http_requests_in_progress", "Requests being answered, streams included.", registry=registry
-        )
-        self.http_seconds = Histogram(
-            "learngraph_http_request_seconds",
-            "From a request to the end of its answer.",
-            ("route",),
-            registry=registry,
-            buckets=BUCKETS,
-        )
-        self.first_token_seconds = Histogram(
-            "learngraph_first_token_seconds",
-            "From a checked chat request to the first token of its reply.",
-            registry=registry,
-            buckets=BUCKETS,
-        )
-        self.feedback_seconds = Histogram(
-            "learngraph_feedback_seconds", "From feedback to its receipt.", registry=registry, buckets=BUCKETS
-        )
-        self.replies_in_progress = Gauge("learngraph_replies_in_progress", "Replies being made.", registry=registry)
-        self.tokens = Counter("learngraph_tokens", "Tokens of prompts and replies.", ("tenant",), registry=registry)
-        self.disconnects = Counter(
-            "learngraph_disconnects", "Clients that hung up before their reply was finished.", registry=registry
-        )
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=BUCKETS)
+        by = ("route", "method", "status")
+        self.http_requests = counter("learngraph_http_requests", "Requests by route, method and status.", by)
+        self.http_in_progress = gauge("learngraph_http_requests_in_progress", "Requests being answered, streams included.")
+        self.http_seconds = histogram("learngraph_http_request_seconds", "From a request to the end of its answer.", ("route",))
+        about = "From a checked chat request to the first token of its reply."
+        self.first_token_seconds = histogram("learngraph_first_token_seconds", about)
+        self.feedback_seconds = histogram("learngraph_feedback_seconds", "From feedback to its receipt.")
+        self.replies_in_progress = gauge("learngraph_replies_in_progress", "Replies being made.")
+        self.tokens = counter("learngraph_tokens", "Tokens of prompts and replies.", ("tenant",))
+        self.disconnects = counter("learngraph_disconnects", "Clients that hung up before their reply was finished.")
 
 
 class _Page:

@@ -37,11 +37,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+import pydantic.dataclasses
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from ...memory.errors import UserError
 
@@ -75,17 +76,17 @@ class RateLimitExceeded(UserError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class TenantLimits:
     """The limits of one tenant."""
 
-    requests_per_minute: float | None = None
+    requests_per_minute: PositiveFloat | None = None
     """Requests of any kind. The bucket fills steadily and holds the requests of one minute; None: no limit."""
-    tokens_per_day: int | None = None
+    tokens_per_day: PositiveInt | None = None
     """Prompt and reply tokens of a day (UTC). A reply that is being made when they run out is finished; None: no limit."""
-    streams: int = 256
+    streams: PositiveInt = 256
     """Replies being made at once; each of a request's `n` choices counts."""
-    adapters: int = 32
+    adapters: PositiveInt = 32
     """Adapters that the tenant may have, including `default`."""
 
 
@@ -381,38 +382,22 @@ def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
     for name, data_of_tenant in data.items():
         if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
             raise UserError(f"{path}: a tenant's name is of a-z, 0-9, _ and -, at most 63 characters, got {name!r}")
+        entry = {str(key): value for key, value in data_of_tenant.items()} if isinstance(data_of_tenant, dict) else {}
+        keys, metrics_only = entry.pop("keys", None), entry.pop("metrics", False)
+        if not isinstance(keys, list) or not keys:
+            raise UserError(f"{path}: {name} has no list `keys`, as in `{name}: {{keys: [secret]}}`")
+        if not isinstance(metrics_only, bool):
+            raise UserError(f"{path}: {name}: metrics is true or false, got {metrics_only!r}")
         try:
-            entry = _TenantEntry.model_validate(data_of_tenant)
-        except ValidationError as error:
-            raise UserError(f"{path}: {_describe_invalid(name, error)}") from None  # its own words may show a key
-        limits = TenantLimits(**entry.model_dump(exclude={"keys", "metrics"}, exclude_unset=True))
-        found[name] = (entry.keys, Tenant(name, limits, entry.metrics))
+            limits = TenantLimits(**entry)
+        except ValidationError as error:  # its own words may show a key
+            field = error.errors()[0]["loc"][0]
+            names = [each.name for each in fields(TenantLimits)]
+            if field not in names:
+                raise UserError(f"{path}: {name} has {field!r}; known are {', '.join(['keys', 'metrics', *names])}") from None
+            raise UserError(f"{path}: {name}: {field} is a number above 0, got {entry[field]!r}") from None
+        found[name] = (keys, Tenant(name, limits, metrics_only))
     return found
-
-
-class _TenantEntry(BaseModel):
-    """A tenant in the key file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    keys: Annotated[list[Any], Field(min_length=1)]
-    metrics: bool = False
-    adapters: PositiveInt = 1
-    requests_per_minute: PositiveFloat = 1
-    streams: PositiveInt = 1
-    tokens_per_day: PositiveInt = 1
-
-
-def _describe_invalid(name: str, error: ValidationError) -> str:
-    """Error text for a tenant's invalid entry. It names what is accepted."""
-    first = error.errors(include_url=False)[0]
-    field = str(first["loc"][0]) if first["loc"] else "keys"
-    if field == "keys":
-        return f"{name} has no list `keys`, as in `{name}: {{keys: [secret]}}`"
-    if field not in _TenantEntry.model_fields:
-        return f"{name} has {field!r}; known are {', '.join(_TenantEntry.model_fields)}"
-    wanted = "true or false" if field == "metrics" else "a number above 0"
-    return f"{name}: {field} is {wanted}, got {first['input']!r}"
 
 
 def _plain_digest(key: str) -> bytes:

@@ -160,7 +160,7 @@ def test_buttons_work_from_the_page_and_from_nowhere_else() -> None:
         refused = client.post("/dashboard/promote", data=form | {"token": token(page), "version": "<b>odd"})
         assert refused.status_code == 409
         assert "&lt;b&gt;odd" in refused.text
-        assert client.post("/dashboard/promote", content=b"x" * 10_000).status_code == 403
+        assert client.post("/dashboard/promote", content=b"x" * 10_000).status_code == 413
         client.cookies.clear()
         assert client.post("/dashboard/promote", data=form | {"token": token(page)}).status_code == 401
 

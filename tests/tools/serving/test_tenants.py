@@ -66,7 +66,7 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         ("acme: {keys: [1]}", "got int"),
         ("acme: {keys: ['a b']}", "a text of 3 characters"),
         ("acme: {keys: ['sha256:xyz']}", "64 hex digits"),
-        ("acme: {keys: [x], streems: 1}", "'streems'; known are keys, metrics, adapters, requests_per_minute"),
+        ("acme: {keys: [x], streems: 1}", "'streems'; known are keys, metrics, requests_per_minute, tokens_per_day"),
         ("acme: {keys: [x], streams: 0}", "streams is a number above 0"),
         ("acme: {keys: [x], streams: 1.5}", "streams is a number above 0"),
         ("acme: {keys: [x], requests_per_minute: .nan}", "requests_per_minute is a number above 0"),
