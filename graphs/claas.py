@@ -50,6 +50,7 @@ graphs/serving/service.py. In any LangGraph app the serving graph is a subgraph 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,8 +61,15 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.claas.replay import Replay
-from ..memory.claas.settings import LoRA, Objective, PolicyGradient, ReplaySettings, StalenessCorrection, TeacherSettings
-from ..memory.errors import UserError
+from ..memory.claas.settings import (
+    LoRA,
+    Objective,
+    PolicyGradient,
+    ReplaySettings,
+    StalenessCorrection,
+    TeacherSettings,
+    check_bounds,
+)
 from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
 from ..nodes.learn.gate import GateSettings, ReleaseSettings
@@ -150,10 +158,7 @@ class CLaaS:
     """Seed of the draws and of a new adapter."""
 
     def __post_init__(self) -> None:
-        if not self.replay.held_out_share <= 0.9:
-            raise UserError(f"replay: held_out_share is from 0 to 0.9, got {self.replay.held_out_share}")
-        if self.replay.max_age < 1:
-            raise UserError(f"replay: max_age is at least 1, got {self.replay.max_age}")
+        check_bounds(self.replay, "replay", held_out_share=(0, 0.9), max_age=(1, math.inf))
 
     @property
     def max_lead_steps(self) -> int | None:
@@ -242,7 +247,7 @@ def build_learning(
         replay: the buffer that is learned from.
         versions: (tenant, adapter) -> its versions on disk.
         settings: hyper-parameters; the graph uses `replay`, `gate`, `rollout` and `seed`.
-        load: makes the engine load a version by its label; None: the engine reads CURRENT by itself.
+        load: makes the engine load a version by its label; None: the engine finds versions by itself.
         retention: exchanges whose replies must stay likely, for the gate.
         compile: options of `StateGraph.compile`. No checkpointer is needed: buffer and versions are durable.
     """

@@ -2,7 +2,6 @@
 
     ROOT/<tenant>/<adapter>/versions/<000017-3f9c2ab1d4e0>/   the learner's files, and manifest.json
     ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, with reasons
-    ROOT/<tenant>/<adapter>/CURRENT                           name of the live version; missing: the base model answers
 
 The optimizer's moments (`optimizer.safetensors`, twice the adapter's size) are kept only of versions that the next step may start from:
 the newest, its parent, the live one and the canary. They are not synced; where they are gone or damaged, learning goes on with new ones.
@@ -10,15 +9,14 @@ the newest, its parent, the live one and the canary. They are not synced; where 
 A version's name is the gradient step and the SHA-256 of its files' digests: equal contents have equal names, and a changed file shows.
 A label is `<tenant>/<adapter>@<name>`; the empty label is the base model.
 
-Kill -9 at any point leaves only whole versions. A change of state is one line of the log, on disk before CURRENT is swapped (temporary
-file, fsync, rename, fsync of the directory). If a crash comes between the two, opening the adapter finishes the swap.
+Kill -9 at any point leaves only whole versions. A change of state is one line of the log, synced to disk; the log alone says which version
+is live, and without one the base model answers.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import time
@@ -32,7 +30,7 @@ from typing import Any
 
 from ..errors import AdapterConflict, AdapterError, UnknownVersion
 from .replay_file import NAME, json_safe
-from .sealed_files import MANIFEST, digest_of_files, file_digest, plain_files, remove, require_plain_file, seal, sync
+from .sealed_files import MANIFEST, file_digest, plain_files, remove, require_plain_file, seal, sync, version_name
 from .version_log import VERSION_NAME, VersionLog, VersionStates, split_label
 
 __all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
@@ -118,8 +116,8 @@ class Adapters:
         self.scope = f"{tenant}/{adapter}"
         self.place = Path(root) / tenant / adapter
         self._versions = self.place / "versions"
-        self._log = VersionLog(self.place, self.scope)
         self._clock = clock
+        self._log = VersionLog(self.place, self.scope, clock)
         self._seen: dict[str, dict[str, tuple[int, int, int]]] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
         self._threads = RLock()
@@ -138,7 +136,7 @@ class Adapters:
                 if state == "deleted":
                     remove(self._versions / split_label(label)[2])
 
-    # -- the log and CURRENT ----------------------------------------------------------------------------------------------
+    # -- the log ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _user_errors(self, doing: str) -> Iterator[None]:
@@ -164,9 +162,7 @@ class Adapters:
                 ) from None
             try:
                 book = self._log.read()
-                self._log.cut_back(book.end)
-                if self._log.current() != book.live:
-                    self._log.point(book.live)
+                self._log.cut_half_line()
                 yield book
             finally:
                 self._owner.release()
@@ -175,34 +171,10 @@ class Adapters:
         with self._threads:
             return self._log.read()
 
-    def _note(
-        self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
-    ) -> None:
-        """Append a line for each label; all are on disk on return, or none."""
-        self._log.append(self._clock(), state, label, why, about, **more)
-
-    def _live(self, label: str, why: str, about: Mapping[str, Any] | None, **more: Any) -> None:
-        end, was = self._log.states.end, self._log.states.live
-        self._note("live", label, why, about, was=was, **more)
-        try:
-            self._log.point(label)
-        except OSError:
-            self._log.cut_back(end)  # undone, so the log must not have it
-            raise
-
     @property
     def current(self) -> str:
-        """Label of the live version; empty: the base model.
-
-        Raises:
-            AdapterError: CURRENT names no version.
-        """
-        label = self._log.current()
-        if label == "?":
-            raise AdapterError(
-                f"adapter {self.scope}: corrupt: {self.place / 'CURRENT'} names no version; opening the adapter again puts it right"
-            )
-        return label
+        """Label of the live version; empty: the base model."""
+        return self._read().live
 
     @property
     def canary(self) -> str:
@@ -217,14 +189,12 @@ class Adapters:
     @property
     def last_rollback(self) -> float:
         """Unix time of the last rollback; minus infinity: there was none."""
-        with self._threads:
-            return next((line["time"] for line in reversed(self._read().lines) if line.get("back")), -math.inf)
+        return self._read().last_rollback
 
     @property
     def last_fall(self) -> float:
         """Unix time of the last rollback for rewards that fell; minus infinity: there was none."""
-        with self._threads:
-            return next((line["time"] for line in reversed(self._read().lines) if line.get("fell")), -math.inf)
+        return self._read().last_fall
 
     def states(self) -> dict[str, str]:
         """Label -> state, also of versions that were deleted since (`deleted`)."""
@@ -264,26 +234,24 @@ class Adapters:
             files = plain_files(folder, f"adapter {self.scope}")
             if not files:
                 raise AdapterError(f"adapter {self.scope}: there are no files in {folder}")
-            digests = {path.name: file_digest(path) for path in files}
-            label = f"{self.scope}@{step:06d}-{digest_of_files(digests)[:12]}"
+            contents = {path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size} for path in files}
+            name = version_name(step, contents)
+            label, place, is_new = f"{self.scope}@{name}", self._versions / name, True
             if self._has_intact(label, parent, base):
-                if not (self._versions / self._own(label) / MOMENTS_FILE).exists() and MOMENTS_FILE in digests:
-                    os.replace(folder / MOMENTS_FILE, self._versions / self._own(label) / MOMENTS_FILE)
+                if not (place / MOMENTS_FILE).exists() and MOMENTS_FILE in contents:
+                    os.replace(folder / MOMENTS_FILE, place / MOMENTS_FILE)
                 is_new = book.states.get(label, "deleted") == "deleted"
             else:
-                self._adopt(folder, label, digests, {"step": step, "parent": parent, "base": base}, about or {})
-                is_new = True
+                origin = {"name": name, "step": step, "parent": parent, "base": base, "created": self._clock()}
+                self._adopt(folder, place, {**origin, "about": json_safe(about or {}), "files": contents})
             if is_new:
-                self._note("candidate", label, "written", step=step, parent=parent)
+                self._log.append("candidate", label, "written", step=step, parent=parent)
             remove(folder)
-            self._remove_old_moments({label, parent, book.live, book.canary})
+            stay = {label, parent, book.live, book.canary}  # the next step may start from these
+            for path in self._versions.glob(f"*/{MOMENTS_FILE}"):
+                if f"{self.scope}@{path.parent.name}" not in stay and VERSION_NAME.fullmatch(path.parent.name):
+                    path.unlink(missing_ok=True)
             return label
-
-    def _remove_old_moments(self, stay: set[str]) -> None:
-        """Delete the optimizer's moments of all versions but these."""
-        for path in self._versions.glob(f"*/{MOMENTS_FILE}"):
-            if f"{self.scope}@{path.parent.name}" not in stay and VERSION_NAME.fullmatch(path.parent.name):
-                path.unlink(missing_ok=True)
 
     def _has_intact(self, label: str, parent: str, base: str) -> bool:
         """True if a version is there and undamaged; a damaged one is discarded, to be written again.
@@ -307,12 +275,9 @@ class Adapters:
             )
         return True
 
-    def _adopt(
-        self, folder: Path, label: str, digests: Mapping[str, str], origin: Mapping[str, Any], about: Mapping[str, Any]
-    ) -> None:
-        """Move a folder to the versions, with a manifest and on disk. After an error it is where it was."""
-        name = self._own(label)
-        staging = self._versions / f".new-{name}"
+    def _adopt(self, folder: Path, place: Path, manifest: dict[str, Any]) -> None:
+        """Move a folder to its place among the versions, with a manifest and on disk. After an error it is where it was."""
+        staging = place.with_name(f".new-{place.name}")
         remove(staging)
         try:
             os.rename(folder, staging)
@@ -320,24 +285,15 @@ class Adapters:
             shutil.copytree(folder, staging)
         try:
             (staging / MANIFEST).unlink(missing_ok=True)
-            names = sorted(digests)
-            sizes = {each: (staging / each).stat().st_size for each in names}
-            manifest = {
-                "name": name,
-                **origin,
-                "created": self._clock(),
-                "about": json_safe(about),
-                "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in names},
-            }
-            manifest["seal"] = seal(manifest)
-            (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            for path in (*(staging / each for each in digests if each != MOMENTS_FILE), staging / MANIFEST, staging):
-                sync(path)
+            (staging / MANIFEST).write_text(json.dumps({**manifest, "seal": seal(manifest)}, indent=1), encoding="utf-8")
+            for name in sorted({*manifest["files"], MANIFEST} - {MOMENTS_FILE}):
+                sync(staging / name)
+            sync(staging)
         except OSError:
             if not folder.exists():
                 os.rename(staging, folder)
             raise
-        os.rename(staging, self._versions / name)
+        os.rename(staging, place)
         sync(self._versions)
 
     def folder(self, label: str) -> Path:
@@ -373,12 +329,8 @@ class Adapters:
         if label not in self._manifests:
             try:
                 found = json.loads(require_plain_file(path).read_text(encoding="utf-8"))
-                sealed = found.pop("seal")
-                digests = {name: each["sha256"] for name, each in found["files"].items()}
-                name = self._own(label)
-                whole = (
-                    sealed == seal(found) and found["name"] == name == f"{found['step']:06d}-{digest_of_files(digests)[:12]}"
-                )
+                sealed, name = found.pop("seal"), version_name(found["step"], found["files"])
+                whole = sealed == seal(found) and found["name"] == name == self._own(label)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise AdapterError(f"{label} is corrupt: {path} cannot be read ({error}); roll back, and delete it") from error
             if not whole:
@@ -419,11 +371,7 @@ class Adapters:
         with self._threads, self._user_errors("read"):
             kept, book = self._manifest(label), self._read()
             return AdapterVersion(
-                name=kept["name"],
-                label=label,
-                step=kept["step"],
-                parent=kept["parent"],
-                base=kept["base"],
+                *(kept["name"], label, kept["step"], kept["parent"], kept["base"]),
                 state=book.states.get(label, "candidate"),
                 tainted=label in book.tainted,
                 created=kept["created"],
@@ -493,7 +441,7 @@ class Adapters:
             if label == book.live:
                 raise AdapterConflict(f"{label} is live: it answers already")
             if label != book.canary:
-                self._note("canary", label, why, about)
+                self._log.append("canary", label, why, about)
 
     def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, require_descendant: bool = False) -> None:
         """Make a version the live one; the one before retires. On return this is on disk.
@@ -512,7 +460,7 @@ class Adapters:
         with self._changing() as book:
             self._usable(label, "live", require_descendant)
             if label != book.live:
-                self._live(label, why, about)
+                self._log.append("live", label, why, about, was=book.live)
 
     def _usable(self, label: str, what: str, require_descendant: bool = False) -> None:
         self._check(label)
@@ -533,7 +481,7 @@ class Adapters:
             if label == book.live:
                 raise AdapterConflict(f"{label} is live: roll back first")
             if book.states.get(label) != "dropped":
-                self._note("dropped", label, why, about)
+                self._log.append("dropped", label, why, about)
 
     def roll_back(self, to: str | None = None, why: str = "", *, rewards_fell: bool = False) -> str:
         """Make an earlier live version live again; the live version retires.
@@ -558,7 +506,7 @@ class Adapters:
                 if to != book.live and not any(line["state"] == "live" and line["label"] == to for line in book.lines):
                     raise AdapterConflict(f"{to} was never live: promote it instead")
             if to != book.live:
-                self._live(to, why, None, back=True, **({"fell": True} if rewards_fell else {}))
+                self._log.append("live", to, why, was=book.live, back=True, fell=rewards_fell)
             return to
 
     def _healthy(self, label: str) -> bool:
@@ -587,7 +535,7 @@ class Adapters:
         with self._changing() as book:
             new = [label for label in mine if label not in book.tainted]
             if new:
-                self._note("tainted", "", why, labels=new)
+                self._log.append("tainted", "", why, labels=new)
         return mine
 
     # -- what goes --------------------------------------------------------------------------------------------------------
@@ -604,7 +552,7 @@ class Adapters:
                 raise AdapterConflict(
                     f"{label} is {'live' if label == book.live else 'the canary'}: roll back or drop it first"
                 )
-            self._note("deleted", label, why)
+            self._log.append("deleted", label, why)
             self._discard(label)
 
     def _discard(self, label: str) -> None:
@@ -636,7 +584,7 @@ class Adapters:
                 kinds[version.state in ("live", "retired") and not version.tainted].append(version.label)
             old = [label for labels in kinds.values() for label in labels[self.keep_versions :] if label not in stay]
             if old:
-                self._note("deleted", old, "pruned")
+                self._log.append("deleted", old, "pruned")
             for label in old:
                 self._discard(label)
         return tuple(old)
@@ -649,7 +597,7 @@ class Adapters:
             os.rename(self.place, gone)
             sync(self.place.parent)
             remove(gone)
-            self._log, self._seen, self._manifests = VersionLog(self.place, self.scope), {}, {}
+            self._log, self._seen, self._manifests = VersionLog(self.place, self.scope, self._clock), {}, {}
 
     def export(self, label: str, path: Path | str) -> Path:
         """Write a version as a zip file that PEFT opens once unpacked, without the learner's own files. Equal versions give equal bytes.

@@ -22,9 +22,10 @@ MANIFEST = "manifest.json"
 """The file with a version's parent, base and digests."""
 
 
-def digest_of_files(digests: Mapping[str, str]) -> str:
-    """A digest of the names and digests of files."""
-    return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
+def version_name(step: int, files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Step, and a digest of the names and the digests (`sha256`) of files."""
+    text = "".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
+    return f"{step:06d}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def seal(manifest: Mapping[str, Any]) -> str:

@@ -7,15 +7,24 @@ CLaaS paper (arXiv:2606.05559). "Not given" means that the paper does not say; t
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
 
-__all__ = ["LoRA", "Objective", "PolicyGradient", "ReplaySettings", "StalenessCorrection", "TeacherSettings"]
+__all__ = ["LoRA", "Objective", "PolicyGradient", "ReplaySettings", "StalenessCorrection", "TeacherSettings", "check_bounds"]
 
 
-def _check(settings: Any, group: str, **bounds: tuple[float, float]) -> None:
+ABOVE_0 = math.ulp(0.0)
+"""The least number above 0, as a bound."""
+BELOW_1 = math.nextafter(1.0, 0.0)
+"""The largest number below 1, as a bound."""
+LARGEST = sys.float_info.max
+"""The largest finite number, as a bound."""
+
+
+def check_bounds(settings: Any, group: str, **bounds: tuple[float, float]) -> None:
     """Check the words and the numbers of a settings group.
 
     Args:
@@ -32,22 +41,11 @@ def _check(settings: Any, group: str, **bounds: tuple[float, float]) -> None:
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if not least <= value <= most:
-            text = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            low = "above 0" if least == ABOVE_0 else f"{least:g}"
+            high = "below 1" if most == BELOW_1 else f"{most:g}"
+            text = f"from {low} to {high}" if most < LARGEST else low if least == ABOVE_0 else f"at least {low}"
+            text = f"finite and {text}" if most == LARGEST else text
             raise UserError(f"{group}: {name} is {text}, got {value}")
-
-
-def _check_positive(settings: Any, group: str, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{group}: {name} is a finite number above 0, got {value}")
-
-
-def _check_finite(settings: Any, group: str, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 <= value < math.inf:
-            raise UserError(f"{group}: {name} is a finite number, at least 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,9 @@ class ReplaySettings:
     """Hours after the reply in which feedback is accepted. Not given."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes", "max_record_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"replay: {name} is at least 1, got {getattr(self, name)}")
-        if not 0 < self.max_user_share <= 1:
-            raise UserError(f"replay: max_user_share is above 0, up to 1, got {self.max_user_share}")
-        if self.max_age < 0 or not self.max_pending_hours > 0 or not 0 <= self.held_out_share <= 1:
-            raise UserError(
-                "replay: max_age is at least 0, max_pending_hours above 0, held_out_share from 0 to 1; got "
-                f"{self.max_age}, {self.max_pending_hours}, {self.held_out_share}"
-            )
+        least_1 = dict.fromkeys(("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes"), (1, math.inf))
+        check_bounds(self, "replay", **least_1, max_record_bytes=(1, math.inf), max_age=(0, math.inf))
+        check_bounds(self, "replay", max_user_share=(ABOVE_0, 1), held_out_share=(0, 1), max_pending_hours=(ABOVE_0, math.inf))
 
     @property
     def max_pending_seconds(self) -> float:
@@ -124,8 +115,8 @@ class StalenessCorrection:
     truncated. Below it the learning rate shrinks in proportion. Not given."""
 
     def __post_init__(self) -> None:
-        _check(self, "loss.correction", ess_target=(0, 1), min_ratio=(0, 1), veto_ratio=(0, 1))
-        _check(self, "loss.correction", max_weight=(1, math.inf), max_ratio=(1, math.inf))
+        check_bounds(self, "loss.correction", ess_target=(0, 1), min_ratio=(0, 1), veto_ratio=(0, 1))
+        check_bounds(self, "loss.correction", max_weight=(1, math.inf), max_ratio=(1, math.inf))
 
 
 @dataclass(frozen=True)
@@ -155,9 +146,8 @@ class TeacherSettings:
     too. Not given; OpenClaw-RL's combined advantage."""
 
     def __post_init__(self) -> None:
-        _check(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
-        _check(self, "loss.teacher", sync_every=(1, math.inf), top_k=(0, math.inf))
-        _check_finite(self, "loss.teacher", "hint_weight")
+        check_bounds(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
+        check_bounds(self, "loss.teacher", sync_every=(1, math.inf), top_k=(0, math.inf), hint_weight=(0, LARGEST))
 
 
 @dataclass(frozen=True)
@@ -186,11 +176,9 @@ class PolicyGradient:
     """Learning rate of the critic, for `ppo`. Not given."""
 
     def __post_init__(self) -> None:
-        _check(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
-        _check_positive(self, "loss.policy", "min_advantage_std", "critic_learning_rate")
-        _check_finite(self, "loss.policy", "clip_high", "reward_kl_weight")
-        if not 0 <= self.clip_low < 1:
-            raise UserError(f"loss.policy: clip_low is from 0 to below 1, got {self.clip_low}")
+        check_bounds(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
+        check_bounds(self, "loss.policy", min_advantage_std=(ABOVE_0, LARGEST), critic_learning_rate=(ABOVE_0, LARGEST))
+        check_bounds(self, "loss.policy", clip_low=(0, BELOW_1), clip_high=(0, LARGEST), reward_kl_weight=(0, LARGEST))
 
 
 @dataclass(frozen=True)
@@ -225,9 +213,9 @@ class Objective:
     policy: PolicyGradient = field(default_factory=PolicyGradient)
 
     def __post_init__(self) -> None:
-        _check(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf), activation_gib=(0, math.inf))
-        _check_positive(self, "loss", "learning_rate", "max_grad_norm")
-        _check_finite(self, "loss", "weight_decay", "kl_weight", "entropy_weight")
+        check_bounds(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf), activation_gib=(0, math.inf))
+        check_bounds(self, "loss", learning_rate=(ABOVE_0, LARGEST), max_grad_norm=(ABOVE_0, LARGEST))
+        check_bounds(self, "loss", weight_decay=(0, LARGEST), kl_weight=(0, LARGEST), entropy_weight=(0, LARGEST))
 
     @property
     def uses_words(self) -> bool:
@@ -278,9 +266,9 @@ class LoRA:
     code: all linear layers."""
 
     def __post_init__(self) -> None:
-        _check(self, "lora", rank=(1, math.inf))
+        check_bounds(self, "lora", rank=(1, math.inf))
         if self.alpha is not None:
-            _check_positive(self, "lora", "alpha")
+            check_bounds(self, "lora", alpha=(ABOVE_0, LARGEST))
 
     @property
     def scale(self) -> float:

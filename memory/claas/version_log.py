@@ -1,15 +1,12 @@
-"""The states of an adapter's versions on disk: a log with a line for each change, and CURRENT, the name of the live version.
-
-The log is the truth. A line is on disk before CURRENT is swapped (temporary file, fsync, rename, fsync of the directory); where a crash
-comes between the two, the next change finishes the swap. Processes take turns by a lock of their own (adapters.py).
-"""
+"""The states of an adapter's versions on disk: a log with a line for each change. Processes take turns by a lock of their own (adapters.py)."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,16 +45,22 @@ class VersionStates:
     """Versions that were dropped since one last became live or the canary."""
     before: list[str] = field(default_factory=list)
     """Labels that were live before, oldest first: the targets of `roll_back`."""
+    last_rollback: float = -math.inf
+    """Unix time of the last rollback; minus infinity: there was none."""
+    last_fall: float = -math.inf
+    """Unix time of the last rollback for rewards that fell; minus infinity: there was none."""
     end: int = 0
     """Bytes of the log that were read."""
 
     def add(self, line: dict[str, Any]) -> None:
         state, label = line["state"], line["label"]
-        marked = line["labels"] if state == "tainted" else ()
+        if state == "tainted":
+            self.tainted.update(line["labels"])
         self.lines.append(line)
         if state == "tainted":
-            self.tainted.update(marked)
             return
+        self.last_rollback = line["time"] if line.get("back") else self.last_rollback
+        self.last_fall = line["time"] if line.get("fell") else self.last_fall
         if state == "candidate":
             self.ended.discard(label)  # deleted, and made again
             self.parents[label] = line.get("parent", "")
@@ -100,23 +103,25 @@ def split_label(label: str) -> tuple[str, str, str]:
 
 
 class VersionLog:
-    """The log of an adapter's versions in its folder, and CURRENT.
+    """The log of an adapter's versions in its folder.
 
     Args:
         folder: of the adapter.
         scope: `<tenant>/<adapter>`.
+        clock: Unix time in seconds.
     """
 
-    def __init__(self, folder: Path, scope: str) -> None:
-        self._folder, self._scope = folder, scope
-        self._path, self._current = folder / "states.jsonl", folder / "CURRENT"
+    def __init__(self, folder: Path, scope: str, clock: Callable[[], float]) -> None:
+        self._path, self._scope, self._clock = folder / "states.jsonl", scope, clock
         self.states = VersionStates()
         """What was read so far."""
 
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
     def read(self) -> VersionStates:
         """The states that the log adds up to; reads only its new lines."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size < self.states.end:
+        if (size := self._size()) < self.states.end:
             self.states = VersionStates()
         states = self.states
         if size > states.end:
@@ -136,17 +141,15 @@ class VersionLog:
         return states
 
     def append(
-        self, time: float, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
+        self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
     ) -> None:
         """Append a line for each label; all are on disk on return, or none."""
         if about:
             more["about"] = json_safe(about)
-        data = b""
+        now, data = self._clock(), b""
         for each in [label] if isinstance(label, str) else label:
-            line = {"time": time, "label": each, "state": state, "why": why, **more}
-            data += json.dumps(line).encode() + b"\n"
-        end = self.states.end
-        new = not self._path.exists()
+            data += json.dumps({"time": now, "label": each, "state": state, "why": why, **more}).encode() + b"\n"
+        is_new = not self._path.exists()
         try:
             with self._path.open("ab", buffering=0) as file:
                 left = memoryview(data)
@@ -154,38 +157,13 @@ class VersionLog:
                     left = left[file.write(left) :]
                 os.fsync(file.fileno())
         except OSError:
-            if self._path.exists():
-                os.truncate(self._path, end)
+            self.cut_half_line()
             raise
-        if new:
-            sync(self._folder)
+        if is_new:
+            sync(self._path.parent)
         self.read()
 
-    def current(self) -> str:
-        """Label of the version that CURRENT names; "?" if it names none, which the log then corrects."""
-        try:
-            name = self._current.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError):
-            return "?"
-        return f"{self._scope}@{name}" if VERSION_NAME.fullmatch(name) else "?"
-
-    def point(self, label: str) -> None:
-        """Make CURRENT name a version; the empty label removes it."""
-        if label:
-            new = self._folder / "CURRENT.new"
-            with new.open("w", encoding="utf-8") as file:
-                file.write(split_label(label)[2] + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._current)
-        else:
-            self._current.unlink(missing_ok=True)
-        sync(self._folder)
-
-    def cut_back(self, end: int) -> None:
-        """Take back what was appended after this many bytes, and half a line of a writer that was killed."""
-        if self._path.exists() and self._path.stat().st_size > end:
-            os.truncate(self._path, end)
-            self.read()
+    def cut_half_line(self) -> None:
+        """Take back what was appended after the last line that was read: of a writer that was killed, or met a full disk."""
+        if self._size() > self.states.end:
+            os.truncate(self._path, self.states.end)

@@ -188,19 +188,8 @@ class RecordExchange:
 def make_exchange(state: Mapping[str, Any], base: str) -> Exchange:
     """The exchange of a state: request, reply, version and labels."""
     tenant, adapter = scope(state)
-    return Exchange(
-        state["id"],
-        tenant,
-        state["request"],
-        state["reply"],
-        base,
-        adapter,
-        state["step"],
-        family=state.get("family", ""),
-        scenario=state.get("scenario", ""),
-        turn=state.get("turn", 0),
-        user=state.get("user", ""),
-    )
+    labels = {name: state[name] for name in ("family", "scenario", "turn", "user") if name in state}
+    return Exchange(state["id"], tenant, state["request"], state["reply"], base, adapter, state["step"], **labels)
 
 
 @dataclass(frozen=True)
@@ -221,13 +210,10 @@ class AwaitFeedback(Runnable[Any, Any]):
         while True:
             answer = interrupt(question)
             try:
-                return {"feedback": read_feedback(answer), "key": _key(answer)}
+                key = str(answer.get("key", "")) if isinstance(answer, Mapping) else ""
+                return {"feedback": read_feedback(answer), "key": key}
             except UserError as error:
                 question = {**question, "error": str(error)}
-
-
-def _key(answer: Any) -> str:
-    return str(answer.get("key", "")) if isinstance(answer, Mapping) else ""
 
 
 def read_feedback(answer: Any) -> Feedback:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...memory.claas.settings import check_bounds
 from ...memory.errors import UserError
 from ...memory.records import Check, Exchange, Measured
 
@@ -53,12 +54,10 @@ class GateSettings:
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
     def __post_init__(self) -> None:
-        for name in ("max_reward_loss", "min_liked_share", "max_logprob_loss", "min_entropy_share", "max_kl"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"gate: {name} is not negative, got {getattr(self, name)}")
-        for name in ("every_steps", "exchanges", "min_rewards", "max_weight", "texts"):
-            if not getattr(self, name) >= 1:
-                raise UserError(f"gate: {name} is at least 1, got {getattr(self, name)}")
+        least_0 = ("max_reward_loss", "min_liked_share", "max_logprob_loss", "min_entropy_share", "max_kl")
+        check_bounds(self, "gate", **dict.fromkeys(least_0, (0, math.inf)))
+        least_1 = ("every_steps", "exchanges", "min_rewards", "max_weight", "texts")
+        check_bounds(self, "gate", **dict.fromkeys(least_1, (1, math.inf)))
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,10 @@ class ReleaseSettings:
     """Versions of an adapter that were live and stay on disk, at least; as many of the others (dropped ones) stay beside them."""
 
     def __post_init__(self) -> None:
-        for name in ("watch_window", "keep_versions"):
-            if getattr(self, name) < 1:
-                raise UserError(f"rollout: {name} is at least 1, got {getattr(self, name)}")
-        if self.max_lead is not None and self.max_lead < 1:
-            raise UserError(f"rollout: max_lead is at least 1, got {self.max_lead}")
-        if not 0 <= self.canary_share <= 1:
-            raise UserError(f"rollout: canary_share is a share from 0 to 1, got {self.canary_share}")
-        if self.watch_rewards < 0 or self.max_reward_drop < 0:
-            raise UserError(
-                f"rollout: watch_rewards and max_reward_drop are at least 0, got {self.watch_rewards} and {self.max_reward_drop}"
-            )
+        check_bounds(self, "rollout", watch_window=(1, math.inf), keep_versions=(1, math.inf), canary_share=(0, 1))
+        check_bounds(self, "rollout", watch_rewards=(0, math.inf), max_reward_drop=(0, math.inf))
+        if self.max_lead is not None:
+            check_bounds(self, "rollout", max_lead=(1, math.inf))
 
 
 class RewardEstimate(NamedTuple):
@@ -135,7 +127,8 @@ def gate_checks(
     retention_count: int,
     settings: GateSettings,
 ) -> list[Check]:
-    """All checks of a gate.
+    """All checks of a gate: held-out feedback; mean log p of the retention set's replies >= the base model's - `max_logprob_loss`;
+    H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)). NaN passes nothing.
 
     Args:
         candidate, live, base: log-probabilities of `texts` under the three versions.
@@ -151,19 +144,18 @@ def gate_checks(
     ]
     rewards, behaviour, news, olds = ([row[i] for row in drawn] for i in range(4))
     found = [held_out_check(rewards, behaviour, news, olds, settings)]
-    if retention_count:
-        found.append(
-            retention_check(
-                candidate.logprobs[held_count : held_count + retention_count],
-                base.logprobs[held_count : held_count + retention_count],
-                settings.max_logprob_loss,
-            )
-        )
-    if texts:
-        found += [
-            entropy_check(candidate.entropy, base.entropy, settings.min_entropy_share, live.entropy),
-            divergence_check(candidate.kl, settings.max_kl, live.kl),
-        ]
+    kept = slice(held_count, held_count + retention_count)
+    if retention_count:  # the set's replies must not become less likely than under the base model
+        new, old = (math.fsum(one.logprobs[kept]) / retention_count for one in (candidate, base))
+        limit = old - settings.max_logprob_loss
+        note = f"{new:.3f} nats a token, base {old:.3f}, {retention_count} replies"
+        found.append(Check("retention", new, limit, new >= limit, note))
+    if texts:  # a version that says only one thing has collapsed; one that is no worse than the live one passes
+        least = min(settings.min_entropy_share * base.entropy, live.entropy)
+        note = f"{candidate.entropy:.3f} nats, base {base.entropy:.3f}"
+        found.append(Check("entropy", candidate.entropy, least, candidate.entropy >= least, note))
+        most = max(settings.max_kl, live.kl)
+        found.append(Check("kl", candidate.kl, most, candidate.kl <= most, f"{candidate.kl:.3f} nats a token"))
     return found
 
 
@@ -205,32 +197,6 @@ def _liked_share(rewards: Sequence[float], log_ratios: Sequence[float]) -> float
     """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 without liked replies. It estimates 1 - TV(pi, mu) among these."""
     shares = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
     return math.fsum(shares) / len(shares) if shares else 0.0
-
-
-def retention_check(candidate: Sequence[float], base: Sequence[float], tolerance: float) -> Check:
-    """mean over the set of log p(reply) / tokens: candidate >= base - tolerance.
-
-    Args:
-        candidate, base: mean log-probability per token of each reply, in nats.
-    """
-    new, old = math.fsum(candidate) / len(candidate), math.fsum(base) / len(base)
-    passes = new >= old - tolerance
-    return Check("retention", new, old - tolerance, passes, f"{new:.3f} nats a token, base {old:.3f}, {len(base)} replies")
-
-
-def entropy_check(candidate: float, base: float, share: float, live: float = math.inf) -> Check:
-    """H(candidate) >= min(share H(base), H(live)), in nats: a version that says only one thing has collapsed.
-
-    The live version may be below the bound on texts that came since it passed. A version with no less entropy is no worse.
-    """
-    limit = min(share * base, live)
-    return Check("entropy", candidate, limit, candidate >= limit, f"{candidate:.3f} nats, base {base:.3f}")
-
-
-def divergence_check(kl: float, bound: float, live: float = 0.0) -> Check:
-    """KL(candidate || base) <= max(bound, KL(live || base)), per token in nats. NaN does not pass; for `live` see `entropy_check`."""
-    limit = max(bound, live)
-    return Check("kl", kl, limit, kl <= limit, f"{kl:.3f} nats a token")
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

@@ -165,17 +165,34 @@ class DroppedVersion(TypedDict):
 
 
 @dataclass(frozen=True)
-class SampleMinibatch:
+class _MemoryNode:
+    """A node that works on the replay buffer and the versions."""
+
+    role: ClassVar[str] = "memory"
+
+    replay: Replay = field(repr=False)
+    versions: AdapterLookup = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _LearnerNode:
+    """A node that asks the learner about exchanges of the replay buffer."""
+
+    role: ClassVar[str] = "model"
+    is_blocking: ClassVar[bool] = True
+
+    learner: AdapterLearner = field(repr=False)
+    replay: Replay = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SampleMinibatch(_MemoryNode):
     """Lease a minibatch of M exchanges from the buffer, stratified, none older than A_max.
 
     A version that no gate has looked at comes first, then a minibatch that was leased before a crash. If the version that learning
     stands on was withdrawn, learning goes on from the live one.
     """
 
-    role: ClassVar[str] = "memory"
-
-    replay: Replay = field(repr=False)
-    versions: AdapterLookup = field(repr=False)
     settings: ReplaySettings
     """M, B_min and the share of positive rewards."""
     base: str
@@ -202,15 +219,8 @@ class SampleMinibatch:
         least = asked or self.settings.min_exchanges
         if not step:
             least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
-        batch = self.replay.lease(
-            tenant,
-            adapter,
-            self.settings.batch_size,
-            min_exchanges=least,
-            seed=self.seed,
-            positive_share=self.settings.positive_share,
-            base_model=self.base,
-        )
+        size, share = self.settings.batch_size, self.settings.positive_share
+        batch = self.replay.lease(tenant, adapter, size, least, self.seed, share, self.base)
         if batch is None:
             return {**fresh, "outcome": "too few", "why": f"fewer than {least} exchanges are ready"}
         return {**fresh, "batch": batch.id}
@@ -230,17 +240,6 @@ def least_exchanges(min_exchanges: int, step: int, held_count: int) -> int:
 def route_sample(state: BatchOrCandidate) -> Literal["batch", "too few", "gate first"]:
     """`batch` if a minibatch was leased, `gate first` if a candidate waits for its gate, else `too few`."""
     return "gate first" if state["candidate"] else "batch" if state["batch"] else "too few"
-
-
-@dataclass(frozen=True)
-class _LearnerNode:
-    """A node that asks the learner about exchanges of the replay buffer."""
-
-    role: ClassVar[str] = "model"
-    is_blocking: ClassVar[bool] = True
-
-    learner: AdapterLearner = field(repr=False)
-    replay: Replay = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -319,16 +318,12 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class CommitStep:
+class CommitStep(_MemoryNode):
     """k <- k + 1: record the step and one more use of its exchanges, in one transaction. The next step starts from the new version.
 
     If the minibatch was withdrawn meanwhile (an exchange was deleted, the live version was rolled back), the new version is dropped.
     """
 
-    role: ClassVar[str] = "memory"
-
-    replay: Replay = field(repr=False)
-    versions: AdapterLookup = field(repr=False)
     gate_every: int = 1
 
     def __call__(self, state: UpdatedBatch) -> CommittedStep:
@@ -353,17 +348,10 @@ class CommitStep:
 def step_summary(batch: Minibatch, correction: Correction, update: Update) -> dict[str, Any]:
     """A step's entry in the buffer's log of steps: losses, importance weights, ages, mean reward."""
     rewards = [e.feedback.reward for e in batch.exchanges if e.feedback is not None and e.feedback.reward is not None]
-    corrected = asdict(correction)
-    return {
-        **{name: value for name, value in asdict(update).items() if name != "version"},
-        **{name: corrected[name] for name in ("ess", "ratio", "ratio_max", "clipped", "scale")},
-        "drift": correction.kl,
-        "kept": len(correction.kept),
-        "dropped": len(correction.dropped),
-        "age": fmean(batch.ages),
-        "age_max": max(batch.ages),
-        "reward": fmean(rewards) if rewards else None,
-    }
+    about = {name: value for name, value in asdict(update).items() if name != "version"}
+    about |= {name: getattr(correction, name) for name in ("ess", "ratio", "ratio_max", "clipped", "scale")}
+    about |= {"drift": correction.kl, "kept": len(correction.kept), "dropped": len(correction.dropped)}
+    return about | {"age": fmean(batch.ages), "age_max": max(batch.ages), "reward": fmean(rewards) if rewards else None}
 
 
 def route_commit(state: CandidateVersion) -> Literal["gate now", "later"]:
@@ -408,25 +396,13 @@ class GateCandidate(_LearnerNode):
             rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
             texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
-        return gate_checks(
-            measured[candidate],
-            measured[live],
-            measured[""],
-            texts,
-            held_count=len(held),
-            retention_count=len(self.retention),
-            settings=self.settings,
-        )
+        versions = (measured[candidate], measured[live], measured[""])
+        return gate_checks(*versions, texts, len(held), len(self.retention), self.settings)
 
 
 def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:
     """`passed` if all checks of the gate passed."""
     return "passed" if is_gate_passed(state["checks"]) else "failed"
-
-
-def gate_results(found: Sequence[Check]) -> list[dict[str, Any]]:
-    """A gate's checks as plain data, for the versions' log."""
-    return [asdict(check) for check in found]
 
 
 @dataclass(frozen=True)
@@ -436,7 +412,7 @@ class Load:
     role: ClassVar[str] = "model"
 
     load: Callable[[str], Awaitable[None]] | None = field(default=None, repr=False)
-    """None: the engine reads CURRENT by itself."""
+    """None: the engine finds versions by itself."""
 
     async def __call__(self, state: CandidateVersion) -> dict[str, Any]:
         if self.load is not None:
@@ -456,7 +432,11 @@ class Promote:
     """Share of requests; 0: all at once."""
 
     def __call__(self, state: GatedCandidate) -> Outcome:
-        versions, candidate, about = self.versions(*scope(state)), state["candidate"], {"gate": gate_results(state["checks"])}
+        versions, candidate, about = (
+            self.versions(*scope(state)),
+            state["candidate"],
+            {"gate": [asdict(check) for check in state["checks"]]},
+        )
         why = "passed the gate" if len(state["checks"]) > 1 else "no gate is set"
         change = versions.make_canary if self.canary_share > 0 else versions.promote
         try:
@@ -470,20 +450,15 @@ class Promote:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(_MemoryNode):
     """Drop a version that failed the gate, and go on learning from the live one. The feedback behind it may teach again."""
-
-    role: ClassVar[str] = "memory"
-
-    replay: Replay = field(repr=False)
-    versions: AdapterLookup = field(repr=False)
 
     def __call__(self, state: FailedCandidate) -> DroppedVersion:
         tenant, adapter = scope(state)
         versions = self.versions(tenant, adapter)
         # In this order: a crash in between leaves a candidate that is no step's parent.
         self.replay.set_head(tenant, adapter, versions.current, give_back=True)
-        versions.drop(state["candidate"], state["why"], {"gate": gate_results(state["checks"])})
+        versions.drop(state["candidate"], state["why"], {"gate": [asdict(check) for check in state["checks"]]})
         return {"outcome": "dropped"}
 
 

@@ -508,9 +508,9 @@ def test_settings_say_what_is_wrong() -> None:
         ("replay", {"held_out_share": 0.95}, "replay: held_out_share is from 0 to 0.9"),
         ("replay", {"max_age": 0}, "replay: max_age is at least 1"),
         ("lora", {"rank": 0}, "lora: rank is at least 1"),
-        ("rollout", {"canary_share": 1.5}, "rollout: canary_share is a share"),
-        ("rollout", {"watch_rewards": -1}, "watch_rewards and max_reward_drop"),
-        ("gate", {"max_kl": -1.0}, "gate: max_kl is not negative"),
+        ("rollout", {"canary_share": 1.5}, "rollout: canary_share is from 0 to 1"),
+        ("rollout", {"watch_rewards": -1}, "rollout: watch_rewards is at least 0"),
+        ("gate", {"max_kl": -1.0}, "gate: max_kl is at least 0"),
     ):
         with pytest.raises(UserError, match=said):
             changed(CLaaS(), **{group: wrong})

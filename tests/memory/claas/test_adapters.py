@@ -227,15 +227,6 @@ def test_links_in_the_way_are_refused(adapters: Adapters, tmp_path: Path) -> Non
     assert list_adapters(tmp_path / "root") == [("acme", "default")]
 
 
-def test_current_that_names_nothing_is_put_right_from_the_log(adapters: Adapters) -> None:
-    label = add(adapters, 1)
-    adapters.promote(label, "good")
-    (adapters.place / "CURRENT").write_text("../../../etc")
-    with pytest.raises(AdapterError, match="CURRENT names no version"):
-        _ = adapters.current
-    assert Adapters(adapters.place.parents[1], "acme").current == label
-
-
 def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(adapters: Adapters) -> None:
     one, two = add(adapters, 1), add(adapters, 2)
     adapters.promote(one, "good")
@@ -259,7 +250,6 @@ def test_from_candidate_to_live_and_back(adapters: Adapters) -> None:
     assert (adapters.canary, state(adapters, one), adapters.current) == (one, "canary", "")
     adapters.promote(one, "canary did well")
     assert (adapters.canary, state(adapters, one), adapters.current) == ("", "live", one)
-    assert (adapters.place / "CURRENT").read_text().strip() == split_label(one)[2]
     adapters.promote(two, "gate passed")
     assert (state(adapters, one), state(adapters, two)) == ("retired", "live")
     adapters.promote(three, "gate passed")
@@ -267,7 +257,6 @@ def test_from_candidate_to_live_and_back(adapters: Adapters) -> None:
     assert state(adapters, three) == "retired"
     assert adapters.roll_back() == one
     assert adapters.roll_back() == ""
-    assert not (adapters.place / "CURRENT").exists()
     assert adapters.roll_back() == ""
     adapters.promote(three, "after all")
     assert adapters.roll_back(one) == one
