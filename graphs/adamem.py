@@ -26,33 +26,22 @@ Where nothing is alike enough, the draft is carried out, or an action proposed: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.trajectories import OutcomeFilter, Trajectories
 from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
-from ..nodes.act.episode import Act, Begin, route_episode_end
+from ..nodes.act.episode import Act, Begin
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
-from ..nodes.state import (
-    ChoiceChannels,
-    DraftChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    PlanChannels,
-    PrecedentChannels,
-    RewardChannels,
-    StrategyChannels,
-)
+from ..nodes.state import DraftChannels, PrecedentChannels, StrategyChannels
 from ..nodes.synthesize.strategy import (
     RecallStrategy,
     StrategyPrompt,
@@ -74,7 +63,8 @@ from .wiring.banks import (
     require_success_threshold,
     success_predicate,
 )
-from .wiring.flow import Node, Router, compile_graph, parse_flow, wire
+from .wiring.episode import AttemptState, episode_graph
+from .wiring.flow import Node, Router, parse_flow
 from .wiring.inputs import SHARED, MethodInputs, WritingStyle, check_least, check_literals
 
 __all__ = ["ACT", "DRAFT", "MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
@@ -133,9 +123,7 @@ ACT = WritingStyle("adamem/act", thinks_before_each_action=True)
 ACT_RAW = WritingStyle("adamem/raw", thinks_before_each_action=True)
 
 
-class AdaMEMState(
-    EpisodeChannels, PrecedentChannels, StrategyChannels, DraftChannels, PlanChannels, ChoiceChannels, RewardChannels
-):
+class AdaMEMState(AttemptState, PrecedentChannels, StrategyChannels, DraftChannels):
     """The channels of an AdaMEM episode."""
 
 
@@ -279,16 +267,14 @@ def build(
     memory = settings.memory(inputs) if memory is None else memory
     mode = MODES[settings.mode]
     nodes = _frame(inputs, settings, memory, mode) | deciding_nodes(inputs, settings, memory, mode)
-    builder = StateGraph(AdaMEMState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    wired = wire(builder, mode.flow, nodes, mode.routers)
-    return compile_graph(wired, **{"name": f"adamem-{settings.mode}", **compile})
+    return episode_graph(f"adamem-{settings.mode}", mode.flow, nodes, mode.routers, state=AdaMEMState, **compile)
 
 
 class Mode(NamedTuple):
     """One way to ask memory: a drawing, the routers behind its labels, and how its nodes differ from the other modes'."""
 
     flow: str
-    routers: Mapping[str, Router]
+    routers: Mapping[str, Router] = {}
     draft: WritingStyle = DRAFT
     """The style in which an action is drafted before memory is asked."""
     keeps_strategy: bool = False
@@ -299,16 +285,16 @@ class Mode(NamedTuple):
 
 
 MODES: Mapping[str, Mode] = {
-    "high": Mode(HIGH_FLOW, {"decide": route_memory_request, "recollect": route_precedents, "act": route_episode_end}),
+    "high": Mode(HIGH_FLOW, {"decide": route_memory_request, "recollect": route_precedents}),
     "low": Mode(
         LOW_FLOW,
         {"decide": route_memory_request, "recollect": route_precedents_or_draft, "act": route_guidance},
         draft=REDRAFT,
         keeps_strategy=True,
     ),
-    "max": Mode(MAX_FLOW, {"recollect": route_precedents, "act": route_episode_end}),
-    "raw": Mode(RAW_FLOW, {"act": route_episode_end}, shows_precedents=True),
-    "no-precedents": Mode(NO_PRECEDENTS_FLOW, {"act": route_episode_end}, strategy_prompt="adamem/ungrounded"),
+    "max": Mode(MAX_FLOW, {"recollect": route_precedents}),
+    "raw": Mode(RAW_FLOW, shows_precedents=True),
+    "no-precedents": Mode(NO_PRECEDENTS_FLOW, strategy_prompt="adamem/ungrounded"),
 }
 
 
@@ -339,17 +325,17 @@ def deciding_nodes(
     places = memory, inputs.environment, inputs.journal
     excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
-    makers: dict[str, Callable[[], Node]] = {
-        "consider": lambda: inputs.acting_policy(StrategyPrompt(**running), mode.draft),
-        "draft": lambda: Choose(settings.temperature),
-        "decide": lambda: CheckTriggers(
+    nodes: dict[str, Node] = {
+        "consider": inputs.acting_policy(StrategyPrompt(**running), mode.draft),
+        "draft": Choose(settings.temperature),
+        "decide": CheckTriggers(
             *places,
             triggers=settings.triggers,
             min_confidence=settings.min_confidence,
             stall_steps=settings.stall_steps,
             min_key_similarity=settings.drift_threshold,
         ),
-        "recollect": lambda: Recollect(
+        "recollect": Recollect(
             *places,
             k=settings.k,
             kind=settings.outcomes,
@@ -360,11 +346,12 @@ def deciding_nodes(
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "synthesize": lambda: _synthesize(inputs, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
-        "propose": lambda: inputs.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
+        "propose": inputs.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
     }
     wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
-    return {name: make() for name, make in makers.items() if name in wanted}
+    if "synthesize" in wanted:
+        nodes["synthesize"] = _synthesize(inputs, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt)
+    return {name: node for name, node in nodes.items() if name in wanted}
 
 
 def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, excerpts: Excerpts, prompt: str) -> Node:

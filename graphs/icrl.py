@@ -20,26 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
-from ..nodes.act.episode import route_episode_end
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, round_instructions
-from ..nodes.state import (
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
-)
-from .wiring.episode import ChoiceSettings, attempt_nodes
-from .wiring.flow import Node, compile_graph, wire
+from .wiring.episode import ChoiceSettings, attempt_nodes, episode_graph
+from .wiring.flow import Node
 from .wiring.inputs import MethodInputs, check_least, check_literals
 
 __all__ = ["FLOW", "ICRL", "build"]
@@ -50,10 +38,6 @@ flowchart LR
   act -->|next step| propose
   act -->|over| judge --> push --> END
 """
-
-
-class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
-    """The channels of an ICRL round; its note is what a judge said in words, if it says any."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +74,6 @@ class ICRL(ChoiceSettings):
     """Characters of a past state's first line that prompts of a model whose actions are scored show. A model that chats sees what
     it read then, up to 600 tokens of each text. None: both whole. The buffer keeps all. Paper: actions cut to 100, observations
     whole."""
-
-    # The choice among scored actions
 
     def __post_init__(self) -> None:
         check_literals(self, "icrl")
@@ -154,8 +136,7 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
         ),
         "judge": judges[settings.rewards]() if settings.rewards in judges else inputs.judge_node(),
     }
-    builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "icrl", **compile})
+    return episode_graph("icrl", FLOW, nodes, **compile)
 
 
 def _brief(inputs: MethodInputs, settings: ICRL) -> str:

@@ -51,7 +51,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
@@ -62,21 +61,13 @@ from ..memory.storage.journal import Journal
 from ..memory.storage.trajectory_store import TrajectoryStore
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate
-from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ..nodes.act.episode import Act, Begin, Environment
 from ..nodes.retrieve.context import ContextPrompt, WorldWithContext
 from ..nodes.retrieve.recall import Recall, Remember
-from ..nodes.state import (
-    AdviceChannels,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    LogitUpdateChannels,
-    RecallChannels,
-    RewardChannels,
-)
+from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
-from .wiring.flow import Node, compile_graph, wire
+from .wiring.episode import AttemptState, episode_graph
+from .wiring.flow import Node
 from .wiring.inputs import SHARED, MethodInputs
 from .wiring.jitrl_settings import check_jitrl
 from .wiring.state_keys import history_similarity, make_trace_node
@@ -99,7 +90,7 @@ DECISION_CHANNELS = ("prior", "candidates", "estimates")
 """The channels of one decision that the journal keeps with the step."""
 
 
-class JitRLState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, LogitUpdateChannels, RewardChannels):
+class JitRLState(AttemptState, RecallChannels, AdviceChannels, LogitUpdateChannels):
     """The channels of a JitRL episode."""
 
 
@@ -291,8 +282,7 @@ def build(
         "remember": Remember(memory, inputs.environment, inputs.journal),
         **VARIANT_NODES[settings.advantage_estimator](settings, memory, inputs.environment, inputs.journal),
     }
-    builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, flow, nodes, {"act": route_episode_end}), **{"name": "jitrl", **compile})
+    return episode_graph("jitrl", flow, nodes, state=JitRLState, **compile)
 
 
 def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:

@@ -17,24 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...memory.errors import UserError
-from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, note_line
-from ...nodes.state import (
-    AttemptInput,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
-)
+from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.workflows import (
     RouteInduction,
     WorkflowPrompt,
@@ -43,8 +30,9 @@ from ...nodes.synthesize.workflows import (
     note_block,
     write_workflows,
 )
-from ..wiring.episode import ChoiceSettings, attempt_nodes
-from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.banks import require_success_threshold
+from ..wiring.episode import ChoiceSettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
 
 __all__ = ["FLOW", "WorkflowMemory", "build"]
@@ -57,10 +45,6 @@ flowchart LR
   judge -->|learn| induce --> push --> END
   judge -->|go on| push
 """
-
-
-class WorkflowState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
-    """The channels of an AWM episode."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +72,8 @@ class WorkflowMemory(ChoiceSettings):
         """
         if self.variant == "rewrite":
             return None
-        found = inputs.success_threshold(self.success_threshold)
-        if found is None and inputs.environment is not None:  # a drawing has no environment
-            silent = (
-                "a judge's rewards have a scale of their own" if inputs.judge else f"{inputs.environment.name} does not say it"
-            )
-            raise UserError(
-                f"awm: which return is a success? {silent}; set success_threshold to the least one, or play awm?variant=rewrite, which "
-                "learns from every attempt"
-            )
-        return found
+        other = "play awm?variant=rewrite, which learns from every attempt"
+        return require_success_threshold(inputs, "awm", self.success_threshold, other=other)
 
 
 def build(
@@ -121,14 +97,13 @@ def build(
     )
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
-        "compose": Compose(
+        "compose": compose_node(
+            inputs,
             buffer,
-            render=note_line if lines else note_block,
-            count_tokens=inputs.count_tokens,
-            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
+            note_line if lines else note_block,
+            brief,
             keep="all" if settings.variant == "induce" else "last",
             last=1,
-            list_actions=inputs.list_actions,
         ),
         "propose": inputs.make_policy(
             WorkflowsPrompt(
@@ -142,6 +117,4 @@ def build(
             name, inputs.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", inputs.prompts)
         ),
     }
-    routers: dict[str, Router] = {"act": route_episode_end, "judge": RouteInduction(settings.threshold(inputs))}
-    builder = StateGraph(WorkflowState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "awm", **compile})
+    return episode_graph("awm", FLOW, nodes, {"judge": RouteInduction(settings.threshold(inputs))}, **compile)

@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.episode import route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels, RewardChannels
-from ..wiring.episode import ChoiceSettings, attempt_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import ChoiceSettings, attempt_nodes, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
 
 __all__ = ["FLOW", "BestOfN", "build"]
@@ -29,10 +26,6 @@ flowchart LR
   act -->|next step| propose
   act -->|over| judge --> push --> END
 """
-
-
-class BestOfNState(EpisodeChannels, PlanChannels, ChoiceChannels, RewardChannels):
-    """The channels of an attempt."""
 
 
 @dataclass(frozen=True)
@@ -47,5 +40,4 @@ def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any)
         **attempt_nodes(inputs, settings.temperature, Buffer(inputs.records)),
         "propose": inputs.make_policy(EpisodePrompt(**inputs.prompt_arguments())),
     }
-    builder = StateGraph(BestOfNState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "best-of-n", **compile})
+    return episode_graph("best-of-n", FLOW, nodes, **compile)

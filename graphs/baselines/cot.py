@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.episode import route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
-from ..wiring.episode import episode_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, WritingStyle
 
 __all__ = ["FLOW", "ChainOfThought", "build"]
@@ -29,10 +26,6 @@ flowchart LR
 
 SHORT = WritingStyle(action_prompt="cot/act", answer_prompt="cot/answer")
 LONG = WritingStyle(action_prompt="cot/act_long", answer_prompt="cot/long")
-
-
-class ChainOfThoughtState(EpisodeChannels, PlanChannels, ChoiceChannels):
-    """The channels of a chain-of-thought attempt."""
 
 
 @dataclass(frozen=True)
@@ -60,5 +53,4 @@ def build(
         **episode_nodes(inputs),
         "reason": reason(EpisodePrompt(**inputs.prompt_arguments()), LONG if long else SHORT),
     }
-    builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": name, **compile})
+    return episode_graph(name, FLOW, nodes, **compile)

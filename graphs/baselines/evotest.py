@@ -19,24 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import Act
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Push
-from ...nodes.state import (
-    AttemptInput,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    RewardChannels,
-)
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
@@ -50,7 +38,8 @@ from ...nodes.update.configuration import (
     SelectConfiguration,
     evolve_configuration,
 )
-from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.episode import AttemptState, ChoiceSettings, attempt_nodes, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import SHARED, MethodInputs, check_least
 
 __all__ = ["FLOW", "EvoTest", "build"]
@@ -65,14 +54,12 @@ flowchart LR
 """
 
 
-class EvoTestState(
-    AttemptInput, EpisodeChannels, ConfigurationChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels
-):
+class EvoTestState(AttemptState, ConfigurationChannels):
     """The channels of an EvoTest episode."""
 
 
 @dataclass(frozen=True)
-class EvoTest:
+class EvoTest(ChoiceSettings):
     """Hyper-parameters."""
 
     exploration: float = 0.5
@@ -85,8 +72,6 @@ class EvoTest:
     """Tokens of a guide; a quarter of the longest prompt if not given."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which nothing is to be improved; the environment's own threshold if not given, and none where that is unknown."""
-    temperature: float = field(default=1.0, metadata=SHARED)
-    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_least(self, "evotest", exploration=0, examples=0, max_guide_tokens=1, temperature=0)
@@ -128,20 +113,15 @@ def build(
         routine_rules=rules,
     )
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment, {"configuration": {}, "digest": ""}),
+        **attempt_nodes(inputs, settings.temperature, buffer, {"configuration": {}, "digest": ""}),
         "select": SelectConfiguration(buffer, first, settings.exploration),
         "summarize": RunRoutine(run_code, inputs.journal),
         "propose": inputs.make_policy(view),
-        "choose": Choose(settings.temperature),
         "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates", "digest"), clear_lists=("candidates",)),
-        "judge": inputs.judge_node(),
         "evolve": evolve_configuration(
             evolution, inputs.require_chat_model("evotest"), Prompt.load("ask/again", inputs.prompts)
         ),
         "check": CheckRoutine(run_code, inputs.journal),
-        "push": Push(buffer, inputs.environment, inputs.journal),
     }
     full = RouteEvolution(inputs.success_threshold(settings.success_threshold))
-    routers: dict[str, Router] = {"act": route_episode_end, "judge": full}
-    builder = StateGraph(EvoTestState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "evotest", **compile})
+    return episode_graph("evotest", FLOW, nodes, {"judge": full}, state=EvoTestState, **compile)

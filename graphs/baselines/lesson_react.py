@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import Act, Begin
 from ...nodes.extract.rollouts import LibraryPrompt
 from ...nodes.prompt import Prompt
-from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
-from ..wiring.flow import Node, compile_graph, wire
+from ...nodes.state import EpisodeInput, LibraryChannels
+from ..wiring.episode import AttemptState, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import THINK_THEN_ACT, MethodInputs
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
@@ -29,7 +29,7 @@ class LessonReActInput(EpisodeInput, LibraryChannels):
     """The problem, and the name of the library that the attempt is shown."""
 
 
-class LessonReActState(EpisodeChannels, PlanChannels, ChoiceChannels, LibraryChannels):
+class LessonReActState(AttemptState, LibraryChannels):
     """The channels of an episode with lessons."""
 
 
@@ -76,9 +76,7 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(inputs.environment, inputs.journal, clear_lists=("candidates",)),
     }
-    builder = StateGraph(LessonReActState, input_schema=LessonReActInput, output_schema=EpisodeResult)
-    wired = wire(builder, FLOW, nodes, {"act": route_episode_end})
-    return compile_graph(wired, **{"name": "lesson-react", **compile})
+    return episode_graph("lesson-react", FLOW, nodes, state=LessonReActState, input_schema=LessonReActInput, **compile)
 
 
 def agent_settings(settings: ComparisonSettings, temperature: float) -> LessonReAct:

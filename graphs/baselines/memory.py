@@ -16,24 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptsPrompt, Compose
-from ...nodes.state import (
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
-)
-from ..wiring.episode import ChoiceSettings, attempt_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ...nodes.retrieve.attempts import AttemptsPrompt
+from ..wiring.episode import ChoiceSettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
 
 __all__ = ["FLOW", "Transcripts", "build"]
@@ -44,10 +33,6 @@ flowchart LR
   act -->|next step| propose
   act -->|over| judge --> push --> END
 """
-
-
-class TranscriptsState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels):
-    """The channels of an episode with transcripts."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +48,7 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
     brief = Prompt.load("memory/brief", inputs.prompts).text()
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
-        "compose": Compose(
-            buffer,
-            render=layout.attempt,
-            count_tokens=inputs.count_tokens,
-            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-            keep="all",
-            list_actions=inputs.list_actions,
-        ),
+        "compose": compose_node(inputs, buffer, layout.attempt, brief, keep="all"),
         "propose": inputs.make_policy(
             AttemptsPrompt(
                 buffer=buffer,
@@ -80,5 +58,4 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
             )
         ),
     }
-    builder = StateGraph(TranscriptsState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "memory", **compile})
+    return episode_graph("memory", FLOW, nodes, **compile)

@@ -20,29 +20,20 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
 from ...memory.returns.experiences import Experiences
-from ...nodes.act.choose import Choose
 from ...nodes.act.decide import ListActions, route_known_actions
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import Act
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.advantages import AdvantagesPrompt, AdvantagesWithContext
 from ...nodes.retrieve.context import WorldWithContext
 from ...nodes.retrieve.recall import Remember
-from ...nodes.state import (
-    AdviceChannels,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    RecallChannels,
-    RewardChannels,
-)
+from ...nodes.state import AdviceChannels, RecallChannels
 from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import AttemptState, episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
 from ..wiring.state_keys import make_trace_node
 
@@ -64,7 +55,7 @@ FLOW_WITH_HISTORY = FLOW.replace("begin --> recall", "begin --> trace --> recall
 """The drawing where the state key says how the state was reached."""
 
 
-class PromptUpdateState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, RewardChannels):
+class PromptUpdateState(AttemptState, RecallChannels, AdviceChannels):
     """The channels of a Prompt Update episode."""
 
 
@@ -130,12 +121,11 @@ def build(
     )
     nodes: dict[str, Node] = {
         **keys,
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs, settings.temperature),
         "recall": same["recall"],
         "list": ListActions(),
         "advise": same["advise"],
         "propose": inputs.make_policy(view),
-        "choose": Choose(settings.temperature),
         "act": Act(
             inputs.environment,
             inputs.journal,
@@ -145,6 +135,4 @@ def build(
         "judge": inputs.judge_node(),
         "remember": Remember(memory, inputs.environment, inputs.journal),
     }
-    routers = {"list": route_known_actions, "act": route_episode_end}
-    builder = StateGraph(PromptUpdateState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, flow, nodes, routers), **{"name": "prompt-update", **compile})
+    return episode_graph("prompt-update", flow, nodes, {"list": route_known_actions}, state=PromptUpdateState, **compile)

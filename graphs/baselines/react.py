@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.episode import route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
-from ..wiring.episode import ChoiceSettings, episode_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
 
 __all__ = ["FLOW", "ReAct", "build"]
@@ -27,10 +24,6 @@ flowchart LR
   act -->|next step| propose
   act -->|over| END
 """
-
-
-class ReActState(EpisodeChannels, PlanChannels, ChoiceChannels):
-    """The channels of a ReAct episode."""
 
 
 @dataclass(frozen=True)
@@ -49,5 +42,4 @@ def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -
         **episode_nodes(inputs, settings.temperature),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
     }
-    builder = StateGraph(ReActState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "react", **compile})
+    return episode_graph("react", FLOW, nodes, **compile)

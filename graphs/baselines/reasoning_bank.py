@@ -8,7 +8,7 @@ a task are compared with each other, and at most five items come from the compar
 
     pool       find a trajectory of the bank that was not read yet
     study      trajectory -> items; one call each, never twice
-    shelve     the items join the library
+    add        the items join the library
     consult    look up the lessons learned on the k most similar tasks
     judge      r_t of every step
     verdict    success or failure: by the return, or a model's opinion with its reason
@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
@@ -31,19 +30,9 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.trajectory_store import TrajectoryStore
-from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
-from ...nodes.state import (
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    RewardChannels,
-)
 from ...nodes.synthesize.reasoning_bank import (
     AddLessons,
     Consult,
@@ -59,9 +48,9 @@ from ...nodes.synthesize.reasoning_bank import (
     study,
     verdict,
 )
-from ..wiring.banks import bank_success_threshold, bank_trajectories
-from ..wiring.episode import ChoiceSettings, episode_nodes
-from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
+from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
+from ..wiring.flow import Node, Router
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
 __all__ = ["FLOW", "ReasoningBank", "build"]
@@ -69,7 +58,7 @@ __all__ = ["FLOW", "ReasoningBank", "build"]
 FLOW = """
 flowchart LR
   START --> begin --> pool
-  pool -->|unread| study --> shelve --> pool
+  pool -->|unread| study --> add --> pool
   pool -->|all read| consult --> propose --> choose --> act
   act -->|next step| propose
   act -->|over| judge --> verdict
@@ -78,12 +67,12 @@ flowchart LR
 """
 
 
-class ReasoningBankState(EpisodeChannels, LessonChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+class ReasoningBankState(AttemptState, LessonChannels):
     """The channels of a ReasoningBank episode."""
 
 
 @dataclass(frozen=True)
-class ReasoningBank(ChoiceSettings):
+class ReasoningBank(MemorySettings):
     """Hyper-parameters. `paper` is the published stream, `pool` AdaMEM's comparison."""
 
     k: int = field(default=1, metadata=SHARED)
@@ -109,10 +98,6 @@ class ReasoningBank(ChoiceSettings):
     """The trajectories of the bank that are read. AdaMEM's comparison: success."""
     online: bool = field(default=True, metadata=SHARED)
     """True if the run's own attempts are learned from."""
-    max_memory_tokens: int | None = None
-    """Tokens of lessons in a prompt; half of the model's window if not given. The oldest and least similar ones are left out."""
-    max_state_chars: int = 200
-    """Characters of a past state that prompts keep."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one library; they are then played in turn."""
 
@@ -184,7 +169,7 @@ def build(
         **episode_nodes(inputs, settings.temperature, {"reading": "", "lessons": [], "used": [], "learned": []}),
         "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
-        "shelve": AddLessons(lessons),
+        "add": AddLessons(lessons),
         "consult": Consult(lessons, inputs.environment, k=settings.k, by=settings.retrieval_unit),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "judge": inputs.judge_node(),
@@ -195,11 +180,9 @@ def build(
     }
     routers: dict[str, Router] = {
         "pool": route_unread,
-        "act": route_episode_end,
         "verdict": RouteExtraction(settings.group_size, settings.online),
     }
-    builder = StateGraph(ReasoningBankState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, routers), **{"name": "reasoning-bank", **compile})
+    return episode_graph("reasoning-bank", FLOW, nodes, routers, state=ReasoningBankState, **compile)
 
 
 def _extractor(inputs: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:
@@ -225,10 +208,6 @@ def _check(inputs: MethodInputs, settings: ReasoningBank) -> None:
         raise UserError(
             "reasoning-bank: verdict=model has a model write its verdict, and this one only scores actions; use verdict=return"
         )
-    unsaid = settings.online and settings.verdict == "return" and inputs.success_threshold(settings.success_threshold) is None
-    if unsaid and not drawn:
-        silent = "a judge's rewards have a scale of their own" if inputs.judge else f"{inputs.environment.name} does not say it"
-        raise UserError(
-            f"reasoning-bank: which return is a success? {silent}; set success_threshold to the least one, "
-            "or have a model say it (verdict=model)"
-        )
+    if settings.online and settings.verdict == "return":
+        other = "have a model say it (verdict=model)"
+        require_success_threshold(inputs, "reasoning-bank", settings.success_threshold, other=other)

@@ -17,26 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, ReflectionsPrompt, note_line
-from ...nodes.state import (
-    AttemptInput,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
-)
+from ...nodes.retrieve.attempts import ReflectionsPrompt, note_line
 from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
-from ..wiring.episode import ChoiceSettings, attempt_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import MemorySettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals
 
 __all__ = ["FLOW", "Reflexion", "build"]
@@ -51,22 +39,14 @@ flowchart LR
 """
 
 
-class ReflexionState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
-    """The channels of a Reflexion attempt."""
-
-
 @dataclass(frozen=True)
-class Reflexion(ChoiceSettings):
+class Reflexion(MemorySettings):
     """Hyper-parameters."""
 
     selection: Literal["last", "budget"] = "last"
     """The plans in the prompt: the `last` ones, as in the original, or with `budget` as many as fit (ICRL's comparison)."""
     last_n: int = 3
     """Plans shown with `selection="last"`. Original: 3."""
-    max_memory_tokens: int | None = None
-    """Tokens of plans with `selection="budget"`; half of the model's window if not given."""
-    max_state_chars: int = 200
-    """Characters of a past state that the prompt keeps."""
 
     def __post_init__(self) -> None:
         check_literals(self, "reflexion")
@@ -78,19 +58,10 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
     buffer = Buffer(inputs.records)
     layout = inputs.layout(clip=settings.max_state_chars)
     brief = Prompt.load("reflexion/brief", inputs.prompts).text()
-    compose = Compose(
-        buffer,
-        render=note_line,
-        count_tokens=inputs.count_tokens,
-        window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-        keep=settings.selection,
-        budget=settings.max_memory_tokens,
-        last=settings.last_n,
-        list_actions=inputs.list_actions,
-    )
+    selection = {"keep": settings.selection, "budget": settings.max_memory_tokens, "last": settings.last_n}
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
-        "compose": compose,
+        "compose": compose_node(inputs, buffer, note_line, brief, **selection),
         "propose": inputs.make_policy(
             ReflectionsPrompt(buffer=buffer, max_steps=inputs.history_steps, **inputs.prompt_arguments(layout, brief))
         ),
@@ -105,8 +76,4 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
             prompts=inputs.prompts,
         ),
     }
-    builder = StateGraph(ReflexionState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}),
-        **{"name": "reflexion", **compile},
-    )
+    return episode_graph("reflexion", FLOW, nodes, {"judge": route_next_attempt}, **compile)

@@ -20,27 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.act.episode import route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptsPrompt, Compose
-from ...nodes.state import (
-    AttemptInput,
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
-)
+from ...nodes.retrieve.attempts import AttemptsPrompt
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
-from ..wiring.episode import ChoiceSettings, attempt_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import MemorySettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals
 
 __all__ = ["FLOW", "SelfRefine", "build"]
@@ -55,22 +43,12 @@ flowchart LR
 """
 
 
-class SelfRefineState(
-    AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels
-):
-    """The channels of a Self-Refine attempt."""
-
-
 @dataclass(frozen=True)
-class SelfRefine(ChoiceSettings):
+class SelfRefine(MemorySettings):
     """Hyper-parameters."""
 
     rewards: Literal["none", "dense", "sparse"] = "none"
     """The rewards that prompts show: `none`, as in the paper; `dense`, each step's and their sum; `sparse`, the sum alone."""
-    max_memory_tokens: int | None = None
-    """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
-    max_state_chars: int = 200
-    """Characters of a past state that the prompt keeps."""
 
     def __post_init__(self) -> None:
         check_literals(self, "self-refine")
@@ -87,14 +65,7 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
         request = "self_refine/rewarded_criticism" if inputs.chats else "self_refine/rewarded_feedback"
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
-        "compose": Compose(
-            buffer,
-            render=layout.attempt,
-            count_tokens=inputs.count_tokens,
-            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-            budget=settings.max_memory_tokens,
-            list_actions=inputs.list_actions,
-        ),
+        "compose": compose_node(inputs, buffer, layout.attempt, brief, budget=settings.max_memory_tokens),
         "propose": inputs.make_policy(
             AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
         ),
@@ -110,8 +81,4 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
             prompts=inputs.prompts,
         ),
     }
-    builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
-    return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}),
-        **{"name": "self-refine", **compile},
-    )
+    return episode_graph("self-refine", FLOW, nodes, {"judge": route_next_attempt}, **compile)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.episode import route_episode_end
-from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
-from ..wiring.episode import ChoiceSettings, episode_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, uniform_policy
 
-__all__ = ["FLOW", "Static", "StaticState", "build", "build_random"]
+__all__ = ["FLOW", "Static", "build", "build_random"]
 
 FLOW = """
 flowchart LR
@@ -22,10 +19,6 @@ flowchart LR
   act -->|next step| propose
   act -->|over| END
 """
-
-
-class StaticState(EpisodeChannels, ChoiceChannels):
-    """The channels of a static episode."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,7 @@ def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) 
         **episode_nodes(inputs, settings.temperature),
         "propose": inputs.make_policy(inputs.recent_steps_view()),
     }
-    builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "static", **compile})
+    return episode_graph("static", FLOW, nodes, **compile)
 
 
 def build_random(

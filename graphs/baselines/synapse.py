@@ -14,28 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
-from ...nodes.act.episode import route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPrompt
-from ...nodes.state import (
-    ChoiceChannels,
-    EpisodeChannels,
-    EpisodeInput,
-    EpisodeResult,
-    PlanChannels,
-    PrecedentChannels,
-    RewardChannels,
-)
+from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
-from ..wiring.episode import ChoiceSettings, episode_nodes
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
 __all__ = ["FLOW", "Synapse", "build"]
@@ -48,12 +38,12 @@ flowchart LR
 """
 
 
-class SynapseState(EpisodeChannels, PrecedentChannels, PlanChannels, ChoiceChannels, RewardChannels):
+class SynapseState(AttemptState, PrecedentChannels):
     """The channels of a Synapse episode."""
 
 
 @dataclass(frozen=True)
-class Synapse(ChoiceSettings):
+class Synapse(MemorySettings):
     """Hyper-parameters. `paper` is Synapse's own number of exemplars, the default that of AdaMEM's comparison."""
 
     k: int = field(default=1, metadata=SHARED)
@@ -63,11 +53,6 @@ class Synapse(ChoiceSettings):
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which an attempt counts as a success; the environment's own threshold if not given. Under a judge, of this
     run's attempts alone: a bank's count by the environment's."""
-    max_memory_tokens: int | None = None
-    """Tokens of all exemplars; half of the model's window if not given. Those that do not fit are cut after a step, the least
-    similar ones first. Synapse: the window."""
-    max_state_chars: int = 200
-    """Characters of a past state that the prompt keeps."""
     bank: str = field(default="", metadata=SHARED)
     """A JSONL file of trajectories to start from (`learngraph adamem build`, `learngraph memory export`); it stays as it is."""
     online: bool = field(default=True, metadata=SHARED)
@@ -121,5 +106,4 @@ def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any)
         "judge": inputs.judge_node(),
         "remember": Push(memory if settings.online else ReadOnlyMemory(), inputs.environment, inputs.journal),
     }
-    builder = StateGraph(SynapseState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "synapse", **compile})
+    return episode_graph("synapse", FLOW, nodes, state=SynapseState, **compile)

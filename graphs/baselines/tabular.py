@@ -12,16 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.returns.q_table import QTable
-from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
-from ...nodes.state import EpisodeInput, EpisodeResult
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.episode import episode_graph, episode_nodes
+from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
-from .static import StaticState
 
 __all__ = ["FLOW", "Tabular", "build"]
 
@@ -62,11 +59,9 @@ def build(
     if table is None:
         table = QTable(inputs.records, settings.gamma, settings.learning_rate, settings.initial_value)
     nodes: dict[str, Node] = {
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs),
         "look_up": LookUpQValues(table, inputs.environment),
         "choose": EpsilonGreedy(settings.epsilon),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "keep": UpdateQTable(table, inputs.environment, inputs.journal, inputs.judge),
     }
-    builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}), **{"name": "tabular", **compile})
+    return episode_graph("tabular", FLOW, nodes, **compile)

@@ -102,25 +102,26 @@ def bank_success_threshold(inputs: MethodInputs, given: float | None) -> float |
     return replace(inputs, judge=None).success_threshold(None if inputs.judge else given)
 
 
-def require_success_threshold(inputs: MethodInputs, method: str, given: float | None, bank: str = "") -> None:
-    """Check that the return from which an attempt is a success is known, in this run and in the bank (if there is one).
+def require_success_threshold(
+    inputs: MethodInputs, method: str, given: float | None, bank: str = "", *, other: str = "take all attempts (outcomes=all)"
+) -> float | None:
+    """The return from which an attempt is a success, which has to be known in this run and in the bank (if there is one).
 
     Raises:
-        UserError: it is not; names the setting to use. A drawing has no environment, and nothing is checked.
+        UserError: it is not; names the setting to use, or what `other` says. A drawing has no environment, and nothing is checked.
     """
+    found = inputs.success_threshold(given)
     if inputs.environment is None:
-        return
+        return found
     silent = "a judge's rewards have a scale of their own" if inputs.judge else f"{inputs.environment.name} does not say it"
-    if inputs.success_threshold(given) is None:
-        raise UserError(
-            f"{method}: which return is a success? {silent}; set success_threshold to the least one, "
-            "or take all attempts (outcomes=all)"
-        )
+    if found is None:
+        raise UserError(f"{method}: which return is a success? {silent}; set success_threshold to the least one, or {other}")
     if bank and bank_success_threshold(inputs, given) is None:
         raise UserError(
             f"{method}: which return is a success in {bank}? {inputs.environment.name} does not say it, and success_threshold is "
             "on the judge's scale; take all attempts (outcomes=all)"
         )
+    return found
 
 
 def success_predicate(

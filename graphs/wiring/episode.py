@@ -1,19 +1,45 @@
-"""The parts of an episode that methods share: the temperature of the choice, and the nodes around the policy."""
+"""The parts of an episode that methods share: settings, channels, the nodes around the policy, and the graph that holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
 from ...memory.attempts.buffer import Buffer
+from ...memory.records import Shown, Trajectory
 from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin
-from ...nodes.retrieve.attempts import Push
-from .flow import Node
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.retrieve.attempts import Compose, Push
+from ...nodes.state import (
+    AttemptInput,
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
+from .flow import Node, Router, compile_graph, wire
 from .inputs import SHARED, MethodInputs
 
-__all__ = ["ChoiceSettings", "attempt_nodes", "episode_nodes"]
+__all__ = [
+    "AttemptState",
+    "ChoiceSettings",
+    "MemorySettings",
+    "attempt_nodes",
+    "compose_node",
+    "episode_graph",
+    "episode_nodes",
+]
+
+
+class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+    """The channels of an attempt; a method with channels of its own adds them."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,44 @@ class ChoiceSettings:
 
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
+
+
+@dataclass(frozen=True)
+class MemorySettings(ChoiceSettings):
+    """The hyper-parameters of methods whose prompts show what earlier attempts left."""
+
+    max_memory_tokens: int | None = None
+    """Tokens of what earlier attempts left, in a prompt; half of the model's window if not given. Where not all fits, the least similar,
+    or else the oldest, is cut or left out."""
+    max_state_chars: int = 200
+    """Characters of a past state that the prompt keeps."""
+
+
+def episode_graph(
+    name: str,
+    flow: str,
+    nodes: Mapping[str, Node],
+    routers: Mapping[str, Router] | None = None,
+    /,
+    *,
+    state: type[Any] = AttemptState,
+    input_schema: type[Any] = AttemptInput,
+    **compile: Any,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode, from `AttemptInput` to `EpisodeResult`.
+
+    Args:
+        name: the graph's name.
+        flow: the drawing.
+        nodes: name in the drawing -> node.
+        routers: those beside `route_episode_end` after `act`.
+        state: the channels.
+        input_schema: those of the input, where a method needs more.
+        compile: as for `graphs.icrl.build`.
+    """
+    builder = StateGraph(state, input_schema=input_schema, output_schema=EpisodeResult)
+    wired = wire(builder, flow, nodes, {"act": route_episode_end, **(routers or {})})
+    return compile_graph(wired, **{"name": name, **compile})
 
 
 def episode_nodes(
@@ -41,7 +105,23 @@ def episode_nodes(
     }
 
 
-def attempt_nodes(inputs: MethodInputs, temperature: float, buffer: Buffer) -> dict[str, Node]:
+def attempt_nodes(
+    inputs: MethodInputs, temperature: float, buffer: Buffer, initial_values: Mapping[str, Any] | None = None
+) -> dict[str, Node]:
     """The nodes of `episode_nodes`, `judge`, and `push`, which adds the finished attempt to the buffer."""
     judge, push = inputs.judge_node(), Push(buffer, inputs.environment, inputs.journal)
-    return {**episode_nodes(inputs, temperature), "judge": judge, "push": push}
+    return {**episode_nodes(inputs, temperature, initial_values), "judge": judge, "push": push}
+
+
+def compose_node(
+    inputs: MethodInputs, buffer: Buffer, render: Callable[[Trajectory, Shown], str], brief: str, **selection: Any
+) -> Compose:
+    """The node that chooses the earlier attempts of a prompt with this `brief`; `selection` are further arguments of `Compose`."""
+    return Compose(
+        buffer,
+        render=render,
+        count_tokens=inputs.count_tokens,
+        window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
+        list_actions=inputs.list_actions,
+        **selection,
+    )

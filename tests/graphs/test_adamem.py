@@ -349,11 +349,10 @@ def test_a_kind_needs_to_know_what_a_success_is() -> None:
 
 
 def test_a_bank_that_is_none_is_refused(tmp_path: Path, bank: str) -> None:
-    class Elsewhere(KeywordKeep):
-        name = "elsewhere"
-
+    elsewhere = KeywordKeep()
+    elsewhere.name = "elsewhere"
     with pytest.raises(UserError, match="holds no trajectory of elsewhere; it has those of toy"):
-        adamem.build(MethodInputs.with_chat_model(Elsewhere(), Journal(), Chat()), AdaMEM(bank=bank))
+        adamem.build(MethodInputs.with_chat_model(elsewhere, Journal(), Chat()), AdaMEM(bank=bank))
     path = tmp_path / "bank.jsonl"
     path.write_text('{"id": 1}\n')
     with pytest.raises(UserError, match="line 1"):

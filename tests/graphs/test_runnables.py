@@ -28,10 +28,10 @@ from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.arms import blueprint
-from learngraph.graphs.baselines.static import StaticState
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.episode import AttemptState
 from learngraph.graphs.wiring.flow import UnboundedGraph
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.lessons.library import Library
@@ -107,7 +107,7 @@ def case(name: str) -> Case:
     if method.has_training_phase:
         settings = TrainingFreeGRPO(problems=1, held_out=1, group_size=2, epochs=1)
         return Case(method.build(inputs, settings), {"run": "r"}, lambda out: out["step"], dict)
-    return Case(method.build(inputs, method.settings(), **more), EPISODE, lambda out: out["score"], StaticState)
+    return Case(method.build(inputs, method.settings(), **more), EPISODE, lambda out: out["score"], AttemptState)
 
 
 def under_a_parent(one: Case) -> Any:
