@@ -49,12 +49,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from langchain_core.tools import BaseTool, StructuredTool
 
@@ -98,14 +99,6 @@ class Cell:
     two the variables are lost."""
     seconds: float = 0.0
     """Wall time in seconds."""
-
-
-class _Wait(NamedTuple):
-    """The events that a running cell waits for."""
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    seconds: float
 
 
 class _ClippedOutput:
@@ -280,17 +273,8 @@ class Interpreter:
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            *(
-                ("seconds", 0.01),
-                ("cpu_seconds", 1),
-                ("memory_mib", 64),
-                ("disk_mib", 1),
-                ("max_files", 1),
-                ("max_threads", 1),
-                ("max_output_chars", 100),
-            ),
-        ):
+        least_of = {"seconds": 0.01, "cpu_seconds": 1, "memory_mib": 64, "disk_mib": 1, "max_files": 1, "max_threads": 1}
+        for name, least in {**least_of, "max_output_chars": 100}.items():
             if getattr(self, name) < least:
                 raise InterpreterError(f"interpreter: {name} is at least {least:g}, got {getattr(self, name)!r}")
 
@@ -317,29 +301,32 @@ class Interpreter:
             InterpreterError: the session is closed, or lacks a wall that `strict` asks for.
         """
         self._turn.acquire()
-        moves = self._cell_steps(code)
-        try:
-            while True:
-                _wait_sync(next(moves))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        finally:
-            moves.close()
-            self._release_turn()
+        return self._run_in_turn(code)
 
     async def arun(self, code: str) -> Cell:
-        """Run a cell without blocking the event loop (starting a session takes 2 ms of it). Cancelling it kills the session."""
+        """Run a cell without blocking the event loop (it waits in a thread). Cancelling it kills the session."""
         while not self._turn.acquire(blocking=False):
             await asyncio.sleep(0.005)
-        moves = self._cell_steps(code)
+        cell = Future[Cell]()
+
+        def run() -> None:
+            try:
+                cell.set_result(self._run_in_turn(code))
+            except BaseException as error:
+                cell.set_exception(error)
+
+        thread = threading.Thread(target=run, name="python cell", daemon=True)
+        thread.start()
         try:
-            while True:
-                await _wait_async(next(moves))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+            return await asyncio.shield(asyncio.wrap_future(cell))
+        except asyncio.CancelledError:
+            while thread.is_alive():
+                if live := self._live:
+                    live.kill()
+                await asyncio.sleep(0.002)
+            raise
         finally:
-            moves.close()
-            self._release_turn()
+            thread.join()
 
     def close(self) -> None:
         """End the session for good, from any thread. A running cell is stopped, and its text says so."""
@@ -350,11 +337,14 @@ class Interpreter:
             self._end_live()
             self._turn.release()
 
-    def _release_turn(self) -> None:
-        """Let the next cell run."""
-        self._turn.release()
-        if self._closed:
-            self.close()
+    def _run_in_turn(self, code: str) -> Cell:
+        """Run a cell in its turn, then let the next one run."""
+        try:
+            return self._run_whole(code)
+        finally:
+            self._turn.release()
+            if self._closed:
+                self.close()
 
     def _end_live(self) -> None:
         if self._live:
@@ -363,13 +353,13 @@ class Interpreter:
 
     # One cell
 
-    def _cell_steps(self, code: str) -> Generator[_Wait, None, Cell]:
-        """Run a cell as a generator: it yields the events to wait for and returns the result. Closing it early ends the session."""
+    def _run_whole(self, code: str) -> Cell:
+        """Run a cell. A session that is of no use after it is ended."""
         began, lost, whole = time.monotonic(), self._has_lost_variables, False
         printed = _ClippedOutput(self.max_output_chars)
         try:
-            live = yield from self._ensure_session(printed)
-            status, said = yield from self._run_cell(live, code, printed)
+            live = self._ensure_session(printed)
+            status, said = self._run_cell(live, code, printed)
             whole = status in ("done", "raised")
         finally:
             if not whole or self._closed:
@@ -381,7 +371,7 @@ class Interpreter:
         gap = "\n" if said and text and not text.endswith("\n") else ""
         return Cell(f"{note}{text}{gap}{said}", status, time.monotonic() - began)
 
-    def _ensure_session(self, printed: _ClippedOutput) -> Generator[_Wait, None, _LiveSession]:
+    def _ensure_session(self, printed: _ClippedOutput) -> _LiveSession:
         """The running session, started if there is none."""
         if self._closed:
             raise InterpreterError("this interpreter is closed; a rollout's sessions end with it")
@@ -401,7 +391,7 @@ class Interpreter:
             if time.monotonic() > until or not alive:
                 said = "it was closed" if self._closed else printed.text()[-500:] or "it said nothing"
                 raise InterpreterError(f"the interpreter's process did not start: {said}")
-            yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
+            _wait(live.reads, (), until)
         live.walls = frozenset(frame.get("walls", ()))
         if self.strict and not {"limits", "files", "calls"} <= live.walls:
             raise InterpreterError(
@@ -410,7 +400,7 @@ class Interpreter:
             )
         return live
 
-    def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> Generator[_Wait, None, tuple[Any, str]]:
+    def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> tuple[Any, str]:
         """Send the cell and collect its output until it ends or has to be stopped."""
         live.cells += 1
         body = json.dumps({"cell": live.cells, "code": code}).encode()
@@ -434,19 +424,19 @@ class Interpreter:
                     "[The session answered something else than it was asked, and was ended. Its variables are lost.]\n",
                 )
             if not alive:
-                why = yield from self._death(live)
+                why = self._death(live)
                 return "died", f"[{why}. Its variables are lost.]\n"
             now = time.monotonic()
             if now >= look:
                 too_much, look = self._too_much(live), now + LOOK_SECONDS
             if now >= until or too_much:
-                where = yield from self._stop_cell(live, printed)
+                where = self._stop_cell(live, printed)
                 why = too_much or f"it ran for more than {self.seconds:g} s"
                 return "stopped", f"[Stopped: {why}{where}. Its variables are lost.]\n"
             writes = (live.channel,) if rest else ()
-            yield _Wait(live.reads, writes, max(min(until, look) - time.monotonic(), 0.0))
+            _wait(live.reads, writes, min(until, look))
 
-    def _stop_cell(self, live: _LiveSession, printed: _ClippedOutput) -> Generator[_Wait, None, str]:
+    def _stop_cell(self, live: _LiveSession, printed: _ClippedOutput) -> str:
         """Ask the session for its position, then kill it and wait for its end."""
         with suppress(ProcessLookupError):
             os.kill(live.process.pid, signal.SIGTERM)
@@ -462,13 +452,13 @@ class Interpreter:
                 killed, until = True, time.monotonic() + START_SECONDS  # freeing its memory may take a while
             if not alive or time.monotonic() >= until:
                 return said
-            yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
+            _wait(live.reads, (), until)
 
-    def _death(self, live: _LiveSession) -> Generator[_Wait, None, str]:
+    def _death(self, live: _LiveSession) -> str:
         """The reason why the process ended, in words."""
         until = time.monotonic() + 2 * GRACE_SECONDS
         while (code := live.process.poll()) is None and time.monotonic() < until:
-            yield _Wait((), (), 0.002)
+            time.sleep(0.002)
         if self._closed:
             return "The interpreter was closed"
         if code is None:
@@ -571,34 +561,12 @@ def _frame(live: _LiveSession) -> dict[str, Any] | None:
     return frame if isinstance(frame, dict) else {}
 
 
-def _wait_sync(wait: _Wait) -> None:
+def _wait(reads: Sequence[int], writes: Sequence[int], until: float) -> None:
+    """Wait until something can be read or written, at most until a time of `time.monotonic`."""
     poll = select.poll()
-    for fd in {*wait.reads, *wait.writes}:
-        poll.register(fd, select.POLLIN * (fd in wait.reads) | select.POLLOUT * (fd in wait.writes))
-    poll.poll(wait.seconds * 1000)
-
-
-async def _wait_async(wait: _Wait) -> None:
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-
-    def wake() -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    timer = loop.call_later(wait.seconds, wake)
-    for fd in wait.reads:
-        loop.add_reader(fd, wake)
-    for fd in wait.writes:
-        loop.add_writer(fd, wake)
-    try:
-        await woken
-    finally:
-        timer.cancel()
-        for fd in wait.reads:
-            loop.remove_reader(fd)
-        for fd in wait.writes:
-            loop.remove_writer(fd)
+    for fd in {*reads, *writes}:
+        poll.register(fd, select.POLLIN * (fd in reads) | select.POLLOUT * (fd in writes))
+    poll.poll(max(until - time.monotonic(), 0.0) * 1000)
 
 
 def run_alone(code: str, **settings: Any) -> tuple[str, bool]:

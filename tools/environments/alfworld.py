@@ -135,9 +135,6 @@ class AlfWorld(LiveWorld, Solvable):
 
         The order is fixed: by a hash of the names of a game's folders, so that the first tasks of a split are a fair sample of
         it. `Task.seed` is that hash: it means the same game whatever else is in the folder.
-
-        Raises:
-            UserError: no such split or task, no games, or a file that is not a game.
         """
         check_split(self.name, split, self._folders)
         file = pick_task(self.name, {split: [*self._games(self._folders[split]).values()]}, split, seed)

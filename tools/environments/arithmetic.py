@@ -380,11 +380,7 @@ class Game24(TurnWorld[_Turn]):
         return "difficulty", _own_order()
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th puzzle of a split; `Task.seed` is the puzzle in digits, two for each number.
-
-        Raises:
-            UserError: there is no such split or task.
-        """
+        """The `seed`-th puzzle of a split; `Task.seed` is the puzzle in digits, two for each number."""
         check_split(self.name, split)
         if self.only:
             return self.puzzle_task(_numbers_text(self.only))
@@ -428,11 +424,7 @@ class Game24(TurnWorld[_Turn]):
         return _take(before, action, self._numbers(task_seed))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The numbers left after these actions, and what was wrong with the last one.
-
-        Raises:
-            UserError: an action is no text, or the episode was over before it.
-        """
+        """The numbers left after these actions, and what was wrong with the last one."""
         turn = self.turn(task, actions)
         over = turn.over or len(actions) >= self.horizon
         text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.comment}" if turn.comment else "")

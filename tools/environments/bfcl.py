@@ -79,11 +79,7 @@ class FunctionCalling(ToolWorld):
         self._lock = threading.Lock()
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th task of a split of ours. `Task.seed` is the benchmark's number of the task.
-
-        Raises:
-            UserError: no such split or task, or no package.
-        """
+        """The `seed`-th task of a split of ours. `Task.seed` is the benchmark's number of the task."""
         number = pick_task(self.name, self._splits, split, seed)
         families = ", ".join(sorted(self._conversations[number].entry["involved_classes"]))
         text = (

@@ -25,8 +25,7 @@ from .reasoning import Reasoning
 from .science_world import INSTALL as SCIENCE_WORLD_INSTALL
 from .science_world import ScienceWorld
 from .support.chromium import find_chromium
-from .support.giving_up import WorldToGiveUp
-from .support.sure_prior import with_prior
+from .support.wrappers import WorldToGiveUp, WorldWithPrior
 from .tau2_bench import DOMAINS, TauBench
 from .tau2_bench import INSTALL as TAU2_INSTALL
 from .text_world_express import GAMES, TextWorldExpress
@@ -225,7 +224,7 @@ def open_environment(spec: str, horizon: int | None = None) -> Any:
     world = found.opens(*arguments, **({} if horizon is None else {"horizon": horizon}))
     if gives_up:
         world = WorldToGiveUp(world, gives_up)
-    return with_prior(world, prior) if prior else world
+    return WorldWithPrior(world, prior) if prior else world
 
 
 def _read_settings(spec: str, text: str) -> dict[str, str]:

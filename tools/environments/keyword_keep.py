@@ -145,11 +145,7 @@ class KeywordKeep(Solvable):
         return (*places, "exit keep")
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions: the place where the agent stands.
-
-        Raises:
-            UserError: an action is not admissible where it is taken, or the episode was over before it.
-        """
+        """The observation after these actions: the place where the agent stands."""
         path, rules = self.path(task), domain(task.seed).rules
         at, reward, paid, over = 0, 0.0, set[int](), False
         for step, action in enumerate(actions):

@@ -124,11 +124,7 @@ class MiniWob(BrowserWorld):
         self._utterance = lru_cache(maxsize=10_000)(self._read_utterance)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The page of a seed; seeds of different splits draw different pages. The instruction is read from the page.
-
-        Raises:
-            UserError: there is no such split or seed, or the browser cannot be used.
-        """
+        """The page of a seed; seeds of different splits draw different pages. The instruction is read from the page."""
         drawn = pick_task(self.name, _SPLITS, split, seed)
         return Task(f"{self.name.partition(':')[2]}-{split}-{seed}", self._utterance(drawn), drawn)
 

@@ -167,11 +167,7 @@ class Passages(TurnWorld[_Turn]):
         self._ranking = Ranking([" ".join((p.title, *p.sentences)) for p in self.passages], "hotpot")
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th question of a split; `Task.seed` is its number in the file, from 0.
-
-        Raises:
-            UserError: there is no such split or question.
-        """
+        """The `seed`-th question of a split; `Task.seed` is its number in the file, from 0."""
         place = pick_task(self.name, self._splits, split, seed)
         return Task(f"hotpot-{split}-{seed}", self.questions[place].text, place)
 
@@ -184,11 +180,7 @@ class Passages(TurnWorld[_Turn]):
         return find_row(self.name, self.questions, task)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The question; after actions, the passages found, or the end. Below it the line on the actions.
-
-        Raises:
-            UserError: an action is no text, the episode was over before it, or the task is of another file.
-        """
+        """The question; after actions, the passages found, or the end. Below it the line on the actions."""
         self.question(task)
         turn = self.turn(task, actions)
         over = turn.over or len(actions) >= self.horizon

@@ -50,7 +50,7 @@ from .support.question_files import find_row, read_objects
 from .support.verifying import Unverified, Workers
 from .support.worlds import VerifiedAnswer
 
-__all__ = ["DatasetReport", "MathProblem", "Problems"]
+__all__ = ["MathProblem", "Problems"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
@@ -71,30 +71,6 @@ class MathProblem:
     answer: str
     where: str = ""
     """Its position in the source, e.g. `line 3`."""
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetReport:
-    """Counts of the rows of a file: used ones and those left out."""
-
-    rows: int
-    """Number of rows read."""
-    kept: int
-    """Number of rows used."""
-    left_out: Mapping[str, Sequence[str]]
-    """The reason why rows are left out -> these rows, e.g. `line 4 (no answer)`, `line 9 (as line 2)`, `line 2: 4, line 9: 5`."""
-
-    @property
-    def dropped_rows(self) -> int:
-        """Number of rows left out, not counting those beyond `limit`."""
-        return self.rows - self.kept
-
-    def __str__(self) -> str:
-        text = f"{self.kept} problems of {self.rows} rows"
-        for reason, where in self.left_out.items():
-            if where:
-                text += f"; {len(where)} {reason} ({'; '.join(where[:3])}{' …' if len(where) > 3 else ''})"
-        return text
 
 
 # The final answer of a written solution
@@ -198,6 +174,7 @@ class Problems(VerifiedAnswer):
         self._normal = lru_cache(maxsize=65536)(self._normalise)
         path = Path(settings.get("file", _OWN))
         self.report, kept = self._check_rows([_row(str(path), *item) for item in read_objects("math", path, _EXPECTED)])
+        """Counts of the rows of the file, with the rows left out and why."""
         self.problems, self._splits = _split_problems(kept, settings)
         """The problems in use, in the file's order; a task's seed is its place among them."""
         changed = [f"{key}={settings[key]}" for key in ("split", "limit") if key in settings]
@@ -206,8 +183,8 @@ class Problems(VerifiedAnswer):
             changed.insert(0, f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}")
         super().__init__("math" + ("?" if changed else "") + ",".join(changed), horizon)
 
-    def _check_rows(self, rows: Sequence[MathProblem]) -> tuple[DatasetReport, list[MathProblem]]:
-        """A report on the rows, and those that can be used."""
+    def _check_rows(self, rows: Sequence[MathProblem]) -> tuple[str, list[MathProblem]]:
+        """What was left out, in words, and the rows that can be used."""
         missing, repeated, contradictory = list[str](), list[str](), list[str]()
         same = dict[str, list[MathProblem]]()
         for row in rows:
@@ -222,8 +199,15 @@ class Problems(VerifiedAnswer):
                 repeated.extend(f"{other.where} (as {first.where})" for other in others)
             else:
                 contradictory.append(", ".join(f"{row.where}: {row.answer[:40]}" for row in (first, *others)))
-        reasons = ("without a problem or an answer", "repeated", "with contradictory answers, all left out")
-        report = DatasetReport(len(rows), len(kept), dict(zip(reasons, (missing, repeated, contradictory), strict=True)))
+        reasons = {
+            "without a problem or an answer": missing,
+            "repeated": repeated,
+            "with contradictory answers, all left out": contradictory,
+        }
+        report = f"{len(kept)} problems of {len(rows)} rows"
+        for reason, found in reasons.items():
+            if found:
+                report += f"; {len(found)} {reason} ({'; '.join(found[:3])}{' …' if len(found) > 3 else ''})"
         if not kept:
             raise UserError(f"math: nothing is left: {report}")
         return report, kept
@@ -237,14 +221,9 @@ class Problems(VerifiedAnswer):
             return False
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th problem of a split; `Task.seed` is its place among all that are in use, from 0.
-
-        Raises:
-            UserError: there is no such split or problem.
-        """
+        """The `seed`-th problem of a split; `Task.seed` is its place among all that are in use, from 0."""
         check_split(self.name, split)
-        dropped = f" ({self.report})" if self.report.dropped_rows else ""
-        place = pick_task(self.name, self._splits, split, seed, dropped)
+        place = pick_task(self.name, self._splits, split, seed, f" ({self.report})" if ";" in self.report else "")
         text = f"{self.problems[place].text}\nReason step by step, and put the final answer in \\boxed{{}}."
         return Task(f"math-{split}-{seed}", text, place)
 

@@ -102,11 +102,7 @@ class Reasoning(VerifiedAnswer):
         return {key: _value(text) for key, text in settings.items()}
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th problem of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train.
-
-        Raises:
-            UserError: there is no such split or task, or the generator cannot draw it.
-        """
+        """The `seed`-th problem of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train."""
         code = split_seed(self.name, seed, split)
         text = f"{self._drawn(code)[0]}\n\nReason step by step; then write the answer alone between <answer> and </answer>."
         return Task(f"{self.generator}-{split}-{seed}", text, code)

@@ -181,11 +181,7 @@ class ScienceWorld(JavaWorld):
         self._walkthrough = cache(self._play_gold)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th official variation of a split; `Task.seed` is the variation. With all tasks, they come in turn.
-
-        Raises:
-            UserError: no such split or variation, no package, or no Java.
-        """
+        """The `seed`-th official variation of a split; `Task.seed` is the variation. With all tasks, they come in turn."""
         place, turn = divmod(seed, len(self.games))
         game = self.games[turn]
         note = f" of {game} (seed {seed})" if len(self.games) > 1 else ""

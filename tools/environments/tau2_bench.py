@@ -100,11 +100,7 @@ class TauBench(ToolWorld):
         self._domain = domain.removesuffix("-told-at-once")
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th task of a split. `Task.seed` is its place in the benchmark's own list.
-
-        Raises:
-            UserError: no such split or task, or no package.
-        """
+        """The `seed`-th task of a split. `Task.seed` is its place in the benchmark's own list."""
         place = pick_task(self.name, self._benchmark.splits, split, seed)
         text = self._official_request(place)
         if self.is_solo:

@@ -125,11 +125,7 @@ class TextWorldExpress(JavaWorld):
         self._gold = cache(self._find_gold)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th task of one of the package's folds, each of 1,000 official seeds; `Task.seed` is the official one.
-
-        Raises:
-            UserError: no such split or task, no package, no Java, or parameters that the game refuses.
-        """
+        """The `seed`-th task of one of the package's folds, each of 1,000 official seeds; `Task.seed` is the official one."""
         official = pick_task(self.name, self._official(), split, seed)
         with self._server("generateNewGameJSON", official, split, False) as server:
             instruction = _tidy(str(server.ask("getTaskDescription")))

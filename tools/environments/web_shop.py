@@ -520,11 +520,7 @@ class WebShop(TurnWorld[Page]):
         self._splits = _splits(self.shop.goals)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th goal of a split; `Task.seed` is its number among all goals.
-
-        Raises:
-            UserError: there is no such split or goal.
-        """
+        """The `seed`-th goal of a split; `Task.seed` is its number among all goals."""
         number = pick_task(self.name, self._splits, split, seed)
         return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[number].text}", number)
 
@@ -539,11 +535,7 @@ class WebShop(TurnWorld[Page]):
         return self.shop.goals[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The page after these actions, and below it the line on the actions.
-
-        Raises:
-            UserError: an action is no text, or the episode was over before it.
-        """
+        """The page after these actions, and below it the line on the actions."""
         self.goal(task)
         page = self.turn(task, actions)
         text = SEPARATOR.join(piece.text for piece in self.shop.page_elements(page))

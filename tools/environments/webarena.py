@@ -30,8 +30,9 @@ from .browser import abstract_page, page_similarity
 from .support.accessibility import AccessibleNode, page_text, read_ax_tree
 from .support.arguments import check_actions, check_settings, check_split, check_step
 from .support.page_templates import HostMap, page_template
-from .support.web_actions import WebAction, effective_actions, element_action, find_node, list_actions, read_web_action
-from .support.web_game import write_observation
+from .support.web_actions import WebAction, element_action, find_node, list_actions, read_web_action
+from .support.web_game import PageLog
+from .support.worlds import World
 
 __all__ = ["WebArena"]
 
@@ -56,14 +57,12 @@ class _Episode:
     task: Task
     gym: Any
     nodes: tuple[AccessibleNode, ...] = ()
-    kind: str = ""
-    before: tuple[str, ...] = ()
-    done: list[WebAction] = field(default_factory=list)
+    log: PageLog = field(default_factory=PageLog)
     actions: tuple[str, ...] = ()
     shown: Observation | None = None
 
 
-class WebArena:
+class WebArena(World):
     """A task of WebArena.
 
     Args:
@@ -78,7 +77,6 @@ class WebArena:
 
     free_text = _KINDS
     solved = 1.0
-    """Lowest score that counts as solved."""
 
     def __init__(
         self,
@@ -97,7 +95,8 @@ class WebArena:
                 f"webarena needs the addresses of its servers in environment variables; {', '.join(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} not set (for example WA_SHOPPING=http://localhost:7770)"
             )
-        self.name, self.horizon, self._number = f"webarena:{number}", horizon, int(number)
+        super().__init__(f"webarena:{number}", horizon)
+        self._number = int(number)
         self._hosts = HostMap({label: os.environ[name] for label, name in ADDRESSES.items()})
         self._make = make or _make_gym
         self._thread: ThreadPoolExecutor | None = None
@@ -118,11 +117,7 @@ class WebArena:
         return self._task
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The page after these actions. Only the running episode can be continued; anything else begins a new one.
-
-        Raises:
-            UserError: the episode was over before the last action, or the browser or a server has failed.
-        """
+        """The page after these actions. Only the running episode can be continued; anything else begins a new one."""
         check_actions(self.name, actions)
         shown: Observation = self._run(self._observe, task, tuple(actions))
         return shown
@@ -241,20 +236,9 @@ class WebArena:
         taken: WebAction | None = None,
     ) -> Observation:
         episode.nodes = read_ax_tree(raw["axtree_object"])
+        text = "the episode is over" if over else page_text(episode.nodes)
         kind = page_template(str(raw["url"]), self._hosts)
-        if taken is not None:
-            episode.done.append(taken)
-        if episode.kind and kind != episode.kind:
-            episode.before, episode.done = effective_actions(episode.done), []
-        episode.kind = kind
-        text = write_observation(
-            page=kind,
-            task=episode.task.instruction,
-            before=episode.before,
-            done=effective_actions(episode.done),
-            notice=notice,
-            text="the episode is over" if over else page_text(episode.nodes),
-        )
+        text = episode.log.write(kind, episode.task.instruction, text, notice=notice, taken=taken)
         listed = () if over else tuple(sorted({*list_actions(episode.nodes, (), _KINDS), "back[]"}))
         return Observation(text, listed, reward, over)
 

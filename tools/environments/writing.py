@@ -112,11 +112,7 @@ class Writing(WrittenAnswer):
         super().__init__(f"writing?source={'published' if self.rows else 'own'}", horizon)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th quadruple of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train.
-
-        Raises:
-            UserError: there is no such split or task.
-        """
+        """The `seed`-th quadruple of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train."""
         if self.rows and split == "test":
             pick_task(self.name, {"test": self.rows}, split, seed)
         code = split_seed(self.name, seed, split)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_agent import ScriptedCalls
+from worlds_here import needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task
 from learngraph.tools.environments.bfcl import CATEGORIES, FunctionCalling
 from learngraph.tools.environments.support.calls import read_call
 
-needs_bfcl = pytest.mark.skipif(
-    find_spec("bfcl_eval") is None, reason="NOT TESTED: no bfcl-eval (pip install --no-deps bfcl-eval)"
-)
+needs_bfcl = needs("bfcl")
 SIZES = {"train": 120, "dev": 30, "test": 50}
 
 

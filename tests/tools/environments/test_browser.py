@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from fault_site import FaultSite
+from worlds_here import needs
 
 from learngraph.graphs.jitrl import JitRL, open_memory
 from learngraph.graphs.wiring.inputs import MethodInputs
@@ -23,20 +23,16 @@ from learngraph.memory.records import Observation, Task
 from learngraph.memory.search.sections import split_sections
 from learngraph.tools.environments.browser import BrowserShop, BrowserWorld, abstract_page
 from learngraph.tools.environments.support import chromium
-from learngraph.tools.environments.support.chromium import find_chromium, shared_chromium
+from learngraph.tools.environments.support.chromium import shared_chromium
 from learngraph.tools.environments.support.page_templates import HostMap
 from learngraph.tools.environments.support.web_actions import WebAction
 from learngraph.tools.environments.support.web_game import Verdict, WebTask
 from learngraph.tools.environments.support.web_tab import WebTab
 from learngraph.tools.environments.web_shop import Goal, Product, Shop, WebShop
 
-MISSING = None
-if find_spec("playwright") is None:
-    MISSING = "NOT TESTED: playwright is not installed (pip install playwright)"
-elif find_chromium() is None:
-    MISSING = "NOT TESTED: no Chromium (apt-get install chromium)"
-needs_browser = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-needs_shop = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: the shop needs bm25s")
+runs_browser = needs("browser")
+needs_browser = [pytest.mark.slow, runs_browser]
+needs_shop = needs("webshop")
 TASK = Task("start", "look around")
 
 
@@ -185,7 +181,7 @@ def test_without_playwright_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
         Site("http://127.0.0.1:1").observe(TASK, ())
 
 
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+@runs_browser
 def test_a_browser_that_does_not_start_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chromium, "_shared", None)
     monkeypatch.setenv("CHROMIUM", "/bin/false")

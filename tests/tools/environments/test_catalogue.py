@@ -5,72 +5,61 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from worlds_here import needs
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.environments.catalogue import ENVIRONMENTS, open_environment
-from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.tau2_bench import DOMAINS
-from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec in ENVIRONMENTS if not spec.endswith((":GAME", ":TASK", ":TASK_ID", ":TYPE", ":NAME"))]
-)
+def needs_family(spec: str) -> Any:
+    family = spec.partition("?")[0].partition(":")[0]
+    return pytest.param(spec, marks=needs(family) if family in ("hotpot", "webshop", "browser", "math") else ())
+
+
+@pytest.mark.parametrize("spec", [needs_family(spec) for spec in ENVIRONMENTS if spec.islower()])
 def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
-    if spec in ("hotpot", "webshop", "browser:shop"):
-        pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
-    if spec == "math":
-        pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     assert open_environment(spec).name.partition("?")[0] == spec
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "horizon"),
+    ("spec", "name"),
     [
-        ("alfworld:pick_two_obj_and_place?data=nowhere", "alfworld", 20),
-        ("alfworld?split=valid_unseen", "alfworld", 20),
-        ("hotpot?source=own,split=dev", "hotpot?source=own,split=dev", 20),
-        ("webshop?products=48,seed=3", "webshop?products=48,seed=3", 20),
-        ("tau2:telecom?policy=manual", "tau2:telecom?policy=manual", 20),
-        ("bfcl:miss_func", "bfcl:miss_func", 20),
+        ("toy", "toy"),
+        ("alfworld:pick_two_obj_and_place?data=nowhere", "alfworld"),
+        ("alfworld?split=valid_unseen", "alfworld"),
+        pytest.param("hotpot?source=own,split=dev", "hotpot?source=own,split=dev", marks=needs("hotpot")),
+        pytest.param("webshop?products=48,seed=3", "webshop?products=48,seed=3", marks=needs("webshop")),
+        ("twx:coin?numLocations=11,includeDoors=0", "twx:coin?includeDoors=0,numLocations=11"),
+        ("tau2:telecom?policy=manual", "tau2:telecom?policy=manual"),
+        ("bfcl:miss_func", "bfcl:miss_func"),
     ],
 )
-def test_settings_of_the_newer_environments_reach_them(spec: str, name: str, horizon: int) -> None:
-    if spec.startswith(("hotpot", "webshop")):
-        pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
-    env = open_environment(spec, horizon)
-    assert (env.name, env.horizon) == (name, horizon)
+def test_settings_and_horizon_reach_the_environment(spec: str, name: str) -> None:
+    env = open_environment(spec, 20)
+    assert (env.name, env.horizon) == (name, 20)
 
 
+@needs("math")
 def test_settings_reach_the_math_problems(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     file = tmp_path / "two.jsonl"
     file.write_text('{"problem": "1+1?", "answer": 2}\n{"problem": "1+2?", "answer": 3}\n', encoding="utf-8")
     env = open_environment(f"math?file={file},split=dev,limit=1", 2)
-    assert env.horizon == 2
     assert env.name.startswith("math?file=two-")
     assert env.name.endswith(",split=dev,limit=1")
     assert env.task(0, "dev").instruction.startswith("1+1?")
 
 
 @pytest.mark.slow
+@needs("reasoning")
 def test_settings_reach_a_generator() -> None:
-    pytest.importorskip("reasoning_gym", reason="NOT TESTED: pip install reasoning-gym")
     drawn = open_environment("reasoning:chain_sum?min_terms=4,max_terms=4")
     assert drawn.name == "reasoning:chain_sum?max_terms=4,min_terms=4"
     assert drawn.task(0).instruction.count(" + ") + drawn.task(0).instruction.count(" - ") == 3
     drawn.close()
-
-
-def test_settings_and_horizon_reach_the_environment() -> None:
-    env = open_environment("twx:coin?numLocations=11,includeDoors=0", horizon=20)
-    assert isinstance(env, TextWorldExpress)
-    assert (env.params["numLocations"], env.params["includeDoors"], env.horizon) == ("11", "0", 20)
-    toy = open_environment("toy", horizon=12)
-    assert isinstance(toy, KeywordKeep)
-    assert toy.horizon == 12
 
 
 WRONG_SPECS = {

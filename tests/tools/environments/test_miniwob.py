@@ -9,12 +9,12 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process import play_in_process
+from worlds_here import needs
 
 import learngraph
 from learngraph.graphs.cli.main import main
@@ -25,18 +25,10 @@ from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import miniwob
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.miniwob import TEN, MiniWob, quoted_texts
-from learngraph.tools.environments.support.chromium import find_chromium, shared_chromium
+from learngraph.tools.environments.support.chromium import shared_chromium
 from learngraph.tools.environments.support.web_game import Verdict, WebTask
 
-MISSING = None
-if find_spec("playwright") is None or find_spec("miniwob") is None:
-    MISSING = "NOT TESTED: pip install playwright, pip install --no-deps miniwob"
-elif find_chromium() is None:
-    MISSING = "NOT TESTED: no Chromium (apt-get install chromium)"
-needs_pages = pytest.mark.skipif(find_spec("miniwob") is None, reason="NOT TESTED: pip install --no-deps miniwob")
-needs_browser = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-
-
+needs_browser = [pytest.mark.slow, needs("miniwob")]
 SOME = [*TEN[:1], *TEN[7:9], *(pytest.param(page, marks=pytest.mark.long) for page in (*TEN[1:7], TEN[9]))]
 
 

