@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..records import Experience
 from ..search.sections import SectionRows
 from ..search.segments import MERGE_ROWS, IndexSegment, TokenSegments
-from ..search.similarity import TokenRows
+from ..search.similarity import JaccardIndex
 
 __all__ = ["Scope", "ScopeCopy", "Tally"]
 
@@ -110,7 +110,7 @@ class Scope:
         row = self.rows.get(experience.state)
         if row is None:
             # Texts that no query can tell apart share a row.
-            row = self.index.find(reading) if isinstance(self.index, TokenRows | SectionRows | TokenSegments) else None
+            row = self.index.find(reading) if isinstance(self.index, JaccardIndex | SectionRows | TokenSegments) else None
             if row is None:
                 row = self.row_count
                 self.index.add(reading)

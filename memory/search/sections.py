@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .similarity import JaccardIndex, JaccardSimilarity, RankedRows, bag, ngrams, words
+from .similarity import JaccardIndex, RankedRows, Similarity, bag, ngrams, words
 
 __all__ = ["Section", "SectionRows", "SectionSimilarity", "join_sections", "split_sections"]
 
@@ -86,7 +86,7 @@ Reading = tuple[tuple[str, ...], tuple[frozenset[Hashable], ...]]
 
 
 @dataclass(frozen=True)
-class SectionSimilarity:
+class SectionSimilarity(Similarity):
     """The exact comparison of keys section by section.
 
         similarity = sum of w_s J_s / sum of w_s over the sections s,    w: weight, J: similarity of the section
@@ -102,21 +102,11 @@ class SectionSimilarity:
         if not sum(section.weight for section in self.sections.values()) > 0:
             raise ValueError(f"no section has a weight: {dict(self.sections)}")
 
-    @property
-    def minimum(self) -> float:
-        return 0.0
-
-    @property
-    def default_floor(self) -> float:
-        """As for `JaccardSimilarity`."""
-        return JaccardSimilarity().default_floor
-
     def read(self, texts: Sequence[str], /) -> list[Reading]:
         """The exact texts and the tokens of each key."""
-        return [self.read_query(text) for text in texts]
+        return [self._read(text) for text in texts]
 
-    def read_query(self, text: str, /) -> Reading:
-        """The exact texts and the tokens of a key that is searched for."""
+    def _read(self, text: str) -> Reading:
         parts = split_sections(text)
         texts = [(section, parts.get(name, "") if parts else text) for name, section in self.sections.items()]
         return (

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest as _digest
 
-from .similarity import InvertedIndex, RankedRows, TokenRows
+from .similarity import InvertedIndex, JaccardIndex, RankedRows
 
 __all__ = ["MERGE_ROWS", "IndexSegment", "TokenSegments"]
 
@@ -82,7 +82,7 @@ class IndexSegment(InvertedIndex):
         return cls(dict(zip(cls.NAMES, arrays, strict=True)))
 
     @classmethod
-    def of(cls, rows: TokenRows) -> IndexSegment:
+    def of(cls, rows: JaccardIndex) -> IndexSegment:
         """The segment of these rows.
 
         Raises:
@@ -166,10 +166,10 @@ class IndexSegment(InvertedIndex):
 
 
 class TokenSegments:
-    """Rows of sets of texts: some in segments, the newest in an index that grows (`TokenRows`)."""
+    """Rows of sets of texts: some in segments, the newest in an index that grows (`JaccardIndex`)."""
 
     def __init__(self, segments: Iterable[IndexSegment] = ()) -> None:
-        self._parts: list[IndexSegment | TokenRows] = [*segments, TokenRows()]
+        self._parts: list[IndexSegment | JaccardIndex] = [*segments, JaccardIndex()]
         self._latest: tuple[frozenset[Hashable], Hashes] = (frozenset(), np.zeros(0, np.uint64))  # a reading and its hashes
         self._place()
 
@@ -191,20 +191,20 @@ class TokenSegments:
         return len(self._parts[-1])
 
     @property
-    def parts(self) -> list[IndexSegment | TokenRows]:
+    def parts(self) -> list[IndexSegment | JaccardIndex]:
         """The segments, the parts that are no segments yet, and the part that grows."""
         return list(self._parts)
 
     def begin_part(self) -> None:
         """Let a new part grow: those before do not change any more."""
         if self.newest:
-            self._parts.append(TokenRows())
+            self._parts.append(JaccardIndex())
             self._place()
 
     def end_segment(self) -> None:
         """Make a segment of the part that grows."""
         if self.newest:
-            self._parts[-1] = IndexSegment.of(cast(TokenRows, self._parts[-1]))
+            self._parts[-1] = IndexSegment.of(cast(JaccardIndex, self._parts[-1]))
             self.begin_part()
 
     def put_segments(self, segments: Sequence[IndexSegment]) -> None:
@@ -214,17 +214,17 @@ class TokenSegments:
             rows -= len(parts.pop(0))
         if rows < 0:
             raise ValueError(f"{segments} end within a part of the index")
-        self._parts = [*segments, *parts] if parts else [*segments, TokenRows()]
+        self._parts = [*segments, *parts] if parts else [*segments, JaccardIndex()]
         self._place()
 
     def add(self, reading: frozenset[Hashable], /) -> None:
         """Append a row."""
-        cast(TokenRows, self._parts[-1]).add(reading)
+        cast(JaccardIndex, self._parts[-1]).add(reading)
 
     def find(self, reading: frozenset[Hashable]) -> int | None:
         """The row with exactly these tokens, if there is one."""
         for start, part in zip(reversed(self._starts), reversed(self._parts), strict=True):
-            row = part.find(reading) if isinstance(part, TokenRows) else part.find(self._hashes_of(reading))
+            row = part.find(reading) if isinstance(part, JaccardIndex) else part.find(self._hashes_of(reading))
             if row is not None:
                 return int(start) + row
         return None
@@ -236,7 +236,7 @@ class TokenSegments:
         for start, part in zip(reversed(self._starts), reversed(self._parts), strict=True):
             if not len(part):
                 continue
-            if isinstance(part, TokenRows):
+            if isinstance(part, JaccardIndex):
                 more, found = part.nearest(reading, k, floor, None)
             else:
                 more, found = part.nearest(self._hashes_of(reading), k, floor)

@@ -28,7 +28,6 @@ __all__ = [
     "JaccardSimilarity",
     "KeyRows",
     "Similarity",
-    "TokenRows",
     "TokenSimilarity",
     "bag",
     "jaccard",
@@ -272,6 +271,7 @@ class JaccardIndex(InvertedIndex):
         self._tokens = array("i")  # the token numbers of all rows, one row after the other
         self._starts = array("q")  # row -> start of its token numbers
         self._sizes = array("i")  # row -> number of its distinct tokens
+        self._newest: dict[int, int] = {}  # hash of a set of tokens -> the newest row with that hash
         # numpy reads these arrays in place, and an array cannot grow while it is being read: below, no such view is
         # ever bound to a name, so that none outlives its expression, not even in the traceback of an interrupted search.
 
@@ -301,6 +301,7 @@ class JaccardIndex(InvertedIndex):
             self._starts.append(len(self._tokens))
             self._tokens.extend(numbers)
             self._sizes.append(len(numbers))
+            self._newest[hash(frozenset(distinct))] = row
             return row
 
     def columns(self) -> tuple[list[Hashable], NDArray[np.int32], NDArray[np.int32]]:
@@ -308,12 +309,15 @@ class JaccardIndex(InvertedIndex):
         with self._lock:
             return list(self._ids), np.array(self._tokens, np.int32), np.array(self._sizes, np.int32)
 
-    def has_tokens(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
-        """True if these are exactly the tokens of the row."""
+    def find(self, tokens: AbstractSet[Hashable]) -> int | None:
+        """The newest row with exactly these tokens, if there is one."""
         with self._lock:
+            row = self._newest.get(hash(frozenset(tokens)))
+            if row is None:
+                return None
             start, size = self._starts[row], self._sizes[row]
             numbers = self._tokens[start : start + size]
-            return size == len(tokens) and {self._ids.get(token) for token in tokens} == set(numbers)
+            return row if size == len(tokens) and {self._ids.get(token) for token in tokens} == set(numbers) else None
 
     def search(
         self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0, among: NDArray[np.bool_] | None = None
@@ -402,7 +406,7 @@ _COMPARE = 200
 class KeyRows(Protocol):
     """The stored key texts, one row each, in the order of adding; not safe to use from several threads at once."""
 
-    def add(self, reading: Any, /) -> None:
+    def add(self, reading: Any, /) -> int | None:
         """Append a row, as `Similarity.read` returned it."""
 
     def nearest(self, reading: Any, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
@@ -423,12 +427,16 @@ class Similarity(Protocol):
     @property
     def minimum(self) -> float:
         """The smallest possible similarity; the greatest is 1, of equal texts."""
-        ...
+        return 0.0
 
     @property
     def default_floor(self) -> float:
-        """The similarity below which texts usually have nothing to do with each other."""
-        ...
+        """The similarity below which texts usually have nothing to do with each other.
+
+        0.21 by tokens: more than two states of two words that share one (0.2). Of the steps of ALFWorld's valid_train 1 % find
+        nothing above it, and 30 % nothing above 0.3 by plain words (tests/performance/bench_adamem_retrieval.py).
+        """
+        return 0.21
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
         """Each stored text in the form that is compared. All slow work happens here; safe to call from several threads."""
@@ -436,7 +444,7 @@ class Similarity(Protocol):
 
     def read_query(self, text: str, /) -> Any:
         """A text that is searched for, in that form."""
-        ...
+        return self.read([text])[0]
 
     def rows(self) -> KeyRows:
         """An empty table of rows."""
@@ -444,7 +452,7 @@ class Similarity(Protocol):
 
 
 @dataclass(frozen=True)
-class JaccardSimilarity:
+class JaccardSimilarity(Similarity):
     """The exact comparison of key texts by their common tokens; it needs no embeddings.
 
     A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.attempts.trajectories.structured_key`) is
@@ -462,89 +470,28 @@ class JaccardSimilarity:
     tokens: Callable[[str, str], Iterable[Hashable]] = state_shingles
     """(goal, text) -> the tokens of the text that are compared; the goal is empty for a text without one."""
 
-    @property
-    def minimum(self) -> float:
-        return 0.0
-
-    @property
-    def default_floor(self) -> float:
-        """0.21: more than two states of two words that share one (0.2). Of the steps of ALFWorld's valid_train 1 % find nothing
-        above it, and 30 % nothing above 0.3 by plain words (tests/performance/bench_adamem_retrieval.py)."""
-        return 0.21
-
     def read(self, texts: Sequence[str], /) -> list[tuple[frozenset[Hashable], frozenset[Hashable]]]:
         """(tokens of the goal, tokens of the state) of each text; no goal: all of it is the state."""
         parts = [split_key(text) for text in texts]
         return [(frozenset(self.tokens("", goal)), frozenset(self.tokens(goal, state))) for goal, state in parts]
-
-    def read_query(self, text: str, /) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
-        """(tokens of the goal, tokens of the state) of a text that is searched for."""
-        return self.read([text])[0]
 
     def rows(self) -> KeyRows:
         return _JaccardRows()
 
 
 @dataclass(frozen=True)
-class TokenSimilarity:
+class TokenSimilarity(Similarity):
     """The exact comparison of whole texts by their common tokens: J, the Jaccard index of their sets (JitRL, Eq. 24)."""
 
     tokens: Callable[[str], Iterable[Hashable]] = shingles
     """Text -> its tokens."""
 
-    @property
-    def minimum(self) -> float:
-        return 0.0
-
-    @property
-    def default_floor(self) -> float:
-        """0.21, as for `JaccardSimilarity`."""
-        return JaccardSimilarity().default_floor
-
     def read(self, texts: Sequence[str], /) -> list[frozenset[Hashable]]:
         """The tokens of each text."""
         return [frozenset(self.tokens(text)) for text in texts]
 
-    def read_query(self, text: str, /) -> frozenset[Hashable]:
-        """The tokens of a text that is searched for."""
-        return frozenset(self.tokens(text))
-
-    def rows(self) -> TokenRows:
-        return TokenRows()
-
-
-class TokenRows:
-    """Rows of sets of tokens, which tell whether they have a set."""
-
-    def __init__(self) -> None:
-        self._index = JaccardIndex()
-        self._hashes: dict[int, int] = {}  # hash of a set -> the newest row with that hash
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def add(self, reading: frozenset[Hashable], /) -> None:
-        """Append a row."""
-        self._hashes[hash(reading)] = self._index.add(reading)
-
-    def columns(self) -> tuple[list[Hashable], NDArray[np.int32], NDArray[np.int32]]:
-        """The tokens by number, the token numbers of all rows, one row after the other, and the number of tokens of each row."""
-        return self._index.columns()
-
-    def find(self, reading: frozenset[Hashable]) -> int | None:
-        """The row with exactly these tokens, if there is one."""
-        row = self._hashes.get(hash(reading))
-        return row if row is not None and self._index.has_tokens(row, reading) else None
-
-    def nearest(
-        self, reading: frozenset[Hashable], k: int, min_similarity: float, among: NDArray[np.bool_] | None, /
-    ) -> RankedRows:
-        """At most k rows, as `JaccardIndex.nearest`."""
-        return self._index.nearest(reading, k, min_similarity, among)
-
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        """The similarity of one row to each of `rows`, (rows,)."""
-        return self._index.row_similarities(row, rows)
+    def rows(self) -> JaccardIndex:
+        return JaccardIndex()
 
 
 _GOALS = 16

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..storage.cache import Cache, cache_key
 from ..storage.chroma_store import embedder_name
 from .encoders import Prompts
-from .similarity import KeyRows, RankedRows, split_key, with_goal_places
+from .similarity import KeyRows, RankedRows, Similarity, split_key, with_goal_places
 
 __all__ = ["BadVectors", "CosineSimilarity"]
 
@@ -61,7 +61,7 @@ class BadVectors(UserError, ValueError):
     """An error: the encoder's vectors cannot be compared with each other."""
 
 
-class CosineSimilarity:
+class CosineSimilarity(Similarity):
     """The comparison of key texts by the cosine of their embeddings, with a persistent cache of the vectors.
 
     A key of the form `goal: ...` and, from the next line on, `state: ...` is compared in two parts, as by `JaccardSimilarity`:

@@ -23,7 +23,7 @@ from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.returns import experiences, scope
 from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.search.segments import IndexSegment, TokenSegments
-from learngraph.memory.search.similarity import TokenRows, words
+from learngraph.memory.search.similarity import JaccardIndex, words
 from learngraph.memory.storage import snapshot
 from learngraph.memory.storage.branching_store import BranchingStore
 from learngraph.memory.storage.chroma_store import ChromaStore
@@ -373,7 +373,7 @@ def test_segments_find_what_one_index_finds() -> None:
     """Rows in one index, and in segments of any size, merged or not, with a part that grows."""
     draws = Random(0)
     for _ in range(60):
-        plain, split = TokenRows(), TokenSegments()
+        plain, split = JaccardIndex(), TokenSegments()
         for _ in range(draws.randrange(1, 90)):
             tokens = frozenset(draws.choices(WORDS, k=draws.randrange(6)))
             assert plain.find(tokens) == split.find(tokens)
