@@ -15,7 +15,7 @@ from ...nodes.channels import node_channels
 from ..wiring.arrows import Finding
 from ..wiring.flow import FlowError, check
 from ..wiring.picture import describe_node
-from .shown_graph import show_graph
+from .shown_values import show_graph
 from .walk_session import StudioError
 
 __all__ = ["Drawing"]

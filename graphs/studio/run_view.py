@@ -20,8 +20,7 @@ from ..methods import find_method
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
 from .recorded_passes import RecordedPasses
-from .shown_graph import show_graph
-from .shown_values import decision_bars, show_state, to_line
+from .shown_values import decision_bars, show_graph, show_state, to_line
 
 __all__ = ["FolderView", "RunView"]
 

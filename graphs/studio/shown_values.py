@@ -1,4 +1,4 @@
-"""Values of a graph's state as JSON for the page: short texts, tables and trees, all of bounded size."""
+"""A graph and the values of its state as JSON for the page: boxes and arrows; short texts, tables and trees of bounded size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
 from ...nodes.act.choose import softmax
+from ..wiring.mermaid import read_flow
+from ..wiring.picture import describe_node
 
 __all__ = []
 
@@ -18,6 +20,29 @@ MAX_TEXT = 20_000
 MAX_ROWS = 200
 MAX_DEPTH = 5
 MAX_LINE = 110
+
+
+def show_graph(text: str, graph: Any = None) -> dict[str, Any]:
+    """The boxes and arrows of a drawing.
+
+    Args:
+        text: the drawing.
+        graph: a compiled graph whose nodes have the names of the drawing; None if there is none (yet).
+
+    Raises:
+        FlowError: the drawing cannot be read.
+    """
+    drawn = read_flow(text)
+    specs = graph.builder.nodes if graph is not None else {}
+    boxes = [
+        {"name": name, "text": node.text, **(describe_node(name, specs[name].runnable) if name in specs else {})}
+        for name, node in drawn.nodes.items()
+    ]
+    arrows = [
+        {"source": e.source, "target": e.target, "label": e.label, "dotted": e.dotted, "join": bool(e.join)}
+        for e in drawn.edges
+    ]
+    return {"nodes": boxes, "edges": arrows, "direction": drawn.direction}
 
 
 def show_state(values: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -320,18 +320,8 @@ def _written_id(name: str) -> str:
     return f'{id}["{_entities(name)}"]'
 
 
-_RESERVED = (
-    "end",
-    "subgraph",
-    "graph",
-    "flowchart",
-    "class",
-    "classDef",
-    "style",
-    "linkStyle",
-    "click",
-    "direction",
-    "default",
+_RESERVED = frozenset(
+    ["end", "subgraph", "graph", "flowchart", "class", "classDef", "style", "linkStyle", "click", "direction", "default"]
 )
 """Words that Mermaid reads as something else where a node may stand."""
 

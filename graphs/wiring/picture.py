@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -25,7 +26,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.errors import UserError
 from .drawn import drawn_edges, to_mermaid
 
-__all__ = ["Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
+__all__ = ["NotebookDrawing", "Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -61,8 +62,25 @@ class Position(Protocol):
         ...
 
 
+class NotebookDrawing(ABC):
+    """A drawing that shows itself in a notebook: as SVG where Graphviz is installed, else as Mermaid text."""
+
+    @abstractmethod
+    def mermaid(self) -> str:
+        """The drawing as Mermaid text."""
+
+    @abstractmethod
+    def svg(self) -> str:
+        """The drawing as an SVG document."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        if has_graphviz():
+            return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
+        return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
+
+
 @dataclass(frozen=True)
-class Picture:
+class Picture(NotebookDrawing):
     """A graph that shows itself in a notebook, without asking any server."""
 
     graph: Graph
@@ -71,11 +89,6 @@ class Picture:
     """The nodes about to run, which are lit."""
     passes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(from, to) -> how often that arrow was taken, which stands on it."""
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        if has_graphviz():
-            return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
-        return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
 
     def __str__(self) -> str:
         return self.mermaid()

@@ -72,10 +72,10 @@ class History(Generic[T]):
 
     Args:
         made: the records that are there already, as (moment of writing, id).
-        limit: changes that are kept; older ones cannot be undone any more.
+        limit: changes that are kept, None for all; older ones cannot be undone any more.
     """
 
-    def __init__(self, made: Iterable[tuple[str, Any]] = (), limit: int = MAX_CHANGES) -> None:
+    def __init__(self, made: Iterable[tuple[str, Any]] = (), limit: int | None = MAX_CHANGES) -> None:
         self._changes = deque((Change(moment, key, ABSENT) for moment, key in sorted(made)), limit)
 
     def __iter__(self) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from ..errors import UserError
-from .branches import ABSENT, branching, new_moment
+from .branches import ABSENT, History, branching
 
 __all__ = ["Rows", "RowsError"]
 
@@ -42,7 +42,7 @@ class Rows:
         self.path = Path(path) if path else None
         self._keep = keep
         self._rows: dict[str, Mapping[str, Any]] = {}
-        self._moments: dict[str, str] = {}  # id -> when it was written in this process; rows of the file are older
+        self._history = History[Mapping[str, Any]](limit=None)  # of this process; rows of the file are older
         self._lock = Lock()
         self._file = None
         if self.path:
@@ -84,7 +84,7 @@ class Rows:
                     os.truncate(self.path, end)  # half a row must not stand before the next one
                     raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
             self._rows[row["id"]] = self._fields_in_memory(row)
-            self._moments[row["id"]] = new_moment()
+            self._history.note(row["id"])
 
     def __repr__(self) -> str:
         return f"Rows({str(self.path) if self.path else ''})"
@@ -96,14 +96,13 @@ class Rows:
         """A copy of the rows as they were at a moment (memory/storage/branches.py), in memory."""
         made = Rows(keep=self._keep)
         with self._lock:
-            late = {id for id, written in self._moments.items() if written >= moment} if moment else set()
-            made._rows = {id: row for id, row in self._rows.items() if id not in late}
+            made._rows = self._history.undo(self._rows, moment)
         return made
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
-        """id -> row, of those written since a moment."""
+        """id -> row, of those written since a moment; `ABSENT` for those deleted."""
         with self._lock:
-            return {id: self._rows.get(id, ABSENT) for id, made in self._moments.items() if made >= moment}
+            return {id: self._rows.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
     def _fields_in_memory(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
@@ -119,7 +118,8 @@ class Rows:
 
     def values(self) -> list[Mapping[str, Any]]:
         """All rows, oldest first."""
-        return list(self._rows.values())
+        with self._lock:
+            return list(self._rows.values())
 
     def __contains__(self, id: object) -> bool:
         return id in self._rows

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ..errors import UserError
 
-__all__ = ["SnapshotStore", "Snapshots", "folder_name"]
+__all__ = ["Snapshots", "folder_name"]
 
 FORMAT = 1
 """Version of the layout; a snapshot of another one counts as missing."""
@@ -31,57 +30,40 @@ MANIFEST = "manifest.json"
 _PIECE = 1 << 24
 
 
-class SnapshotStore(Protocol):
-    """A store that keeps snapshots of what is derived from its items."""
-
-    def snapshot_folder(self, namespace: tuple[str, ...], /) -> Path | None:
-        """The folder for a namespace, which may not exist yet; None if there is no place for one."""
-        ...
-
-    def versions(self, namespace: tuple[str, ...], /) -> dict[str, tuple[str, str]] | None:
-        """key -> (time of creation, time of the last write), in ISO format, of all items; None if that cannot be told."""
-        ...
-
-    def count_writes(self, namespace: tuple[str, ...], /) -> int:
-        """The number of batches that have written into the namespace since the store was opened."""
-        ...
-
-    def before_close(self, call: Callable[[], object], /) -> None:
-        """Call a bound method, if its object still lives, before the store is closed."""
-
-
-def snapshots_of(store: object, namespace: tuple[str, ...]) -> Snapshots | None:
+def snapshots_of(store: Any, namespace: tuple[str, ...]) -> Snapshots | None:
     """The snapshots of a namespace; None where the store keeps none."""
     find = getattr(store, "snapshot_folder", None)
     folder = find(namespace) if find is not None else None
-    return None if folder is None else Snapshots(cast(SnapshotStore, store), namespace, folder)
+    return None if folder is None else Snapshots(store, namespace, folder)
 
 
 class Snapshots:
     """The snapshots of one namespace, by name.
 
     Args:
-        store: the store.
+        store: a `ChromaStore`, or one that passes on what it has.
         namespace: labels of the namespace.
         folder: where they lie.
     """
 
-    def __init__(self, store: SnapshotStore, namespace: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, store: Any, namespace: tuple[str, ...], folder: Path) -> None:
         self.store, self.namespace, self.folder = store, namespace, folder
 
     def __repr__(self) -> str:
         return f"Snapshots({'/'.join(self.namespace)})"
 
     def versions(self) -> dict[str, tuple[str, str]] | None:
-        """As `SnapshotStore.versions`; None too if the store cannot be read: it will say so where it must be."""
+        """As `ChromaStore.versions`; None too if the store cannot be read: it will say so where it must be."""
         try:
-            return self.store.versions(self.namespace)
+            found: dict[str, tuple[str, str]] | None = self.store.versions(self.namespace)
         except UserError:
             return None
+        return found
 
     def count_writes(self) -> int:
-        """As `SnapshotStore.count_writes`."""
-        return self.store.count_writes(self.namespace)
+        """As `ChromaStore.count_writes`."""
+        count: int = self.store.count_writes(self.namespace)
+        return count
 
     def write(self, name: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bool:
         """Replace a snapshot; False if the disk does not take it, which then keeps the old one.
@@ -134,10 +116,6 @@ class Snapshots:
         except (OSError, ValueError):
             return None
         return manifest["meta"], arrays
-
-    def delete(self) -> None:
-        """Delete all snapshots of the namespace."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def folder_name(labels: Sequence[str | None]) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
 from typing import Any
 
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from .branches import ABSENT, History, branching, moment_of_time
+from .branches import History, branching, moment_of_time
 from .open_store import all_items
+from .rows import Rows
 
 __all__ = ["StoredRows"]
 
 
 @branching("append", "rewrite", but=("refresh", "sync", "close"))
-class StoredRows:
+class StoredRows(Rows):
     """Rows by id (the row's `id` field), in the order of writing. A row that is there already is not written again.
 
     What other processes write is seen after `refresh`.
@@ -26,14 +26,9 @@ class StoredRows:
         namespace: labels of the namespace.
     """
 
-    path = None
-    replaces = False
-    """A row that is there is not replaced."""
-
     def __init__(self, store: BaseStore, namespace: Sequence[str]) -> None:
+        super().__init__()
         self.store, self.namespace = store, tuple(namespace)
-        self._rows: dict[str, Mapping[str, Any]] = {}
-        self._lock = Lock()
         self.refresh()
 
     def __repr__(self) -> str:
@@ -55,11 +50,6 @@ class StoredRows:
                 made.append(row)
             made._history = History()
         return made
-
-    def writes_since(self, moment: str) -> dict[Any, Any]:
-        """id -> row, of those written since a moment; `ABSENT` for those deleted."""
-        with self._lock:
-            return {id: self._rows.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write `row` unless there is one with its id."""
@@ -89,24 +79,3 @@ class StoredRows:
                 elif changed != row:
                     self.store.put(self.namespace, id, {"number": number, "row": dict(changed)}, index=False)
                     self._rows[id] = changed
-
-    def sync(self) -> None:
-        """Nothing: the store writes at once."""
-
-    def close(self) -> None:
-        """Nothing: the store is not this object's."""
-
-    def get(self, id: str) -> Mapping[str, Any] | None:
-        """The row with this id, or None."""
-        return self._rows.get(id)
-
-    def values(self) -> list[Mapping[str, Any]]:
-        """All rows, oldest first."""
-        with self._lock:
-            return list(self._rows.values())
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._rows
-
-    def __len__(self) -> int:
-        return len(self._rows)

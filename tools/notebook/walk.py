@@ -40,10 +40,9 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
-from .channels import check_channels
 from .pauses import Invocation, find_subgraph, innermost, pause_in
 from .saved_steps import write_test
-from .tables import StepperError, Table, shorten, table
+from .tables import StepperError, Table, check_channels, shorten, table
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
