@@ -64,7 +64,6 @@ def parse_options_and_settings(
         raise CommandError(
             f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
         )
-    needed = any(one.default is one.default_factory for one in fields(cast(Any, options)))  # both MISSING
     hints = get_type_hints(type(settings))
     groups = [name for name, hint in hints.items() if is_dataclass(hint)]
     settings_type: Any = type(settings)
@@ -77,7 +76,7 @@ def parse_options_and_settings(
         titles = {f"{name.replace('_', '-')} options": f"{title}, {name}" for name in groups}
     parts: list[Any] = [
         ("settings", settings_type, field(default_factory=lambda: settings)),
-        ("options", options_type) if needed else ("options", options_type, field(default_factory=options)),
+        ("options", options_type),
     ]
     form = make_dataclass("Form", parts, kw_only=True)
     parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups), headings=headings)

@@ -15,7 +15,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from ...memory.storage.postgres_store import without_password
 from ..arms import make_arm, method_settings, preset_names, shared_settings
 from ..experiments.dry_run import dry_run
 from ..experiments.folder import Sweep, parse_seeds, run_folder_name
-from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once
-from ..experiments.measures import METRICS, RUN_METRICS
+from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once, unfinished_runs
+from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
 from ..experiments.options import RunOptions
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
 from ..experiments.spec import Choice, Spec, plan_sweeps, read_spec, unplayed_notes
+from ..experiments.training_free.dry_run import check_arms
+from ..experiments.training_free.options import LearningOptions, learning_options
 from .flags import parse_flags, parse_options_and_settings
 
 __all__ = ["run"]
@@ -44,8 +46,12 @@ HEADINGS: Mapping[str, Sequence[str]] = {
         *("prior", "policy", "policy_history_steps", "window", "prompts", "base_url", "request_timeout", "retries"),
         *("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body"),
     ),
+    "learning before playing": (
+        *("test_problems", "test_rollouts", "test_env", "test_temperature", "splits", "same_problems", "curve"),
+        *("critic", "critic_temperature", "critic_base_url", "tools", "corpus", "tool_turns"),
+    ),
     "output": ("memory", "checkpoints"),
-    "costs": ("token_budget", "dollar_budget", "price_in", "price_out"),
+    "costs": ("token_budget", "dollar_budget", "price_in", "price_out", "critic_price_in", "critic_price_out"),
     "machines": ("engine", "concurrency"),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
@@ -109,17 +115,20 @@ def _run_method(name: str, args: Sequence[str]) -> int:
         f"{method.summary}. {name}:PRESET has other defaults ({', '.join(preset_names(method.settings))}), {name}?SETTING=VALUE "
         "changes one. An agent of your own learns with --agent MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
     )
-    if method.has_training_phase:
-        from .training_free import learn_and_test
-
-        return learn_and_test(name, defaults, args, about)
     title = f"{type(defaults).__name__}: settings of the method"
-    options, settings = parse_options_and_settings(RunOptions, defaults, args, f"learngraph run {name}", about, title, HEADINGS)
+    form: type[RunOptions] = LearningOptions if method.has_training_phase else RunOptions
+    options, settings = parse_options_and_settings(form, defaults, args, f"learngraph run {name}", about, title, HEADINGS)
     if options.model == "uniform":  # as a file and the studio name it
         options = replace(options, model=RunOptions().model, prior="uniform")
     shared, arms = shared_settings(settings, args), {name: make_arm(name, settings)}
+    if method.has_training_phase:  # its arms differ in their own switches alone
+        shared = {
+            one.name: value
+            for one in fields(defaults)
+            if one.name != "arm" and (value := getattr(settings, one.name)) != getattr(defaults, one.name)
+        }
     for other in options.compare:
-        if find_method(other).has_training_phase:
+        if find_method(other).has_training_phase and not method.has_training_phase:
             raise CommandError(
                 f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
             )
@@ -129,11 +138,14 @@ def _run_method(name: str, args: Sequence[str]) -> int:
         raise CommandError(f"--episodes is at least 1, got {options.episodes}")
     if options.max_run_tokens < 0:
         raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
+    if isinstance(options, LearningOptions):
+        options = learning_options(options, arms)
+    metrics = LEARNING_METRICS if isinstance(options, LearningOptions) else RUN_METRICS
     model = "uniform prior" if options.prior == "uniform" else options.model
     sweep = Sweep(options, arms, Path(), tuple(parse_seeds(options.seeds)), options.env, model)
     sweep = replace(sweep, folder=options.out or Path("runs") / run_folder_name(sweep))
     rows = tuple(arms.values())
-    spec = Spec((Choice(options.env, options.env),), rows, (Choice(model, model),), against=rows[0].label, metrics=RUN_METRICS)
+    spec = Spec((Choice(options.env, options.env),), rows, (Choice(model, model),), against=rows[0].label, metrics=metrics)
     return play_and_report(spec, [sweep], sweep.folder, options, ["learngraph", "run", name, *args])
 
 
@@ -204,6 +216,9 @@ def play_and_report(
     is_ray(options.engine)  # refuses an unknown one
     for one in planned:
         runs_at_once(one)
+    for one in planned:
+        if isinstance(one.options, LearningOptions) and (options.dry_run or unfinished_runs(one)[0]):
+            check_arms(one)
     if options.dry_run:
         return dry_run(planned, unplayed_notes(spec, only), folder, as_json=options.json)
     with claim_sweeps(planned, folder, name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from .options import RunOptions
 from .progress import show
 from .recorded import read_rows
 from .run_inputs import asks_model, loads_model, shared_environment
+from .training_free import dry_run as learning
+from .training_free.options import LearningOptions
 
 __all__ = ["CostEstimate", "dry_run"]
 
@@ -61,6 +63,8 @@ class CostEstimate:
     """If every episode lasts its horizon, every reply takes all its tries, and every prompt fills the window."""
     measured: int = 0
     """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
+    stages: Mapping[str, int] = field(default_factory=dict)
+    """Calls of each stage, of a method that learns before it plays."""
 
 
 def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
@@ -105,7 +109,9 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
     table = markdown_table([[*head, "calls at most", "tokens at most", "dollars at most"], *lines], left=3)
     show(f"{folder}: no model was asked. {plural(runs, 'run')} left; from their first episode they would take about\n\n{table}")
     if planned[0].folder == folder:
-        problems += [f"assumed: {_assumptions(planned[0].options, found)}", *_budget_notes(planned[0].options, *spent)]
+        learns = isinstance(planned[0].options, LearningOptions)
+        assumed = learning.assumptions(planned[0]) if learns else [f"assumed: {_assumptions(planned[0].options, found)}"]
+        problems += [*assumed, *_budget_notes(planned[0].options, *spent)]
         show("\n" + "\n".join([*problems, *notes]))
         return 0
     for line in [*problems, *notes]:
@@ -142,6 +148,11 @@ def _assumptions(options: RunOptions, estimates: Sequence[CostEstimate]) -> str:
 def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     """The costs of one method."""
     options, name, seeds = sweep.options, arm.name, sweep.seeds
+    if isinstance(options, LearningOptions):
+        stages = learning.stage_usage(sweep, arm, learning.paid_by_stage(sweep.folder))
+        every, dollars = sum(stages.values(), Usage()), sum(learning.stage_dollars(sweep, stages).values())
+        asked = Amount(every.calls, every.input_tokens, every.output_tokens, dollars)
+        return CostEstimate(name, asked, asked, stages={stage: usage.calls for stage, usage in stages.items()})
     nothing = Amount(0, 0, 0, 0.0)
     if not loads_model(arm, options):
         return CostEstimate(name, nothing, nothing)

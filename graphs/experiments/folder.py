@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import CommandError, UserError
+from ...memory.lessons.versions import find_library
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from ..arms import Arm
@@ -35,12 +36,10 @@ from .run_inputs import needs_model
 
 __all__ = ["Job", "Sweep", "claim_folder", "memory_location", "parse_seeds", "read_settings", "read_sweep_settings", "run_stem"]
 
-GROWING = ("episodes", "seeds", "methods", "arms")
+GROWING = ("episodes", "seeds", "methods")
 """Settings of a folder that may grow from one command to the next."""
 MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""
-ADDED_SEED = "problems of seed "
-"""The beginning of the name of a digest: of the problems of a seed that the folder did not begin with."""
 FIRST_DIGEST = "first_digest"
 """The name under which a folder keeps the digest of its first settings, once seeds or episodes were added."""
 NOT_KEPT = ("out", "workers", "engine", "concurrency", "json", "compare", "stop_at_full_score", *REQUEST_OPTIONS, *COST_OPTIONS)
@@ -219,12 +218,13 @@ def settings_record(sweep: Sweep) -> dict[str, Any]:
             options["paper_temperatures"] = known
         # The server, as tools.models finds it.
         options["base_url"] = asked.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
-    for name in ("memory", "checkpoints", "base_url"):
-        options[name] = without_password(options[name]) if options[name] else options[name]
+    for name in ("memory", "checkpoints", "base_url", "critic_base_url"):
+        if options.get(name):
+            options[name] = without_password(options[name])
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(sweep.seeds),
-        "methods": {name: asdict(arm.settings) | _bank_digest(arm.settings) for name, arm in arms.items()},
+        "methods": {name: asdict(arm.settings) | _file_digests(arm.settings) for name, arm in arms.items()},
     }
 
 
@@ -241,15 +241,18 @@ def growing_record(sweep: Sweep) -> dict[str, Any]:
         return record  # refused when the folder is claimed, with a message
 
 
-def _bank_digest(settings: Any) -> dict[str, str]:
-    """A digest of the bank's file, recorded beside its path, so that another file of that name is not taken for it."""
-    if not (bank := getattr(settings, "bank", "")):
-        return {}
-    try:
-        stat = os.stat(bank)
-        return {"bank_digest": _file_digest(bank, stat.st_mtime_ns, stat.st_size)}
-    except OSError as error:
-        raise CommandError(f"--bank {bank}: cannot be read ({error.strerror or error})") from error
+def _file_digests(settings: Any) -> dict[str, str]:
+    """Digests of the files of bank and library, recorded beside their paths, so that another file of that name is not taken for it."""
+    found = {}
+    for name in ("bank", "library"):
+        if path := getattr(settings, name, ""):
+            try:
+                file = find_library(path) if name == "library" else path
+                stat = os.stat(file)
+                found[f"{name}_digest"] = _file_digest(str(file), stat.st_mtime_ns, stat.st_size)
+            except OSError as error:
+                raise CommandError(f"--{name} {path}: cannot be read ({error.strerror or error})") from error
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -308,7 +311,7 @@ def read_sweep_settings(folder: Path) -> dict[str, Any]:
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Check that a folder is free, or holds a run with these settings (JSON values).
 
-    The run may be asked for more episodes, seeds, methods and arms, and at a server of another address.
+    The run may be asked for more episodes, seeds and methods, and at a server of another address.
 
     Returns:
         The record to write into its settings.json; None if the one there is right.
@@ -339,11 +342,7 @@ def _has_grown(old: Any, new: Any, name: str) -> bool:
         return isinstance(new, int) and new >= old
     if name == "seeds":
         return isinstance(new, list) and set(old) <= set(new)
-    if name not in ("methods", "arms", "digests") or not isinstance(new, dict):
-        return False
-    added = new.keys() - old.keys()
-    fits = name != "digests" or (added and all(key.startswith(ADDED_SEED) for key in added))
-    return bool(fits) and all(new.get(key) == held for key, held in old.items())
+    return name == "methods" and isinstance(new, dict) and all(new.get(method) == held for method, held in old.items())
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:

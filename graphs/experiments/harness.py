@@ -23,6 +23,7 @@ from .progress import ProgressRow, ScoreFollower, say, show_progress
 from .results import SeedResult, is_finished, read_result
 from .run_inputs import judge_node, loads_model
 from .spec import NO_MODEL
+from .training_free.options import LearningOptions
 
 __all__ = ["Run", "claim_sweeps", "play_sweeps", "runs_at_once"]
 
@@ -95,7 +96,10 @@ def _play_missing(
     for one, batches in left:
         work = by_concurrency.setdefault(runs_at_once(one), [])
         for batch in batches:
-            work += [batch] if batch[0].arm.shares_memory else [(job,) for job in batch]
+            if not isinstance(one.options, LearningOptions):
+                work += [batch] if batch[0].arm.shares_memory else [(job,) for job in batch]
+        if isinstance(one.options, LearningOptions):  # what is learned from is played once for all arms of a seed
+            work += filter(None, ([job for of in batches for job in of if job.seed == seed] for seed in one.seeds))
     failures: Failures = {}
     for concurrency, work in by_concurrency.items():
         share = max(1, concurrency * min(processes, len(work)) // len(work))
@@ -155,6 +159,8 @@ def runs_at_once(sweep: Sweep) -> int:
     wanted = options.concurrency if options.concurrency is not None else 16 if remote else 1
     if wanted < 1:
         raise CommandError(f"--concurrency is at least 1, got {wanted}")
+    if isinstance(options, LearningOptions):  # there it is the number of calls
+        return 1
     if wanted > 1 and not remote:
         raise CommandError(f"--concurrency {wanted} is for models behind an API (openai:NAME); --workers for the others")
     return wanted

@@ -118,6 +118,14 @@ def _auroc(run: SeedResult, _: Prices) -> float | None:
     return float(mannwhitneyu(good, others, method="asymptotic").statistic) / (len(good) * len(others))
 
 
+def _pass(run: SeedResult, _: Prices) -> float | None:
+    """Pass@k, where each of the run's tasks was played k times: the mean over tasks of the best score."""
+    best: dict[str, float] = {}
+    for task, score in zip(run.tasks, run.scores, strict=False):
+        best[task] = max(score, best.get(task, -math.inf))
+    return mean([*best.values()]) if best else None
+
+
 def _regret(run: SeedResult, _: Prices) -> float:
     return math.fsum(max(run.optimum - score, 0.0) for score in run.scores)
 
@@ -160,6 +168,17 @@ METRICS: Mapping[str, Metric] = {
         True,
         ".2f",
         about="Mean score divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
+    ),
+    "pass": Metric(
+        "best of each task", _pass, True, about="Mean over the run's tasks of the best score: Pass@k of k attempts."
+    ),
+    "lessons": Metric("lessons", lambda run, _: run.lessons, None, about="Lessons of the library that was learned before."),
+    "tool-calls": Metric(
+        "tool calls/episode",
+        lambda run, _: (run.tool_calls or 0) / len(run.scores) or None,
+        None,
+        ".1f",
+        about="Calls of tools per episode.",
     ),
     "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
     "solved": Metric("solved", _solved, True, ".2f", about="Share of the answers (or last attempts) that solved the task."),
@@ -262,6 +281,8 @@ RUN_METRICS = (
     *("flops", "dollars", "step-seconds"),
 )
 """The columns of the table of `learngraph run METHOD`."""
+LEARNING_METRICS = ("avg", "pass", "lessons", "tool-calls", "steps", "calls", "tokens", "episode-tokens", "dollars")
+"""The same where a method learns on other problems than it plays."""
 
 
 def metric_head(name: str, episodes: int) -> str:

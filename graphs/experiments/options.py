@@ -78,7 +78,7 @@ class ModelOptions:
 
 REQUEST_OPTIONS = ("request_timeout", "retries")
 """Options of requests that change no result."""
-COST_OPTIONS = ("token_budget", "dollar_budget", "price_in", "price_out", "dry_run")
+COST_OPTIONS = ("token_budget", "dollar_budget", "price_in", "price_out", "critic_price_in", "critic_price_out", "dry_run")
 """Options of costs, which change no result."""
 DRAW_OPTIONS = ("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body")
 """Options of requests that results depend on."""

@@ -83,7 +83,7 @@ def play(jobs: Sequence[Job]) -> Failures | None:
         else:
             continue
         # The runs after it learn from its episodes.
-        waits = RunFailure(f"waits for seed {job.seed}, whose memory it shares", failure.fails_again)
+        waits = RunFailure(f"waits for {job.arm.name}, seed {job.seed}, whose memory it shares", failure.fails_again)
         return {job.key: failure} | {later.key: waits for later in jobs[number + 1 :]}
     return None
 
@@ -112,7 +112,11 @@ def _play_job(job: Job) -> None:
     from ...memory.storage.checkpoints import keep_last_checkpoints
     from ...nodes.recorded_model import RecordedChatModel
     from ..wiring.run import has_full_score
+    from .training_free.options import LearningOptions
+    from .training_free.play import learn_and_play
 
+    if isinstance(job.options, LearningOptions):
+        return learn_and_play(job)
     with _open_lock:
         environment = shared_environment(job.options.env, job.options.horizon)
     task = environment.task(job.seed, job.options.split)

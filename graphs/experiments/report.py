@@ -30,6 +30,8 @@ from .tables import (
     paired_table,
     score_table,
 )
+from .training_free.options import LearningOptions
+from .training_free.report import learning_report
 
 __all__ = ["Report", "draw_graph", "find_block", "report_sweeps", "write_block"]
 
@@ -89,17 +91,23 @@ def report_sweeps(
         played = dict.fromkeys(played_task(one.job(key, seed)) for (where, key, seed) in results if where == one.folder)
         notes += bank_overlap_warnings(one.arms.values(), [*played])
     notes += [*unplayed_notes(file, only), *failed]
+    learned = list[str]()
+    for one in planned:
+        if isinstance(one.options, LearningOptions):
+            own = next(table for table in tables if (table.environment, table.model) == (one.world, one.model))
+            told, further = learning_report(one, own)
+            learned, notes = [*learned, *told], [*notes, *further]
     objects = [one for table in tables for one in as_objects(table)]
-    page = markdown_page(file.title, file.text, command, tables, notes)
+    page = markdown_page(file.title, "\n\n".join(filter(None, [file.text, *learned])), command, tables, notes)
     write_json(folder / "results.json", objects)
     (folder / "results.md").write_text(f"{page}\n", encoding="utf-8")
     (folder / "results.tex").write_text(_latex(tables), encoding="utf-8")
     if draws or not (folder / "report.html").exists():
         with_runs = [table for table in tables if table.runs]
-        figures = draw_figures(with_runs, folder / "figures") if with_runs else {}
+        figures = draw_figures(with_runs, folder / "figures") if with_runs and not learned else {}
         title = file.title or folder.name
         write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
-    text = "\n\n".join(_terminal_parts(planned[0], tables[0], folder, results)) if tables and not is_file else ""
+    text = "\n\n".join([*_terminal_parts(planned[0], tables[0], folder, results), *learned]) if tables and not is_file else ""
     return Report(text, page, objects, notes)
 
 
@@ -112,6 +120,8 @@ def _terminal_parts(one: Sweep, table: ResultTable, folder: Path, results: Mappi
         f"{table.environment}, {plural(table.episodes, 'episode')}, {about}",
         fitted_tables([[row[0], *row[2:]] for row in score_table(table)]),
     ]
+    if isinstance(one.options, LearningOptions):
+        return parts
     if table.tests["avg"]:
         parts += ["paired by seed, because all methods played the same:", markdown_table(lead_table(table))]
     if len(runs) > 1 and max(len(run.scores) for run in table.all_runs) > 1:

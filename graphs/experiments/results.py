@@ -77,6 +77,12 @@ class SeedResult:
     """The return of each episode by the judge that the method learned from; None if a reward is missing. Empty without a judge."""
     unjudged: tuple[str | None, ...] = ()
     """Why a reward of each episode is missing; None where none is."""
+    tasks: tuple[str, ...] = ()
+    """The task of each episode, in a run that plays several; empty where all episodes are of one task."""
+    tool_calls: int | None = None
+    """Calls of tools, where they were counted."""
+    lessons: int | None = None
+    """Lessons of the library that the run learned before it played; None without a library."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
 
@@ -204,4 +210,7 @@ def read_result(job: Job) -> SeedResult:
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
         work=run_work(job.folder, rows),
+        tasks=tuple(row["task"] for row in rows if "task" in row),
+        tool_calls=sum(row["tool_calls"] for row in rows) if all("tool_calls" in row for row in rows) else None,
+        lessons=result.get("lessons"),
     )

@@ -14,7 +14,7 @@ from .options import ModelOptions, RunOptions
 __all__ = ["make_method_inputs", "method_resources"]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def shared_environment(spec: str, horizon: int | None) -> Any:
     """The environment of this name, opened once in a process."""
     from ...tools.environments.catalogue import open_environment

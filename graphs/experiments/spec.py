@@ -26,9 +26,10 @@ from typing import Any, Literal, get_type_hints
 
 from ...memory.errors import CommandError, UserError
 from ..arms import Arm, check_value, make_arm, preset_names
-from ..methods import find_method, split_name
+from ..methods import split_name
 from .folder import Sweep, parse_seeds
 from .options import RunOptions
+from .training_free.options import LearningOptions, learning_options
 
 __all__ = ["Choice", "Spec", "plan_sweeps", "read_spec", "unplayed_notes"]
 
@@ -146,8 +147,6 @@ def _methods(there: Any) -> list[Arm]:
     for number, table in enumerate(_tables(there, "methods", {"name": str, "label": str, "settings": Mapping[str, Any]})):
         name, label, given = table["name"], table.get("label", ""), table.get("settings", {})
         place = f"methods[{number}] ({name})"
-        if find_method(name).has_training_phase:
-            raise CommandError(f"{place}: it learns on other problems than it plays; learngraph run {name} measures it")
         arm = make_arm(name)
         hints = get_type_hints(type(arm.settings))
         _check_keys(given, [one.name for one in fields(arm.settings)], f"{place}.settings")
@@ -224,7 +223,7 @@ def seed_list(seeds: int | str | Sequence[int]) -> list[int]:
 def _run_hints(more: Collection[str] = ()) -> dict[str, Any]:
     """The options of a run that a table may set, with their types; prices only where `more` names them."""
     without = {*HARNESS_OPTIONS, "price_in", "price_out"}.difference(more)
-    hints = {name: hint for name, hint in get_type_hints(RunOptions).items() if name not in without}
+    hints = {name: hint for name, hint in get_type_hints(LearningOptions).items() if name not in without}
     return hints | {"seeds": int | str | list[int]}
 
 
@@ -268,6 +267,8 @@ def plan_sweeps(spec: Spec, folder: Path, processes: int, only: Sequence[str] = 
                 continue
             options, seeds = _sweep_options(spec, environment, model, processes)
             place = folder / folder_name(environment.label) / folder_name(model.label)
+            if isinstance(options, LearningOptions):
+                options = learning_options(options, arms)
             chosen = frozenset(name for name, arm in arms.items() if arm.label in methods)
             sweeps.append(Sweep(options, arms, place, tuple(seeds), environment.label, model.label, chosen))
     return sweeps
@@ -279,13 +280,21 @@ def _sweep_options(spec: Spec, environment: Choice, model: Choice, processes: in
     seeds, is_uniform = seed_list(values.pop("seeds")), model.name == UNIFORM
     if is_uniform:  # it costs nothing
         values = {name: value for name, value in values.items() if name not in ("token_budget", "dollar_budget")}
-    options = RunOptions(
+    learns = any(arm.method.has_training_phase for arm in spec.methods)
+    form: type[RunOptions] = LearningOptions if learns else RunOptions
+    known = {one.name for one in fields(form) if one.init}
+    values = {name: value for name, value in values.items() if name in known or not hasattr(spec, name)}
+    if beyond := [name for name in values if name not in known]:
+        kind = "while they play" if learns else "on other problems than they play, such as training-free-grpo"
+        raise CommandError(f"{beyond[0]} is of methods that learn {kind}")
+    if not learns:
+        values["stop_at_full_score"] = False  # all methods of a table play the same number of episodes
+    options = form(
         env=environment.name,
         model="pocket" if is_uniform else model.name,
         prior="uniform" if is_uniform else "model",
         seeds=",".join(map(str, seeds)) + ",",
         workers=processes,
-        stop_at_full_score=False,  # all methods of a table play the same number of episodes
         **values,
     )
     if options.episodes < 1:

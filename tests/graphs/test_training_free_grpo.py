@@ -29,8 +29,6 @@ from pydantic import Field
 
 from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import lesson_react, tool_agent
-from learngraph.graphs.experiments import evaluation_tables
-from learngraph.graphs.experiments.training_free import bench as training_free_bench
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.fingerprint import model_fingerprint
@@ -774,10 +772,6 @@ def test_lost_comparisons_are_counted() -> None:
     whole = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1))
     whole.run()
     assert whole.rows[0]["lost"] == 0
-    steps = [training_free_bench.learning_step(0, one.rows[0]) for one in (bench, whole)]
-    assert evaluation_tables.lost_comparison_notes({"grpo": [[steps[0]]], "whole": [[steps[1]]]}) == [
-        "grpo: 3 of 4 comparisons were lost to failed rollouts or replies that could not be used"
-    ]
 
 
 class Silent(Chat):

@@ -1,245 +1,227 @@
-"""The results of a run of Training-Free GRPO: tables for people, JSON for programs, learning curves."""
+"""The report of runs that learn before they play: arms problem by problem, the learning steps, their curve, and what was paid for."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ....memory.errors import UserError, plural
-from ....memory.records import Rollout, Task, Usage
-from .bench import complete_rows, learning_step
-from .models import spending_meter
-from .setup import LibraryArm, TrainingFreeSetup, shared_world
+from ....memory.display import format_number, markdown_table, with_interval
+from ....memory.records import Usage
+from ....nodes.evaluate.statistics import bootstrap_interval, interval, mean, paired_test
+from ..figures import COLOURS, save_figure, score_axes
+from ..folder import Sweep
+from ..recorded import read_rows
+from ..results import SeedResult
+from ..tables import ResultTable
+from .dry_run import paid_by_stage, stage_dollars
+from .options import learning_arms
 
-if TYPE_CHECKING:
-    from ..evaluation import ArmSummary, Outcome
-    from ..learning_curves import LearningStep
+__all__ = ["LearningSteps"]
 
-__all__ = ["print_progress", "write_report"]
+LearningSteps = Sequence[Mapping[str, Any]]
+"""The learning steps of a seed: the rows of its learned.jsonl, each with `test`, the mean reward on the unseen problems under the
+library after the step (None: not measured)."""
 
 
-def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]) -> int:
-    """Write results.json, failures.jsonl and the pictures, and print the tables; returns the exit code.
+def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str]]:
+    """The tables of a sweep that learns before it plays, and notes. Draws the curve of the first arm that learned something.
 
     Args:
-        setup: the run.
-        blueprint: (method, settings) -> its graph, to be drawn.
-
-    Raises:
-        UserError: an arm is not finished although the budget is not spent.
+        one: the sweep.
+        table: its finished runs.
     """
-    from .. import evaluation, evaluation_tables, folder
-
-    done = [arm for arm in setup.arms if all(setup.is_finished(arm, seed) for seed in setup.seeds)]
-    results = {arm.title: [setup.result(arm, seed) for seed in setup.seeds] for arm in done}
-    arms = {title: [_outcome_of_result(title, found) for found in seeds] for title, seeds in results.items()}
-    rows = evaluation.arm_summaries(arms, setup.options.env, setup.options.model, setup.baseline_title)
-    learning = {arm.title: [_steps(setup, arm, seed) for seed in setup.seeds] for arm in setup.arms if arm.learns}
-    spent, cost, over = _spending(setup)
-    failures = [
-        {"arm": title, "seed": found["seed"], "id": id, "reason": reason}
-        for title, seeds in results.items()
-        for found in seeds
-        for id, reason in _failures(found)
-    ]
-    by_row = [
-        row.as_dict() | {"steps": [[asdict(step) for step in seed] for seed in learning.get(row.arm, [])]} for row in rows
-    ]
-    for row in by_row:
-        row["lost_comparisons"] = sum(step["lost"] for seed in row["steps"] for step in seed)
-    paid = {stage: asdict(usage) for stage, usage in spent.items()}
-    folder.write_json(setup.folder / "results.json", {"arms": by_row, "paid": paid, "dollars": cost})
-    _write_lines(setup.folder / "failures.jsonl", failures)
-    pictures = _draw_pictures(setup, learning, arms)
-    if len(done) < len(setup.arms) and not over:
-        raise UserError(f"{setup.folder}: not all arms were finished; the same command goes on")
-    lost = evaluation_tables.lost_comparison_notes(learning)
-    for note in lost:
-        logging.getLogger(__name__).info(note)
-    notes = [*lost, *([f"stopped: {over}"] if over and len(done) < len(setup.arms) else [])]
-    if setup.options.json:
-        for row in by_row:
-            print_line(json.dumps(row))
-        for note in notes:
-            print_progress(note)
-        return 0
-    _print_tables(setup, rows, arms, learning)
-    if any(usage.calls for usage in spent.values()):
-        print_line("\npaid for, by stage (what arms share is paid once)\n")
-        print_line(evaluation_tables.usage_table(spent, cost if sum(cost.values()) else {}))
-        print_line(_cache_savings(results, spent))
-    print_line("")
-    _print_files(setup, len(failures), pictures, _save_drawing(setup, blueprint))
-    for note in notes:
-        print_line(note)
-    return 0
-
-
-def _print_tables(
-    setup: TrainingFreeSetup,
-    rows: Sequence[ArmSummary],
-    arms: Mapping[str, Sequence[Outcome]],
-    learning: Mapping[str, Sequence[Sequence[LearningStep]]],
-) -> None:
-    """Print the comparison of the arms, and the learning steps of those that learn."""
-    from .. import evaluation_tables
-
-    print_line(f"{setup.options.env}, {setup.options.model}, {plural(len(setup.seeds), 'seed')}; {_problem_counts(setup)}")
-    if rows:
-        print_line(
-            f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation_tables.interval_note(rows)}]"
-        )
-        if setup.baseline_title in arms and len(arms) > 1:
-            print_line(f"delta, wins, losses and ties: to {setup.baseline_title}, problem by problem")
-        print_line("")
-        print_line(evaluation_tables.table(rows))
-        for line in ["", *evaluation_tables.lead_notes(arms)] if len(arms) > 1 else []:
-            print_line(line)
-        if not setup.baseline_title:
-            own = setup.arms[0].method
-            print_line(f"\nwhat the lessons are worth: the same command with --compare {own}:empty adds the agent without them")
-    for title, seeds in learning.items():
+    learned = {
+        one.arms[key].label: [read_learning_steps(one.job(key, seed).folder) for seed in one.seeds]
+        for key, settings in learning_arms(one.arms).items()
+        if settings.arm == "learned" and key in one.arms
+    }
+    parts = []
+    if table.runs:
+        parts += [
+            "unseen problems, one by one, a problem that several seeds played counting once; [95 % over problems, by bootstrap]",
+            markdown_table(problem_table(table.runs, table.against)),
+        ]
+    for label, seeds in learned.items():
         if any(seeds):
-            print_line(f"\n{title}, step by step; train is under the library before the step\n")
-            print_line(evaluation_tables.steps_table(seeds))
-
-
-def _print_files(setup: TrainingFreeSetup, failures: int, pictures: Sequence[Path], drawing: Path) -> None:
-    """Print where the data came from, and where the files of the run are."""
-    options = setup.options
-    for spec in filter(None, (options.env, options.test_env)):
-        found = getattr(shared_world(spec, options.horizon), "report", None)
-        if getattr(found, "dropped_rows", 0):
-            print_line(f"data             {spec}: {found}")
-    if failures:
-        print_line(
-            f"failures         {failures}, each counted as 0 where a reward is missing: {setup.folder / 'failures.jsonl'}"
+            parts += [f"{label}, step by step; train is under the library before the step", markdown_table(steps_table(seeds))]
+    paid = paid_by_stage(one.folder)
+    if any(usage.calls for usage in paid.values()):
+        dollars = stage_dollars(one, paid)
+        parts += [
+            "paid for, by stage (what arms share is paid once)",
+            usage_table(paid, dollars if any(dollars.values()) else {}),
+        ]
+    if drawn := next((label for label, seeds in learned.items() if any(seeds)), ""):
+        empty = next((one.arms[key].label for key, settings in learning_arms(one.arms).items() if settings.arm == "empty"), "")
+        start, end = ([_mean_score(table.runs.get(label, ()), seed) for seed in one.seeds] for label in (empty, drawn))
+        paths = [one.folder / "curves.png", one.folder / "curves.svg"]
+        draw_library_curves(learned[drawn], start, end, f"{one.name}: {drawn}", paths)
+    notes = lost_comparison_notes(learned)
+    for label, runs in table.runs.items():
+        if reasons := [why for run in runs for why in run.unjudged if why]:
+            notes.append(
+                f"{label}: {len(reasons)} of {sum(len(r.scores) for r in runs)} rollouts have no reward and count as 0: {reasons[0]}"
+            )
+    if not any(settings.arm == "empty" for settings in learning_arms(one.arms).values()):
+        notes.append(
+            "what the lessons are worth: the same command with --compare training-free-grpo:empty adds the agent without them"
         )
-    for arm in setup.arms:
-        if arm.learns:
-            print_line(f"libraries        {setup.folder / (arm.name.replace(':', '-') + '-s*')}/library.yaml")
-    if pictures:
-        print_line(f"learning curves  {pictures[0]}  {pictures[1].name}")
-    print_line(f"graph            {drawing}")
-    print_line(f"all of it        {setup.folder}")
+    return parts, notes
 
 
-def _problem_counts(setup: TrainingFreeSetup) -> str:
-    """The numbers of problems of the first arm that learns, as text."""
-    settings = next((arm.settings for arm in setup.arms if arm.library_source != "method"), None)
-    return f"{settings.problems} problems to learn from, {settings.held_out} held out" if settings else ""
-
-
-def _outcome_of_result(title: str, result: Mapping[str, Any]) -> Outcome:
-    from ..evaluation import Outcome
-
-    rollouts = [
-        Rollout(
-            row["id"],
-            Task(row["task"], ""),
-            row["number"],
-            row["reward"],
-            steps=row["steps"],
-            tool_calls=row["tool_calls"],
-            usage=Usage(**row["usage"]),
-            error=row["error"],
-        )
-        for row in result["rollouts"]
-    ]
-    return Outcome.of(title, result["seed"], rollouts, result["lessons"])
-
-
-def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    tested = [(row["id"], row["error"] or "no reward") for row in result["rollouts"] if row["reward"] is None]
-    return [*((id, reason) for id, reason in result["failures"]), *tested]
-
-
-def _steps(setup: TrainingFreeSetup, arm: LibraryArm, seed: int) -> list[LearningStep]:
-    """The learning steps of a seed: of its result, or those so far."""
-    from ..learning_curves import LearningStep
-    from ..recorded import read_rows
-
-    if setup.is_finished(arm, seed):
-        return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]
-    path = setup.arm_folder(arm, seed) / "learned.jsonl"
-    return [learning_step(seed, row) for row in complete_rows(read_rows(path))] if path.exists() else []
-
-
-def _spending(setup: TrainingFreeSetup) -> tuple[dict[str, Usage], dict[str, float], str]:
-    """The usage paid for by stage, the dollars by stage, and the message of a spent budget (empty if it is not spent)."""
-    from ....memory.storage.cache import Cache
-    from ....nodes.cached_model import BudgetSpent
-
-    cache = Cache(setup.folder / "cache.sqlite")
-    try:
-        spent, over = cache.usage_by_stage(), ""
-        try:
-            spending_meter(setup.options, cache).check()
-        except BudgetSpent as error:
-            over = str(error)
-        return spent, {stage: setup.options.prices(stage).cost(usage) for stage, usage in spent.items()}, over
-    finally:
-        cache.close()
-
-
-def _cache_savings(results: Mapping[str, Sequence[Mapping[str, Any]]], spent: Mapping[str, Usage]) -> str:
-    """A line on the tokens that the cache saved; empty without results."""
-    asked = Usage()
-    for seeds in results.values():
-        for found in seeds:
-            asked += Usage(**found["learned"])
-            asked = sum((Usage(**row["usage"]) for row in found["rollouts"]), asked)
-    paid = sum(spent.values(), Usage())
-    tokens = asked.input_tokens + asked.output_tokens - paid.input_tokens - paid.output_tokens
-    return f"from the cache: {max(tokens, 0):,} tokens that arms share or that were there already" if results else ""
-
-
-def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    part.replace(path)
-
-
-def _draw_pictures(
-    setup: TrainingFreeSetup, learning: Mapping[str, Sequence[Sequence[LearningStep]]], arms: Mapping[str, Sequence[Outcome]]
-) -> list[Path]:
-    """Draw the curve of the first arm that learned something."""
-    from .. import evaluation, learning_curves
-
-    title, seeds = next(((title, seeds) for title, seeds in learning.items() if any(seeds)), ("", []))
-    if not title:
+def read_learning_steps(folder: Path) -> LearningSteps:
+    """The learning steps of a run, without those that were cut short by the budget."""
+    if not (folder / "learned.jsonl").exists():
         return []
-    pictures = [setup.folder / "curves.png", setup.folder / "curves.svg"]
-    measured: list[list[float | None]] = [
-        [evaluation.mean_at_k(list(one.rewards.values())) for one in arms.get(arm, [])] for arm in (setup.baseline_title, title)
-    ]
-    start, end = (numbers or [None] * len(seeds) for numbers in measured)
-    learning_curves.draw_library_curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
-    return pictures
+    curve = folder / "curve.jsonl"
+    tests = {row["step"]: row["test"] for row in read_rows(curve)} if curve.exists() else {}
+    rows = [row for row in read_rows(folder / "learned.jsonl") if not str(row["id"]).endswith("/stopped")]
+    return [{**row, "test": tests.get(row["step"])} for row in rows]
 
 
-def _save_drawing(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]) -> Path:
-    from ...wiring import picture
-
-    path = setup.folder / "training-free-grpo.svg"
-    if not picture.has_graphviz():
-        path = path.with_suffix(".mmd")
-    if not path.exists():
-        picture.save(blueprint(setup.arms[0].method, setup.arms[0].settings), path)
-    return path
+def _mean_score(runs: Sequence[SeedResult], seed: int) -> float | None:
+    return next((mean(run.scores) for run in runs if run.seed == seed), None)
 
 
-def print_line(text: str) -> None:
-    """Write a line of results to stdout."""
-    sys.stdout.write(text + "\n")
+# Tables
 
 
-def print_progress(text: str) -> None:
-    """Write a line about progress to stderr, and flush it."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+def problem_table(arms: Mapping[str, Sequence[SeedResult]], against: str) -> list[list[str]]:
+    """A row for each arm: its mean score over problems, and how far `against` is ahead, problem by problem."""
+    means = {label: _by_problem(runs) for label, runs in arms.items()}
+    rows = [["arm", "problems", "mean score", f"{against} minus", "won / lost / tied"]]
+    for label, values in means.items():
+        test = paired_test(means[against], values) if label != against and against in means else None
+        lead = "–" if test is None else f"{test.mean:+.3g}"
+        if test is not None and test.by_bootstrap is not None:
+            lead += f" [{test.by_bootstrap[0]:+.3g}, {test.by_bootstrap[1]:+.3g}]"
+        score = with_interval(mean([*values.values()]), bootstrap_interval([*values.values()]))
+        counts = "–" if test is None else f"{test.wins} / {test.losses} / {test.ties}"
+        rows.append([label, str(len(values)), score, lead, counts])
+    return rows
+
+
+def _by_problem(runs: Sequence[SeedResult]) -> dict[Any, float]:
+    """Task -> the mean score of all its rollouts, so that a problem that several seeds played counts once."""
+    by_task: dict[str, list[float]] = {}
+    for run in runs:
+        for task, score in zip(run.tasks, run.scores, strict=True):
+            by_task.setdefault(task, []).append(score)
+    return {task: mean(scores) for task, scores in by_task.items()}
+
+
+def steps_table(seeds: Sequence[LearningSteps]) -> list[list[str]]:
+    """A row for each learning step: means over the seeds that reached the step.
+
+    `train` is the mean reward of the step's rollouts, under the library before the step. On later passes over the same problems
+    it does not measure learning, because the lessons were drawn from them; the held-out and test problems do.
+    """
+    lines = [["step", "seeds", "train", "best of a group", "held out", "test", "lessons", "accepted", "groups compared"]]
+    for number in sorted({row["step"] for steps in seeds for row in steps}):
+        here = [row for steps in seeds for row in steps if row["step"] == number]
+        accepted = sum(row["accepted"] and row["before"] != row["library"] for row in here)
+        means = (_format_mean([row[name] for row in here]) for name in ("train", "passed", "held_out", "test"))
+        numbers = [f"{mean([row[name] for row in here]):.3g}" for name in ("lessons", "compared")]
+        lines.append([str(number + 1), str(len(here)), *means, numbers[0], f"{accepted} of {len(here)}", numbers[1]])
+    shown = [i for i in range(len(lines[0])) if {line[i] for line in lines[1:]} != {"–"}]
+    return [[line[i] for i in shown] for line in lines]
+
+
+def _format_mean(numbers: Sequence[float | None]) -> str:
+    known = [number for number in numbers if number is not None]
+    return with_interval(mean(known), interval(known)) if known else "–"
+
+
+def usage_table(stages: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
+    """A Markdown table of the model calls and tokens of each stage, and their dollars where there are prices."""
+    everything = {**stages, "all": sum(stages.values(), Usage())}
+    costs = {**dollars, "all": sum(dollars.values())} if dollars else {}
+    lines = [["stage", "calls", "tokens read", "tokens written", "dollars"]]
+    for stage, usage in everything.items():
+        numbers = [f"{number:,}" for number in (usage.calls, usage.input_tokens, usage.output_tokens)]
+        lines.append([stage, *numbers, format_number(costs.get(stage), ",.2f")])
+    return markdown_table(lines if dollars else [line[:-1] for line in lines])
+
+
+def lost_comparison_notes(learned: Mapping[str, Sequence[LearningSteps]]) -> list[str]:
+    """One line for each arm that lost comparisons."""
+    lines = []
+    for label, seeds in learned.items():
+        rows = [row for steps in seeds for row in steps]
+        if lost := sum(row["lost"] for row in rows):
+            groups = sum(len(row["problems"]) for row in rows)
+            lines.append(
+                f"{label}: {lost:,} of {groups:,} comparisons were lost to failed rollouts or replies that could not be used"
+            )
+    return lines
+
+
+# The curve
+
+
+def draw_library_curves(
+    seeds: Sequence[LearningSteps],
+    start: Sequence[float | None],
+    end: Sequence[float | None],
+    title: str,
+    paths: Sequence[Path],
+) -> None:
+    """Draw the mean reward under the library after each step, with its 95 % interval over seeds.
+
+    A seed that stops early keeps its library, so its last value is carried forward.
+
+    Args:
+        seeds: the learning steps of each seed.
+        start: for each seed, the mean reward on the test problems under the empty library; None: not measured.
+        end: the same under the library that the seed has learned.
+        title: text above the picture.
+        paths: files to write; the suffix gives the format (.png, .svg).
+    """
+    seeds_note = f"mean of {n} seeds, 95 % interval" if (n := len(seeds)) > 1 else "one seed"
+    figure, axes = score_axes(title, f"learning steps taken ({seeds_note})", "mean reward")
+    last = max((row["step"] for steps in seeds for row in steps), default=-1)
+    tests = [[first, *_carry_forward(steps, last, "test")] for first, steps in zip(start, seeds, strict=True)]
+    for measured, product in zip(tests, end, strict=True):
+        if last >= 0 and measured[-1] is None:
+            measured[-1] = product
+    train = [[{row["step"]: row["train"] for row in steps}.get(n) for n in range(last + 1)] for steps in seeds]
+    _draw_line(axes, tests, 0, COLOURS[0], "test")
+    _draw_line(axes, [_carry_forward(steps, last, "held_out") for steps in seeds], 1, COLOURS[1], "held out")
+    _draw_line(axes, train, 0, COLOURS[2], "train (library before the step)")
+    axes.set_ylim(0, 1.05)
+    if axes.lines:
+        figure.legend(loc="outside right upper", frameon=False)
+    save_figure(figure, paths)
+
+
+def _draw_line(axes: Any, seeds: Sequence[Sequence[float | None]], offset: int, colour: str, label: str) -> None:
+    """Draw the mean over seeds at each step where there is a value, and its interval where all steps have one.
+
+    Args:
+        axes: matplotlib's, to draw on.
+        seeds: for each seed, a value per step; None: not measured.
+        offset: place of the first value on the x axis, in learning steps.
+        colour: of the line.
+        label: in the legend.
+    """
+    columns = {
+        offset + n: [value for value in values if value is not None] for n, values in enumerate(zip(*seeds, strict=True))
+    }
+    known = {at: values for at, values in columns.items() if values}
+    if not known:
+        return
+    is_complete = [*known] == list(range(min(known), max(known) + 1))  # otherwise only the beginning and the end were measured
+    middles = [mean(values) for values in known.values()]
+    axes.plot([*known], middles, color=colour, lw=2, ls="-" if is_complete else ":", marker="o", ms=4, label=label)
+    bands = {at: band for at, values in known.items() if (band := interval(values)) is not None}
+    if bands and is_complete:
+        axes.fill_between(
+            [*bands], [b[0] for b in bands.values()], [b[1] for b in bands.values()], color=colour, alpha=0.1, lw=0
+        )
+
+
+def _carry_forward(steps: LearningSteps, last: int, name: str) -> list[float | None]:
+    """A field of each step up to `last`, the last step of all seeds; after a seed's own last step its value repeats."""
+    values = [row[name] for row in steps]
+    return [*values, *[values[-1] if values else None] * (last + 1 - len(values))]

@@ -95,7 +95,6 @@ def rows(folder: Path) -> dict[str, list[str]]:
         (TINY.replace('"random"', '{ name = "jitrl", label = "x", settings = { k = 0 } }'), "k is a number from 1 to"),
         (TINY.replace('"random"', '{ name = "jitrl", label = "paper" }'), "label 'paper' is the name of a preset"),
         (TINY.replace('"random"', '{ label = "x" }'), "methods[1] is a name, or a table with one"),
-        (TINY.replace('"random"', '"training-free-grpo"'), "it learns on other problems than it plays"),
         (TINY.replace("horizon = 6", "horizont = 6"), "environments[0] has no key 'horizont'"),
         (TINY.replace("horizon = 6", 'horizon = "6"'), "environments[0].horizon is a valid integer, got '6'"),
         (TINY.replace("horizon = 6", 'model = "pocket"'), "environments[0] has no key 'model'"),

@@ -22,13 +22,13 @@ from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.experiments.options import RunOptions
-from learngraph.graphs.experiments.training_free.setup import TrainingFreeOptions
+from learngraph.graphs.experiments.training_free.options import LearningOptions
 from learngraph.graphs.methods import METHODS
 
 COMMANDS: dict[str, tuple[type, ...]] = {
     "run": (RunOptions,),
     **{f"run {name}": (method.settings,) for name, method in METHODS.items()},
-    "run training-free-grpo (options)": (TrainingFreeOptions,),
+    "run training-free-grpo (options)": (LearningOptions,),
     "serve": (ServeOptions,),
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
@@ -83,7 +83,7 @@ def main_clause(text: str) -> str:
 def flags(command: str, form: type) -> dict[str, Flag]:
     found = {}
     hints = get_type_hints(form, include_extras=True)
-    for one in fields(form):
+    for one in (one for one in fields(form) if one.init):
         if is_dataclass(hints[one.name]):
             found |= flags(command, hints[one.name])
         elif Positional not in get_args(hints[one.name]):
