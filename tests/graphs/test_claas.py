@@ -152,17 +152,6 @@ async def test_nodes_work_alone(replay: Replay) -> None:
     assert AwaitFeedback().role == "compute"
 
 
-def test_a_node_runs_twice_and_nothing_changes(replay: Replay) -> None:
-    state: dict[str, Any] = {"id": "one", "request": urn.request("x", seed=1)}
-    state |= Respond(urn.UrnEngine()).invoke(state)
-    for _ in range(2):
-        RecordExchange(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
-    state["feedback"] = Feedback(1.0)
-    jobs = [KeepFeedback(replay)(state)["job"] for _ in range(2)]  # type: ignore[arg-type]
-    assert jobs[0] == jobs[1]
-    assert replay.counts() == {"ready": 1}
-
-
 # Learning
 
 
@@ -664,8 +653,3 @@ def killed(tmp_path: Path, every: int) -> dict[str, Any]:
 def test_killed_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
     """The same minibatches, the same versions by hash, nothing trained twice; every fifth place in between two effects."""
     assert len(killed(tmp_path, 5)["found"]) >= 5
-
-
-@pytest.mark.long
-def test_killed_anywhere_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
-    assert len(killed(tmp_path, 1)["found"]) >= 26

@@ -42,10 +42,13 @@ async def serving(
         yield service
 
 
-async def turns(service: Service, n: int, tenant: str = "acme", start: int = 0, word: str = "blue") -> list[Exchange]:
+async def turns(
+    service: Service, n: int, tenant: str = "acme", start: int = 0, word: str = "blue", adapter: str = "default"
+) -> list[Exchange]:
     found = []
     for i in range(start, start + n):
-        exchange = await urn.say(service, f"say {i}", f"chat-{i}", tenant)
+        id = f"chat-{i}" if adapter == "default" else f"{adapter}-{i}"
+        exchange = await urn.say(service, f"say {i}", id, tenant, adapter)
         await urn.like(service, exchange, word)
         found.append(exchange)
     return found

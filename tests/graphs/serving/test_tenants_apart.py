@@ -5,42 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
+from urn_service import idle, serving, turns
 
-from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving import learning_task
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, Unavailable, UserError
 from learngraph.memory.records import ExchangeQuery
-
-
-@asynccontextmanager
-async def serving(folder: Path, chosen: CLaaS = OPEN_GATE, **learner: Any) -> AsyncIterator[Service]:
-    replay = Replay(folder / "replay.sqlite", chosen.replay)
-    trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner)
-    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
-    async with service:
-        yield service
-
-
-async def turns(service: Service, n: int, tenant: str, adapter: str = "default") -> None:
-    for i in range(n):
-        exchange = await urn.say(service, f"say {i}", f"{adapter}-{i}", tenant, adapter)
-        await urn.like(service, exchange)
-
-
-def idle(service: Service) -> bool:
-    task = service._learning
-    assert task is not None
-    return task.busy is None and not any(turn.due for turn in task._turns.values())
 
 
 @pytest.mark.slow
@@ -49,7 +26,7 @@ async def test_many_adapters_get_a_tenant_no_more_turns(tmp_path: Path) -> None:
         service.learner.fails = [RuntimeError("later")] * 5  # nothing is learned before all have feedback
         for i in range(4):
             await service.create("acme", f"more-{i}")
-            await turns(service, 10, "acme", f"more-{i}")
+            await turns(service, 10, adapter=f"more-{i}")
         await turns(service, 10, "bob")
         service.learner.fails = []
         service.learner.seen.clear()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import threading
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learngraph.memory.claas.adapters import Adapters, AdapterVersion, list_adapters, split_label
+from learngraph.memory.claas.adapters import Adapters, list_adapters, split_label
 from learngraph.memory.errors import AdapterConflict, AdapterError, UnknownVersion
 
 FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors", "learner.json")
@@ -45,7 +43,7 @@ def state(adapters: Adapters, label: str) -> str:
 
 def test_a_version_is_named_by_its_contents(adapters: Adapters, tmp_path: Path) -> None:
     work = made(tmp_path)
-    label = adapters.write(work, 17, "", "b1", {"loss": 0.5, "bad": float("nan")})
+    label = adapters.write(work, 17, "", "b1", {"loss": 0.5, "bad": float("nan"), "checks": ({"name": "kl"},)})
     assert label.startswith("acme/default@000017-")
     assert split_label(label) == ("acme", "default", label.split("@")[1])
     assert not work.exists()
@@ -53,7 +51,7 @@ def test_a_version_is_named_by_its_contents(adapters: Adapters, tmp_path: Path) 
     assert {path.name for path in folder.iterdir()} == {*FILES, "manifest.json"}
     version = adapters.version(label)
     assert (version.step, version.parent, version.base, version.state, version.tainted) == (17, "", "b1", "candidate", False)
-    assert version.about == {"loss": 0.5, "bad": None}
+    assert version.about == {"loss": 0.5, "bad": None, "checks": [{"name": "kl"}]}
     assert set(version.digests) == set(FILES)
     before = adapters.log()
     assert adapters.write(made(tmp_path), 17, "", "b1", {"loss": 9}) == label  # again: nothing changes
@@ -66,22 +64,7 @@ def test_a_version_is_named_by_its_contents(adapters: Adapters, tmp_path: Path) 
         adapters.write(made(tmp_path), 17, "", "b2")
 
 
-def test_another_adapter_has_the_same_name_for_the_same_contents(adapters: Adapters, tmp_path: Path) -> None:
-    other = Adapters(tmp_path / "root", "zeta", "mail")
-    one, two = add(adapters, 3), add(other, 3)
-    assert one.split("@")[1] == two.split("@")[1]
-    adapters.promote(one, "good")
-    assert other.current == ""
-    with pytest.raises(UnknownVersion, match="zeta/mail has no version acme"):
-        other.promote(one, "theirs")
-    with pytest.raises(UnknownVersion):
-        other.folder(one)
-    adapters.remove()
-    assert list_adapters(tmp_path / "root") == [("zeta", "mail")]
-    assert other.folder(two)
-
-
-@pytest.mark.parametrize("wrong", ["link", "folder", "hidden", "space", "empty", "missing", "fifo"])
+@pytest.mark.parametrize("wrong", ["linked", "link", "folder", "hidden", "space", "empty", "missing", "fifo"])
 def test_a_folder_that_is_no_version_is_refused(adapters: Adapters, tmp_path: Path, wrong: str) -> None:
     work = made(tmp_path)
     if wrong == "link":
@@ -97,19 +80,15 @@ def test_a_folder_that_is_no_version_is_refused(adapters: Adapters, tmp_path: Pa
     elif wrong == "empty":
         for path in work.iterdir():
             path.unlink()
+    elif wrong == "linked":
+        (tmp_path / "linked").symlink_to(work)
+        work = tmp_path / "linked"
     else:
         work = tmp_path / "nowhere"
     with pytest.raises(AdapterError):
         adapters.write(work, 1, "", "base")
     assert adapters.versions() == []
     assert wrong == "missing" or work.exists()
-
-
-def test_a_linked_folder_is_not_adopted(adapters: Adapters, tmp_path: Path) -> None:
-    made(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path / "work")
-    with pytest.raises(AdapterError, match="is no folder"):
-        adapters.write(tmp_path / "link", 1, "", "base")
 
 
 # -- damage and tricks
@@ -501,26 +480,6 @@ def test_export_holds_what_peft_opens_and_nothing_of_the_learner(adapters: Adapt
         adapters.export(label, tmp_path / "out" / "y.zip")
 
 
-@pytest.mark.slow
-def test_an_exported_adapter_opens_in_peft(adapters: Adapters, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="NOT TESTED: no peft")
-    torch = pytest.importorskip("torch")
-    wrapped = peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), peft.LoraConfig(r=2, target_modules=["0"]))
-    wrapped.save_pretrained(tmp_path / "work")
-    for path in (tmp_path / "work").iterdir():
-        if path.is_dir() or path.suffix == ".md":
-            path.unlink()
-    (tmp_path / "work" / "optimizer.safetensors").write_bytes(b"moments")
-    label = adapters.write(tmp_path / "work", 1, "", "base")
-    with zipfile.ZipFile(adapters.export(label, tmp_path)) as file:
-        file.extractall(tmp_path / "unpacked")
-    base = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "unpacked")
-    one, two = peft.get_peft_model_state_dict(wrapped), peft.get_peft_model_state_dict(loaded)
-    assert set(one) == set(two)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 # -- the optimizer's moments
 
 
@@ -605,27 +564,3 @@ def test_several_take_turns(tmp_path: Path) -> None:
     lives = [line for line in adapters.log() if line["state"] == "live"]
     assert [line["was"] for line in lives] == ["", *(line["label"] for line in lives[:-1])]
     assert adapters.current == lives[-1]["label"]
-
-
-@pytest.mark.slow
-def test_a_roll_back_among_a_thousand_versions_takes_no_second(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)  # only to have them soon
-        labels = [add(adapters, i) for i in range(1000)]
-    adapters.promote(labels[0], "")
-    begun = time.process_time()  # of the CPU: what the disk takes, others decide
-    adapters.promote(labels[1], "")
-    there = time.process_time()
-    assert adapters.roll_back() == labels[0]
-    back = time.process_time()
-    fresh = Adapters(adapters.place.parents[1], "acme")
-    assert (fresh.current, len(fresh.versions())) == (labels[0], 1000)
-    assert there - begun < 0.5
-    assert back - there < 0.5
-
-
-def test_versions_are_plain_data(adapters: Adapters) -> None:
-    label = add(adapters, 1, about={"checks": ({"name": "kl"},)})
-    found = adapters.version(label)
-    assert isinstance(found, AdapterVersion)
-    assert json.loads(json.dumps(found.about)) == found.about == {"checks": [{"name": "kl"}]}

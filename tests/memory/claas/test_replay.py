@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -153,31 +154,8 @@ def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
         assert (row.state, row.revision, row.sample_count, row.age, row.kl) == ("ready", 1, 0, 0, None)
     with opened(tmp_path) as replay:
         assert replay.get("acme", "r0") == row
-
-
-@pytest.mark.parametrize(
-    ("logprobs", "said"),
-    [
-        ((), "0 log-probabilities for 3 token ids"),
-        ((-0.5,), "1 log-probabilities for 3 token ids"),
-        ((-0.5, math.nan, -1.0), "token 1 is nan"),
-        ((-0.5, -1.0, -math.inf), "token 2 is -inf"),
-        ((math.inf, -1.0, -1.0), "token 0 is inf"),
-        ((-0.5, 0.1, -1.0), "token 1 is 0.1"),
-    ],
-)
-def test_log_probabilities_that_are_none_are_refused(tmp_path: Path, logprobs: tuple[float, ...], said: str) -> None:
-    with opened(tmp_path) as replay:
-        with pytest.raises(UserError, match=said):
-            replay.append(exchange(reply=Reply("x", (1,), (7, 8, 9), logprobs)))
-        assert replay.counts() == {}
-
-
-def test_rounding_above_zero_is_stored_as_zero(tmp_path: Path) -> None:
-    with opened(tmp_path) as replay:
-        replay.append(exchange(reply=Reply("x", (1,), (7,), (1e-7,))))
-        row = record(replay, "r0")
-        assert row.exchange.reply.logprobs == (0.0,)
+        replay.append(exchange("near", reply=Reply("x", (1,), (7,), (1e-7,))))  # rounded above 0
+        assert record(replay, "near").exchange.reply.logprobs == (0.0,)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +170,12 @@ def test_rounding_above_zero_is_stored_as_zero(tmp_path: Path) -> None:
         ({"reply": Reply("x", (1,), (-1,), (0.0,))}, "token ids from 0"),
         ({"reply": Reply("x", (1,), (2**32,), (0.0,))}, "token ids from 0"),
         ({"request": ChatRequest(more={"x": math.nan})}, "JSON"),
+        ({"reply": Reply("x", (1,), (7, 8), ())}, "0 log-probabilities for 2 token ids"),
+        ({"reply": Reply("x", (1,), (7, 8), (-0.5,))}, "1 log-probabilities for 2 token ids"),
+        ({"reply": Reply("x", (1,), (7, 8), (-0.5, math.nan))}, "token 1 is nan"),
+        ({"reply": Reply("x", (1,), (7, 8), (-0.5, -math.inf))}, "token 1 is -inf"),
+        ({"reply": Reply("x", (1,), (7, 8), (math.inf, -1.0))}, "token 0 is inf"),
+        ({"reply": Reply("x", (1,), (7, 8), (-0.5, 0.1))}, "token 1 is 0.1"),
         ({"request": ChatRequest(more={"x": object()})}, "JSON"),
     ],
 )
@@ -323,13 +307,6 @@ def test_without_strata_a_draw_is_uniform() -> None:
     seen = Counter(i for seed in range(4000) for i in stratified_sample(ready, 2, Random(seed), None))
     assert sum(seen.values()) == 8000
     assert all(abs(seen[i] - 800) < 120 for i in range(10))  # four standard deviations are 101
-
-
-def test_stratified_minibatches_give_each_family_the_same_share(tmp_path: Path) -> None:
-    """The default, which is not weighted back: a family with a tenth of the buffer counts as much as the other."""
-    ready = [("rare" if i % 10 == 0 else "common", False) for i in range(200)]
-    seen = Counter(ready[i][0] for seed in range(200) for i in stratified_sample(ready, 8, Random(seed)))
-    assert seen == {"rare": 800, "common": 800}
 
 
 @of_files
@@ -818,30 +795,6 @@ def test_a_tenant_is_what_it_would_be_without_the_other(
     apart(tmp_path_factory.mktemp("tenants"), operations)
 
 
-@of_files
-@pytest.mark.slow
-@settings(max_examples=40, phases=FIND)
-@given(BOTH)
-def test_tenants_apart_at_length(
-    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, tuple[Any, ...]]]
-) -> None:
-    apart(tmp_path_factory.mktemp("tenants"), operations)
-
-
-def test_poison_of_one_tenant_reaches_no_minibatch_of_another(tmp_path: Path) -> None:
-    with opened(tmp_path) as replay:
-        fill(replay, 10)
-        for i in range(10):
-            replay.append(exchange(f"r{i}", "evil"))
-            replay.add_feedback("evil", f"r{i}", Feedback(reward=-1.0, text="poison"))
-        batch = leased(replay, 10)
-        assert {e.tenant for e in batch.exchanges} == {"acme"}
-        assert "poison" not in {e.feedback.text for e in batch.exchanges if e.feedback}
-        with pytest.raises(UnknownExchange):
-            replay.add_feedback("evil2", "r0", BAD)
-        assert [row.exchange.tenant for row in replay.rows(ExchangeQuery("evil", limit=3))] == ["evil"] * 3
-
-
 # -- the file
 
 
@@ -890,14 +843,10 @@ def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(ReplayError, match="directory that can be written"):
         opened(tmp_path)
-
-
-@of_files
-def test_another_format_is_named(tmp_path: Path) -> None:
+    path.rmdir()
     opened(tmp_path).close()
-    base = sqlite3.connect(tmp_path / "replay.sqlite")
-    base.execute("PRAGMA user_version = 7")
-    base.close()
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("PRAGMA user_version = 7")
     with pytest.raises(ReplayError, match="format 7, this program reads 2"):
         opened(tmp_path)
 
@@ -918,35 +867,12 @@ def test_a_damaged_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def whole(replay: Replay) -> None:
-    assert base_of(replay).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-@of_files
-def test_a_full_disk_says_so_and_costs_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path) as replay:
-        fill(replay, 8)
-        batch = leased(replay, 4)
-        (pages,) = base_of(replay).execute("PRAGMA page_count").fetchone()
-        base_of(replay).execute(f"PRAGMA max_page_count = {pages}")
-        before = dump(replay, "acme")
-        with pytest.raises(ReplayError, match="the disk is full: make room"):
-            replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
-        with pytest.raises(ReplayError, match="the disk is full: make room"):
-            replay.commit(batch.id, "v1", {"text": "x" * 100_000})
-        assert dump(replay, "acme") == before
-        whole(replay)
-        base_of(replay).execute("PRAGMA max_page_count = 100000")
-        replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
-        replay.commit(batch.id, "v1", {})
-        whole(replay)
-
-
 @of_files
 def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
     """A limit on the file's size stands for the full disk: the kernel takes part of a write, then refuses the rest."""
     with opened(tmp_path) as replay:
         fill(replay, 8)
+        batch = leased(replay, 4)
         before = dump(replay, "acme")
         kept = resource.getrlimit(resource.RLIMIT_FSIZE)
         size = max(p.stat().st_size for p in tmp_path.iterdir())
@@ -954,12 +880,15 @@ def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
         try:
             with pytest.raises(ReplayError, match="the disk"):
                 replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+            with pytest.raises(ReplayError, match="the disk"):
+                replay.commit(batch.id, "v1", {"text": "x" * 100_000})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, kept)
         assert dump(replay, "acme") == before
         replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+        replay.commit(batch.id, "v1", {})
     with opened(tmp_path) as replay:
-        whole(replay)
+        assert base_of(replay).execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert len(replay.rows(ExchangeQuery("acme"))) == 9
 
 
@@ -1002,7 +931,17 @@ def test_a_closed_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_records": 0}, {"max_samplings": 0}, {"held_out_share": 1.5}, {"max_pending_hours": 0}, {"max_age": -1}]
+    "wrong",
+    [
+        {"max_user_share": 0.0},
+        {"max_user_share": 1.5},
+        {"max_user_share": math.nan},
+        {"max_records": 0},
+        {"max_samplings": 0},
+        {"held_out_share": 1.5},
+        {"max_pending_hours": 0},
+        {"max_age": -1},
+    ],
 )
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="replay: "):
@@ -1061,21 +1000,3 @@ def test_three_end_users_share_a_minibatch_and_the_unnamed_have_no_limit(tmp_pat
         give(replay, "ann", 1)
         give(replay, "bob", 1)
         assert users(replay.lease("acme", "default", 8))[""] >= 6
-
-
-def test_without_named_end_users_the_draw_is_what_it_was(tmp_path: Path) -> None:
-    drawn = []
-    for share in (0.25, 1.0):
-        place = tmp_path / str(share)
-        place.mkdir()
-        with opened(place, ReplaySettings(held_out_share=0.0, max_user_share=share)) as replay:
-            fill(replay, 40)
-            batch = leased(replay, 8, seed=7)
-            drawn.append([one.id for one in batch.exchanges])
-    assert drawn[0] == drawn[1]
-
-
-def test_a_share_is_above_0() -> None:
-    for share in (0.0, 1.5, math.nan):
-        with pytest.raises(UserError, match="max_user_share"):
-            ReplaySettings(max_user_share=share)

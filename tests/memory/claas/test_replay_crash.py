@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 from postgres_server import BIN
 
-from learngraph.memory.claas.adapters import Adapters, split_label
+from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.replay_file import TABLES, ReplayFile
 from learngraph.memory.claas.settings import ReplaySettings
@@ -412,15 +412,22 @@ def driven(name: str, how: str, place: Path, every: int, shim: Path | None = Non
     return found
 
 
-@pytest.mark.slow
-def test_killed_before_some_sql_statements(place: Path) -> None:
-    assert driven("replay", "statements", place, 37)["tried"] > 30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["replay", "adapters"])
-def test_killed_between_file_operations(place: Path, shim: Path, name: str) -> None:
-    assert driven(name, "calls", place, 47 if name == "replay" else 5, shim)["tried"] > 30
+@pytest.mark.parametrize(
+    ("name", "how", "every", "least"),
+    [
+        pytest.param("replay", "statements", 37, 30, marks=pytest.mark.slow),
+        pytest.param("replay", "calls", 47, 30, marks=pytest.mark.slow),
+        pytest.param("adapters", "calls", 5, 30, marks=pytest.mark.slow),
+        pytest.param("replay", "statements", 1, 600, marks=pytest.mark.long),
+        pytest.param("replay", "calls", 1, 100, marks=pytest.mark.long),
+        pytest.param("adapters", "calls", 1, 100, marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_some_or_all_points(
+    place: Path, request: pytest.FixtureRequest, name: str, how: str, every: int, least: int
+) -> None:
+    shim = request.getfixturevalue("shim") if how == "calls" else None
+    assert driven(name, how, place, every, shim)["tried"] > least
 
 
 @pytest.mark.slow
@@ -453,19 +460,3 @@ def test_a_life_ends_alike_in_a_file_and_in_postgres(
         if name in ("records", "bodies"):  # without their numbers
             rows = repr([row[1:] for row in ast.literal_eval(rows)])
         assert rows == theirs, name
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["replay", "adapters"])
-def test_killed_at_every_file_operation(place: Path, shim: Path, name: str) -> None:
-    assert driven(name, "calls", place, 1, shim)["tried"] > 100
-
-
-@pytest.mark.long
-def test_killed_before_every_sql_statement(place: Path) -> None:
-    assert driven("replay", "statements", place, 1)["tried"] > 600
-
-
-def test_labels_of_the_life_are_labels() -> None:
-    batch = Minibatch("acme/default/1", "acme", "default", 1, "", (), 3)
-    assert split_label(_version(batch))[:2] == ("acme", "default")
