@@ -129,7 +129,7 @@ class VllmEngine:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
         self._salt_key = secrets.token_bytes(32)
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._session: aiohttp.ClientSession | None = None
         self._versions: dict[str, _Version] = {}
         self._closed = False
         self.window, self.has_processed_logprobs, takes_tools = run_in_background(self._inspect_server())
@@ -150,21 +150,15 @@ class VllmEngine:
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self._url} does not answer as a vLLM server does: {error!r}") from error
         finally:
-            await self._sessions.pop(asyncio.get_running_loop()).close()
+            await self._disconnect()  # this event loop ends
 
     async def _probe_logprobs_mode(self) -> bool:
         """True if log-probabilities are processed: at two temperatures they differ, raw ones do not."""
         for text in PROBES:
             found: list[float] = []
             for temperature in (1.0, 2.0):
-                body: dict[str, Any] = {
-                    "model": self.model,
-                    "prompt": text,
-                    "max_tokens": 1,
-                    "temperature": temperature,
-                    "top_p": 1.0,
-                }
-                body |= {"logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL_SAMPLING
+                body: dict[str, Any] = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": temperature}
+                body |= {"top_p": 1.0, "logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL_SAMPLING
                 choice = (await self._json("POST", f"{self._url}/completions", body))["choices"][0]
                 if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
                     raise UserError(
@@ -246,7 +240,7 @@ class VllmEngine:
     def _body(self, request: ChatRequest, name: str) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
-            "model": name,
+            **self._prompt(request, name),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
@@ -261,16 +255,21 @@ class VllmEngine:
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if request.raw is not None:
-            return body | {"prompt": request.raw, "logprobs": request.top_logprobs or 0}
-        body |= {"messages": list(request.messages), "logprobs": True, "top_logprobs": request.top_logprobs or 0}
-        body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-        if request.tools:
-            body["tools"] = list(request.tools)
+            return body | {"logprobs": request.top_logprobs or 0}
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
         if request.tool_choice is not None and request.tools:
             body["tool_choice"] = request.tool_choice
         if request.response_format is not None:
             body["response_format"] = request.response_format
         return body
+
+    def _prompt(self, request: ChatRequest, name: str) -> dict[str, Any]:
+        """The fields that the prompt is made of."""
+        if request.raw is not None:
+            return {"model": name, "prompt": request.raw}
+        tools = {"tools": list(request.tools)} if request.tools else {}
+        thinking = {"chat_template_kwargs": {"enable_thinking": self._thinking}}
+        return {"model": name, "messages": list(request.messages), **thinking, **tools}
 
     def _cache_salt(self, tenant: str) -> str:
         """The name of a tenant's part of the server's prefix cache, which nobody can guess."""
@@ -278,14 +277,11 @@ class VllmEngine:
 
     async def _reply_room(self, request: ChatRequest, name: str) -> int:
         """The number of tokens that a reply to this prompt may have."""
-        body: dict[str, Any] = {"model": name}
-        if request.raw is not None:
-            body["prompt"] = request.raw
-        else:
-            body |= {"messages": list(request.messages), "add_generation_prompt": True}
-            body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-            if request.tools and request.tool_choice != "none":
-                body["tools"] = list(request.tools)
+        body = self._prompt(request, name)
+        if request.raw is None:
+            body["add_generation_prompt"] = True
+        if request.tool_choice == "none":
+            body.pop("tools", None)
         try:
             return self.window - int((await self._json("POST", f"{self._root}/tokenize", body))["count"])
         except (UserError, KeyError, TypeError, ValueError):
@@ -426,21 +422,20 @@ class VllmEngine:
     async def close(self) -> None:
         """Close the connections. Versions stay on the server, for the next engine."""
         self._closed = True
-        for loop, session in list(self._sessions.items()):
-            if loop is asyncio.get_running_loop():
-                await session.close()
-            self._sessions.pop(loop, None)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     # The wire
 
-    def _session(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions or self._sessions[loop].closed:
-            connector = aiohttp.TCPConnector(limit=0)
-            self._sessions[loop] = aiohttp.ClientSession(
-                connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=MAX_LINE_BYTES
-            )
-        return self._sessions[loop]
+    def _connection(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector, more = aiohttp.TCPConnector(limit=0), {"headers": self._headers, "read_bufsize": MAX_LINE_BYTES}
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, **more)  # type: ignore[arg-type]
+        return self._session
 
     async def _json(
         self,
@@ -452,7 +447,7 @@ class VllmEngine:
         read: bool = True,
     ) -> Any:
         try:
-            async with self._session().request(method, url, json=body, timeout=timeout or self._timeout) as response:
+            async with self._connection().request(method, url, json=body, timeout=timeout or self._timeout) as response:
                 content = await response.read()
                 _raise_for_status(response.status, content)
                 return json.loads(content) if read else None
@@ -464,7 +459,7 @@ class VllmEngine:
     async def _events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The objects of an SSE stream, to its `[DONE]`."""
         try:
-            async with self._session().post(url, json=body) as response:
+            async with self._connection().post(url, json=body) as response:
                 if response.status >= 400:
                     _raise_for_status(response.status, await response.read())
                 async for line in response.content:
