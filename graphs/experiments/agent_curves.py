@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from ...nodes.evaluate.statistics import interval, mean
+from ...nodes.evaluate.statistics import mean
 from ..agents.evaluation import LearningReport
-from .figures import COLOURS, LINE_STYLES, MARKERS, save_figure, score_axes
+from .figures import MARKERS, draw_curve, save_figure, score_axes
 
 __all__ = ["AgentCurves", "draw_agent_curves"]
 
@@ -68,11 +68,6 @@ def draw_agent_curves(report: LearningReport, block: int = 8, title: str = "") -
     for number, arm in enumerate(arms):
         points = block_means(report, arm, block)
         where = [block * (n + 1) for n in range(len(points))]
-        colour = COLOURS[number % len(COLOURS)]
-        style, mark = LINE_STYLES[number % len(LINE_STYLES)], MARKERS[number % len(MARKERS)]
-        axes.plot(where, [mean(values) for values in points], color=colour, linestyle=style, marker=mark, ms=4, label=arm)
-        bands = [interval(values) for values in points]
-        if all(band is not None for band in bands):
-            axes.fill_between(where, [b[0] for b in bands if b], [b[1] for b in bands if b], color=colour, alpha=0.13, lw=0)
+        draw_curve(axes, number, arm, where, points, band=True, marker=MARKERS[number % len(MARKERS)], ms=4)
     axes.legend(frameon=False, fontsize=9)
     return AgentCurves(figure)

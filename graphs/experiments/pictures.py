@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...nodes.evaluate.statistics import mean
-from .cost_curves import draw_cost_curves
-from .episode_curves import draw_learning_curves
-from .figures import COLOURS, new_figure, save_figure
+from .figures import COLOURS, draw_cost_curves, draw_learning_curves, new_figure, save_figure
 from .results import SeedResult
 from .tables import ResultTable
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError, plural
 from ..arms import Arm, blueprint
-from .cost_curves import equal_cost, equal_cost_table, rounds_table
+from .equal_cost import equal_cost, equal_cost_table, rounds_table
 from .folder import Sweep, run_stem, write_json
 from .harness import Run, bank_overlap_warnings, read_results
 from .measures import USUAL_METRICS

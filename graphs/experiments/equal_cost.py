@@ -1,4 +1,4 @@
-"""Scores by what they cost: the newest score and the running maximum against rounds, tokens, calls and seconds. Pure functions, and a picture.
+"""Scores by what they cost: the newest score and the running maximum after so many rounds, tokens, calls or seconds. Pure functions.
 
 Methods are compared at the same number of rounds (episodes) in the table of a run. Here they are compared at the same cost, as
 their rounds may cost ten times as much as one another's.
@@ -14,16 +14,14 @@ no score, and the mean over seeds begins where all seeds have one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import plural
 from ...nodes.evaluate.statistics import Interval, PairedTest, interval, mean, paired_test
-from .figures import COLOURS, LINE_STYLES, dress_axes, new_figure, save_figure
 from .results import SeedResult
 
 __all__ = ["EqualCost"]
@@ -31,11 +29,7 @@ __all__ = ["EqualCost"]
 Cost = Literal["tokens", "calls", "seconds"]
 Kind = Literal["newest", "best"]
 COSTS: tuple[Cost, ...] = ("tokens", "calls", "seconds")
-_POINTS = 120
-"""Points of a drawn curve."""
-_MOST_BANDS = 3
-"""Methods up to which intervals are drawn as bands; more of them hide one another."""
-_Methods = Sequence[Sequence[SeedResult]]
+Methods = Sequence[Sequence[SeedResult]]
 """For each method its results, one per seed."""
 
 
@@ -64,7 +58,7 @@ def score_within(result: SeedResult, budget: float, cost: Cost, kind: Kind = "ne
 # The same number of rounds
 
 
-def rounds_table(methods: _Methods, most: int = 6) -> str:
+def rounds_table(methods: Methods, most: int = 6) -> str:
     """A Markdown table of the running maximum after some rounds: 1, 2, 4, 8 … and the last that all runs have played."""
     last = min(len(a.scores) for seeds in methods for a in seeds)
     chosen = [*[2**n for n in range(last.bit_length()) if 2**n < last][: most - 1], last]
@@ -96,12 +90,8 @@ class EqualCost:
     lead_best: PairedTest | None
     """The same of the running maximum."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary for JSON."""
-        return asdict(self)
 
-
-def equal_cost(methods: _Methods, cost: Cost = "tokens", budget: float | None = None) -> list[EqualCost]:
+def equal_cost(methods: Methods, cost: Cost = "tokens", budget: float | None = None) -> list[EqualCost]:
     """The methods at the same cost. A method that spends nothing of it, or has no score within the budget on some seed, is left out.
 
     Args:
@@ -153,71 +143,3 @@ def equal_cost_table(rows: Sequence[EqualCost]) -> str:
         scores = [with_interval(row.newest, row.newest_ci), with_interval(row.best, row.best_ci)]
         lines.append([row.method, f"{row.episodes:.1f}", scores[0], leads[0], scores[1], leads[1]])
     return markdown_table(lines)
-
-
-# The picture
-
-
-def draw_cost_curves(methods: _Methods, title: str, paths: Sequence[Path]) -> None:
-    """Draw the newest score and the running maximum against rounds and against each cost that was measured.
-
-    Each curve is the mean over seeds. With up to three methods, bands are its 95 % intervals over seeds. A method that spends nothing
-    (without a model) has no curve over tokens.
-
-    Args:
-        methods: for each method its results, one per seed.
-        title: text above the picture.
-        paths: files to write; the suffix gives the format (.png, .svg).
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    costs = [cost for cost in COSTS if any(all(costs_so_far(a, cost) for a in seeds) for seeds in methods)]
-    columns: list[Cost | Literal["rounds"]] = ["rounds", *costs]
-    figure = new_figure(3.6 * len(columns) + 0.6, 7.2)
-    kinds: Mapping[Kind, str] = {"newest": "newest score", "best": "best score so far"}
-    for row, (kind, name) in enumerate(kinds.items()):
-        for at, column in enumerate(columns):
-            axes = figure.add_subplot(2, len(columns), row * len(columns) + at + 1)
-            dress_axes(axes, name if not at else "")
-            for n, seeds in enumerate(methods):
-                _draw_curve(axes, n, seeds, column, kind, bands=len(methods) <= _MOST_BANDS)
-            axes.set_xlabel(f"{column} so far" if row else "")
-            axes.set_xlim(left=0)
-            if column == "rounds":
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    count = len(methods[0])
-    figure.suptitle(f"{title}   ({f'mean of {count} seeds' if count > 1 else 'one seed'})", x=0.01, ha="left", fontsize=12)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
-    save_figure(figure, paths)
-
-
-def _draw_curve(axes: Any, number: int, seeds: Sequence[SeedResult], column: str, kind: Kind, *, bands: bool) -> None:
-    """Draw the curve of a method, and its intervals if `bands`."""
-    cost: Cost | None = next((one for one in COSTS if one == column), None)
-    if cost is None:
-        rounds = min(len(a.scores) for a in seeds)
-        budgets = [float(n) for n in range(1, rounds + 1)]
-        values = [_column(seeds, kind, n) for n in range(rounds)]
-    else:
-        ends = [spent[-1] for a in seeds if (spent := costs_so_far(a, cost))]
-        if len(ends) < len(seeds):
-            return
-        budgets = [max(ends) * n / _POINTS for n in range(_POINTS + 1)]
-        found = [[score_within(a, budget, cost, kind) for a in seeds] for budget in budgets]
-        budgets = [b for b, column_ in zip(budgets, found, strict=True) if None not in column_]
-        values = [[v for v in column_ if v is not None] for column_ in found if None not in column_]
-    colour, style = COLOURS[number % len(COLOURS)], LINE_STYLES[number % len(LINE_STYLES)]
-    step: Any = {"drawstyle": "steps-post"} if cost else {}
-    axes.plot(
-        budgets, [mean(v) for v in values], color=colour, ls=style, lw=2.4 if not number else 1.7, label=seeds[0].method, **step
-    )
-    if bands and (spans := [span for v in values if (span := interval(v))]) and len(spans) == len(budgets):
-        # The interval is Student's; its ends may lie where no seed can score, and are cut there.
-        least, most = min(map(min, values)), max(map(max, values))
-        low, high = zip(*((max(a, least), min(b, most)) for a, b in spans), strict=True)
-        axes.fill_between(budgets, low, high, color=colour, alpha=0.12, lw=0, step="post" if cost else None)
-
-
-def _column(seeds: Sequence[SeedResult], kind: Kind, number: int) -> list[float]:
-    return [a.scores[number] if kind == "newest" else max(a.scores[: number + 1]) for a in seeds]

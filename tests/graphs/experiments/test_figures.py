@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments import episode_curves
+from learngraph.graphs.experiments import figures
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.nodes.evaluate.statistics import interval
 
@@ -22,10 +22,10 @@ def result(seed: int, scores: list[float], method: str = "jitrl", **more: Any) -
 def panels(attempts: list[list[SeedResult]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Title -> axes of a drawn picture; matplotlib's warnings are errors."""
     kept: list[Any] = []
-    monkeypatch.setattr(episode_curves, "save_figure", lambda figure, paths: kept.append(figure))
+    monkeypatch.setattr(figures, "save_figure", lambda figure, paths: kept.append(figure))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        episode_curves.draw_learning_curves(attempts, "toy", [])
+        figures.draw_learning_curves(attempts, "toy", [])
         kept[0].canvas.draw()
     return {axes.get_title(loc="left"): axes for axes in kept[0].axes}
 
@@ -35,8 +35,8 @@ def curve(axes: Any, method: str) -> list[float]:
 
 
 def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
-    assert episode_curves.moving_average([0, 3, 6, 0]) == [1.5, 3, 3, 3]
-    assert episode_curves.moving_average([5]) == [5]
+    assert figures.moving_average([0, 3, 6, 0]) == [1.5, 3, 3, 3]
+    assert figures.moving_average([5]) == [5]
 
 
 def test_short_runs_are_drawn_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +108,34 @@ def test_curves_as_png_and_svg(tmp_path: Path) -> None:
     several = [[result(s, [0.1 * e * (s + 1) for e in range(6)], m) for s in range(3)] for m in ("jitrl", "static")]
     for name, runs in (("several", several), ("one", [[result(0, [1.0])]])):
         paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        episode_curves.draw_learning_curves(runs, "toy, uniform prior", paths)
+        figures.draw_learning_curves(runs, "toy, uniform prior", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in paths[1].read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_picture_has_a_panel_for_each_cost(seeds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept: list[Any] = []
+    save = figures.save_figure
+
+    def keep(figure: Any, paths: Any) -> None:
+        kept.append(figure)
+        save(figure, paths)
+
+    monkeypatch.setattr(figures, "save_figure", keep)
+    spent = {"tokens_by_episode": (100,) * 3, "calls_by_episode": (1,) * 3, "seconds": (1.0,) * 3}
+    ours = [result(s, [0.5, 0.0, 1.0], "icrl", **spent) for s in range(seeds)]
+    none = [result(s, [0.25] * 3, "random") for s in range(seeds)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures.draw_cost_curves([ours, none], "toy", [tmp_path / "costs.png", tmp_path / "costs.svg"])
+    assert {path.name for path in tmp_path.iterdir()} == {"costs.png", "costs.svg"}
+    axes = kept[0].axes
+    assert [one.get_xlabel() for one in axes[4:]] == ["rounds so far", "tokens so far", "calls so far", "seconds so far"]
+    best = {line.get_label(): list(line.get_ydata()) for line in axes[4].get_lines()}
+    assert best == {"icrl": [0.5, 0.5, 1.0], "random": [0.25] * 3}
+    (over_tokens,) = axes[5].get_lines()  # without a model, nothing is spent
+    points = dict(zip(over_tokens.get_xdata(), over_tokens.get_ydata(), strict=True))
+    assert (points[100], points[200], points[300]) == (0.5, 0.5, 1.0)
+    assert min(points) == 100
