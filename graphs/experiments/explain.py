@@ -23,7 +23,7 @@ from ..jitrl import VARIANT_NODES, JitRL
 from ..methods import find_method
 from .decisions import Explanation, explain_decision
 from .folder import run_memory
-from .recorded import RecordedFolder, RecordedRun
+from .recorded import RecordedFolder, RecordedRun, rows_file
 from .run_inputs import credits_future
 
 __all__ = ["RecordedDecision", "explain_step"]
@@ -134,7 +134,7 @@ def _find_step(path: Path, step: int, seed: int | None, episode: int | None, met
     folder = RecordedFolder(path)
     names = list(folder.settings["methods"])
     run = folder.find(method or next(filter(_is_jitrl, names), names[0] if names else ""), seed)
-    if (run.path / "steps.jsonl").is_file():
+    if rows_file(run.path / "steps.jsonl").is_file():
         run.refresh()
     if not len(run):
         raise CommandError(f"{run.path} holds no steps yet")

@@ -1,9 +1,9 @@
 """The folder of a run: its layout and its lock, the settings that it holds, and its jobs. All runs are kept, claimed and resumed here.
 
     <folder>/settings.json                     the settings; other ones need another folder
-    <folder>/<method>-s<seed>/steps.jsonl      one row per step
+    <folder>/<method>-s<seed>/steps.jsonl      one row per step; packed when the run is finished (steps.jsonl.gz)
     <folder>/<method>-s<seed>/episodes.jsonl   one row per episode
-    <folder>/<method>-s<seed>/replies.jsonl    what the model answered
+    <folder>/<method>-s<seed>/replies.jsonl    what the model answered; packed as well
     <folder>/<method>-s<seed>/training.jsonl   attempts and trainings, of a method that trains weights
     <folder>/<method>-s<seed>/adapters/        the versions of its adapter that a resumed run needs
     <folder>/<method>-s<seed>/memory/          the method's memory, if it has one

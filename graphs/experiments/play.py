@@ -20,6 +20,7 @@ from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .costs import TRAINING_FILE, open_ledger
 from .folder import Job, write_json
+from .recorded import PACKED, pack_rows, unpack_rows
 from .run_inputs import (
     asks_model,
     loads_model,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: resul
 
 __all__ = ["Failures", "RunFailure", "play"]
 
-KEPT_EPISODES = 3
+KEPT_EPISODES = 1
 """Last episodes of a finished run whose checkpoints stay in its folder, for the studio to look at."""
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of a disk that is full or may not be written to: the user can put them right."""
@@ -143,6 +144,8 @@ def _play_job(job: Job) -> None:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())  # nothing can be played again from checkpoints that are gone
             keep_last_checkpoints(files.saver, KEPT_EPISODES)
+    for name in PACKED:
+        pack_rows(job.folder / name)
 
 
 # Files
@@ -180,6 +183,8 @@ def open_run(job: Job) -> Iterator[RunFiles]:
         job.folder.mkdir(parents=True, exist_ok=True)
         # The worker of a killed sweep ends a moment after the sweep.
         stack.enter_context(FileLock(job.folder / "owner.lock", timeout=30))
+        for name in PACKED:
+            unpack_rows(job.folder / name)
         journal = Journal(job.folder / "steps.jsonl")
         log, times, replies = (Rows(job.folder / f"{name}.jsonl") for name in ("episodes", "seconds", "replies"))
         trainings = Rows(job.folder / TRAINING_FILE) if job.arm.method.trains_weights else Rows()

@@ -8,11 +8,15 @@ run.rows(3)         the rows of the steps of episode 3, in order
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from shutil import copyfileobj
+from typing import IO, Any, NamedTuple
 
 from ...memory.errors import CommandError, UserError
 from .folder import read_sweep_settings, run_stem
@@ -37,7 +41,7 @@ class RecordedFolder:
             raise UserError(f"{path} does not exist; give a folder that `learngraph run` has made, such as runs/NAME")
         if not path.is_dir():
             raise UserError(f"{path} is no folder; give one that `learngraph run` has made, such as runs/NAME")
-        if (path / "steps.jsonl").exists() and not (path / "settings.json").exists():
+        if rows_file(path / "steps.jsonl").exists() and not (path / "settings.json").exists():
             self._only, self.path = path.name, path.parent
         self._runs: dict[str, RecordedRun] = {}
 
@@ -52,7 +56,7 @@ class RecordedFolder:
 
     def names(self) -> list[str]:
         """The names of the runs that have steps; a run that has just begun appears later."""
-        found = sorted(one.parent.name for one in self.path.glob("*/steps.jsonl"))
+        found = sorted({one.parent.name for one in self.path.glob("*/steps.jsonl*")})
         return [name for name in found if not self._only or name == self._only]
 
     def run(self, name: str) -> RecordedRun:
@@ -127,7 +131,7 @@ class RecordedRun:
         self._steps: dict[str, RecordedStep] = {}
         self._last: dict[int, str] = {}  # episode -> id of its newest row
         self._heads: dict[int, str] = {}  # finished episode -> id of its last step
-        self._read = 0
+        self._read, self._packed = 0, 0  # bytes of the file, and when it was packed
 
     def refresh(self) -> None:
         """Read the steps that were written since. A file that has become shorter is read from its beginning.
@@ -135,10 +139,14 @@ class RecordedRun:
         Raises:
             OSError: the file cannot be read.
         """
-        path = self.path / "steps.jsonl"
-        if path.stat().st_size < self._read:
+        path = rows_file(self.path / "steps.jsonl")
+        written, packed = path.stat(), path.suffix == ".gz"
+        if packed and self._packed == written.st_mtime_ns:
+            return
+        if not packed and written.st_size < self._read:
             self._forget()
-        with path.open("rb") as file:
+        self._packed = written.st_mtime_ns if packed else 0
+        with open_rows(self.path / "steps.jsonl") as file:
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):  # cut short by a crash, or being written
@@ -214,27 +222,87 @@ class RecordedRun:
             OSError: the file cannot be read.
             ValueError: the file was changed since.
         """
-        with (self.path / "steps.jsonl").open("rb") as file:
-            file.seek(step.offset)
-            row: dict[str, Any] = json.loads(file.readline())
+        (row,) = self._rows([step])
         return row
+
+    def _rows(self, steps: Iterable[RecordedStep]) -> list[dict[str, Any]]:
+        found = []
+        with open_rows(self.path / "steps.jsonl") as file:
+            for step in steps:
+                file.seek(step.offset)
+                found.append(json.loads(file.readline()))
+        return found
 
     def rows(self, episode: int, steps: int | None = None) -> list[dict[str, Any]]:
         """The rows of an episode's steps, in order; the first so many of them if `steps` is given."""
-        return [self.row(step) for step in self.steps(episode)[:steps]]
+        return self._rows(self.steps(episode)[:steps])
+
+
+# Files of rows: a finished run's steps and replies are packed, which takes a tenth
+
+
+PACKED = ("steps.jsonl", "replies.jsonl")
+"""Files of rows that are packed with gzip when their run is finished: `steps.jsonl.gz`."""
+
+
+def rows_file(path: Path) -> Path:
+    """The file of rows, or the packed one in its place."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if not path.exists() and packed.exists() else path
+
+
+def open_rows(path: Path) -> IO[bytes]:
+    """A file of rows, packed or not, to be read."""
+    found = rows_file(path)
+    return gzip.open(found) if found.suffix == ".gz" else found.open("rb")  # type: ignore[return-value]
+
+
+def pack_rows(path: Path) -> None:
+    """Pack a file of rows. Killed at any moment, it leaves the whole file: as it was, packed, or both."""
+    packed = path.with_name(f"{path.name}.gz")
+    if path.exists():
+        part = packed.with_suffix(".part")
+        with path.open("rb") as rows, gzip.open(part, "wb", compresslevel=6) as file:
+            copyfileobj(rows, file)
+        _put_whole(part, packed)
+        path.unlink()
+
+
+def unpack_rows(path: Path) -> None:
+    """Unpack a file of rows, so that more can be written to it. Where both are there, the packed one has nothing more."""
+    packed = path.with_name(f"{path.name}.gz")
+    if packed.exists() and not path.exists():
+        part = path.with_suffix(".part")
+        with gzip.open(packed) as rows, part.open("wb") as file:
+            copyfileobj(rows, file)
+        _put_whole(part, path)
+    packed.unlink(missing_ok=True)
+
+
+def _put_whole(part: Path, path: Path) -> None:
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 # Rows, and the steps of a finished run in short
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a JSONL file that another process may be writing to.
+    """The complete rows of a JSONL file, packed or not, that another process may be writing to.
 
     Raises:
         UserError: a row is no JSON.
     """
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    try:
+        with open_rows(path) as file:
+            lines = file.read().splitlines(keepends=True)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{rows_file(path)} is damaged ({error}); remove {path.parent} to play that run from its start"
+        ) from error
+    for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):  # cut short by a crash, and its writer will write it again; or being written just now
             break
         try:
@@ -293,7 +361,8 @@ def read_steps(run: Path, episodes: Iterable[Mapping[str, Any]]) -> RunSteps:
     """
     path = run / "steps.jsonl"
     heads = sorted((int(row["episode"]), str(row.get("head", ""))) for row in episodes)
-    written = path.stat() if path.exists() else None
+    there = rows_file(path)
+    written = there.stat() if there.exists() else None
     return _read_steps(path, tuple(heads), written and (written.st_mtime_ns, written.st_size))
 
 

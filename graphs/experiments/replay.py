@@ -29,7 +29,7 @@ from ..methods import find_method
 from .folder import Job, Sweep
 from .options import RunOptions
 from .play import RunFiles, run_graph
-from .recorded import RecordedFolder, RecordedRun, read_rows
+from .recorded import RecordedFolder, RecordedRun, read_rows, rows_file
 from .run_inputs import loads_model, shared_environment
 
 __all__ = ["Divergence", "Replayed", "replay_runs"]
@@ -143,7 +143,8 @@ def _replay_job(job: Job, memory: Any) -> Replayed:
     try:
         run.refresh()
         episodes = run.read_episodes()
-        replies = read_rows(job.folder / "replies.jsonl") if (job.folder / "replies.jsonl").is_file() else []
+        asked = job.folder / "replies.jsonl"
+        replies = read_rows(asked) if rows_file(asked).is_file() else []
     except FileNotFoundError:
         return Replayed(name, problem="no episode of it is finished yet")
     except (UserError, OSError) as error:

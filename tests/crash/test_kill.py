@@ -25,6 +25,7 @@ from learngraph.graphs.arms import make_arm, method_settings
 from learngraph.graphs.experiments.folder import Job, Sweep
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import play
+from learngraph.graphs.experiments.recorded import unpack_rows
 from learngraph.graphs.experiments.results import is_finished
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -65,6 +66,7 @@ def planned(folder: Path, method: str) -> Job:
 
 def outcome(job: Job) -> dict[str, Any]:
     """All that a run leaves behind, but for times."""
+    unpack_rows(job.folder / "steps.jsonl")
     journal = Journal(job.folder / "steps.jsonl")
     rows = [json.loads(line) for line in (job.folder / "episodes.jsonl").read_text().splitlines()]
     with ChromaStore.open(job.memory) as store:
@@ -147,11 +149,11 @@ from learngraph.memory.storage.chroma_store import ChromaStore
 when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
 write, left = ChromaCollections.write, [3]
 
-def killed(self, kept, gone, before):
+def killed(self, *given):
     left[0] -= 1
     if left[0] == 0 and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    write(self, kept, gone, before)
+    write(self, *given)
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -19,6 +19,7 @@ from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.adamem import USAGE, adamem
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.graphs.experiments.step_mft import CollectedRuns, CounterfactualAgent, open_agent, read_trajectories
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.attempts.trajectories import read_bank
@@ -330,7 +331,7 @@ def play_from_bank(*flags: str, tasks: int = 5) -> list[dict[str, Any]]:
     """The steps of a run without a language model that starts from a bank of walkthroughs of so many tasks."""
     assert adamem(["build", "--env", "toy", "--tasks", f"{tasks}", "--out", "bank.jsonl"]) == 0
     assert main([*RULE_RUN.split(), *flags]) == 0
-    return [json.loads(line) for line in Path("r/adamem-s0/steps.jsonl").read_text().splitlines()]
+    return read_rows(Path("r/adamem-s0/steps.jsonl"))
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from learngraph.graphs.experiments import play
 from learngraph.graphs.experiments.folder import Job
 from learngraph.graphs.experiments.harness import read_results
 from learngraph.graphs.experiments.measures import METRICS
+from learngraph.graphs.experiments.recorded import read_rows, unpack_rows
 from learngraph.graphs.experiments.spec import plan_sweeps, read_spec, seed_list, unplayed_notes
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -59,10 +60,13 @@ def results(folder: str | Path = "runs/bench-tiny") -> list[dict[str, Any]]:
 
 def rows(folder: Path) -> dict[str, list[str]]:
     """The rows of all runs in a folder, by file. Seconds and ids of storage are left out."""
+    found = {
+        path.with_name(path.name.removesuffix(".gz"))
+        for name in ("episodes", "steps")
+        for path in folder.rglob(f"{name}.jsonl*")
+    }
     return {
-        str(path.relative_to(folder)): sorted(path.read_text().splitlines())
-        for name in ("episodes.jsonl", "steps.jsonl")
-        for path in folder.rglob(name)
+        str(path.relative_to(folder)): sorted(json.dumps(row, ensure_ascii=False) for row in read_rows(path)) for path in found
     }
 
 
@@ -412,6 +416,7 @@ def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: py
     planned = plan_sweeps(read_spec(Path("tiny.toml"), [*METRICS]), Path("runs/bench-tiny"), 1)
     run = Path("runs/bench-tiny/toy/no-model/random-s1")
     key = (run.parent, "random", 1)
+    unpack_rows(run / "steps.jsonl")
     results, damaged = read_results(planned, [])
     assert len(results) == 4
     assert damaged == {}
@@ -448,6 +453,7 @@ def test_a_finished_run_whose_steps_are_lost_is_named_and_left_out(here: Path, c
     """Its scores would lead nowhere."""
     assert bench(write(TINY)) == 0
     whole, run = rows(Path("runs")), Path("runs/bench-tiny/toy/no-model/random-s1")
+    unpack_rows(run / "steps.jsonl")
     lines = (run / "steps.jsonl").read_bytes().splitlines(keepends=True)
     for left, episode in ((lines[:-1], 2), (lines[1:], 0), ([], 0)):
         (run / "steps.jsonl").write_bytes(b"".join(left))

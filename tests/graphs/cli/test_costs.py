@@ -16,6 +16,7 @@ from openai_server import OpenAIServer, Said
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import progress
 from learngraph.graphs.experiments.costs import ledger_usage
+from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.memory.records import Usage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -204,7 +205,7 @@ def test_steps_at_which_memory_held_nothing_are_counted(here: Path, capsys: pyte
     command = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--episodes", "3", "--seeds", "1", "--out", "run"]
     assert main([*command, "--compare", "random"]) == 0
     row = results(here)["jitrl"]
-    steps = [json.loads(line) for line in (here / "run" / "jitrl-s0" / "steps.jsonl").read_text().splitlines()]
+    steps = read_rows(here / "run" / "jitrl-s0" / "steps.jsonl")
     later = [step for step in steps if step["episode"]]
     empty = [step for step in later if not any(one["count"] for one in step["estimates"])]
     assert (row["look_ups"], row["empty_look_ups"]) == (len(later), len(empty))

@@ -16,6 +16,7 @@ from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 WORLD = KeywordKeep(horizon=2)
@@ -150,11 +151,11 @@ def test_a_run_takes_more_episodes_and_ends_as_one_that_had_them_from_the_start(
 def test_a_folder_takes_more_seeds_and_further_methods(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--out", "run"]
     assert main([*command, "--seeds", "2"]) == 0
-    first = (here / "run" / "jitrl-s0" / "steps.jsonl").read_bytes()
+    first = read_rows(here / "run/jitrl-s0/steps.jsonl")
     assert main([*command, "--seeds", "3", "--compare", "random"]) == 0
     results = json.loads((here / "run" / "results.json").read_text())
     assert [(row["method"], row["seeds"]) for row in results] == [("jitrl", [0, 1, 2]), ("random", [0, 1, 2])]
-    assert (here / "run" / "jitrl-s0" / "steps.jsonl").read_bytes() == first
+    assert read_rows(here / "run/jitrl-s0/steps.jsonl") == first
     capsys.readouterr()
     assert main([*command, "--seeds", "3", "--compare", "random"]) == 0
     assert "finished already" in capsys.readouterr().err
@@ -164,10 +165,10 @@ def test_a_folder_takes_more_seeds_and_further_methods(here: Path, capsys: pytes
 def test_a_grown_folder_finds_its_runs_in_a_shared_place(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--seeds", "1", "--out", "run", "--checkpoints", "kept", "--memory", "mind"]
     assert main([*command, "--episodes", "2"]) == 0
-    steps = (here / "run" / "jitrl-s0" / "steps.jsonl").read_bytes()
+    steps = read_rows(here / "run/jitrl-s0/steps.jsonl")
     assert main([*command, "--episodes", "4"]) == 0
     assert main([*command, "--episodes", "5"]) == 0
-    assert (here / "run" / "jitrl-s0" / "steps.jsonl").read_bytes().startswith(steps)
+    assert read_rows(here / "run/jitrl-s0/steps.jsonl")[: len(steps)] == steps
     assert len(rows(here / "run" / "jitrl-s0" / "episodes.jsonl")) == 5
 
 

@@ -26,6 +26,7 @@ from learngraph.graphs.cli.memory import open_memories
 from learngraph.graphs.experiments import folder, play, pool
 from learngraph.graphs.experiments.folder import Sweep
 from learngraph.graphs.experiments.options import RunOptions
+from learngraph.graphs.experiments.recorded import read_rows, unpack_rows
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
@@ -151,7 +152,7 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
     assert left >= {"settings.json", "results.json", "report.html", "figures", "jitrl-s0", "jitrl-s1", "random-s0"}
     assert "owner.pid" not in left
     run = {path.name for path in (here / "run" / "jitrl-s0").iterdir()}
-    assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
+    assert run >= {"steps.jsonl.gz", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
     assert not (here / "run" / "random-s0" / "memory").exists()
     assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
 
@@ -460,6 +461,8 @@ def test_a_world_that_dies_loses_nothing(
 
 
 def drop_lines(path: Path, number: int) -> None:
+    if path.name == "steps.jsonl":
+        unpack_rows(path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-number]))
 
 
@@ -510,8 +513,8 @@ def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
     assert main([*command, "torn"]) == 0
     assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in whole]
     for name in ("steps", "episodes"):
-        found, expected = ((here / out / f"{method}-s0" / f"{name}.jsonl").read_text() for out in ("torn", "whole"))
-        assert sorted(found.splitlines()) == sorted(expected.splitlines())
+        found, expected = (read_rows(here / out / f"{method}-s0" / f"{name}.jsonl") for out in ("torn", "whole"))
+        assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 def replaced(row: dict[str, Any]) -> dict[str, Any]:
@@ -582,8 +585,8 @@ def test_what_is_imported_is_what_a_run_reads(
     exported = [json.loads(line) for line in (here / "first.jsonl").read_text().splitlines()]
     assert main(["memory", "import", "first.jsonl", "--into", f"{kept}/jitrl-s7"]) == 0
     assert main([*command, "--out", "second", "--memory", kept]) == 0
-    recalled = [step["estimates"] for step in objects((here / "second/jitrl-s7/steps.jsonl").read_text())]
-    alone = [step["estimates"] for step in objects((here / "first/jitrl-s7/steps.jsonl").read_text())]
+    recalled = [step["estimates"] for step in read_rows(here / "second/jitrl-s7/steps.jsonl")]
+    alone = [step["estimates"] for step in read_rows(here / "first/jitrl-s7/steps.jsonl")]
     assert recalled[0] != alone[0]
     for where, episodes in ((kept, 2), (f"{kept}/jitrl-s7", 2)):
         capsys.readouterr()

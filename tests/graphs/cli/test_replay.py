@@ -9,6 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.recorded import PACKED, unpack_rows
 from learngraph.graphs.experiments.replay import Replayed, replay_runs
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.recorded_model import RecordedChatModel, UnrecordedCall
@@ -19,6 +20,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "r"
     args = ["--env", "toy", "--seeds", "1", "--episodes", "2", "--compare", "tabular", "--workers", "1", "--out", str(folder)]
     assert main(["run", "jitrl", *args]) == 0
+    for name in PACKED:
+        unpack_rows(folder / "jitrl-s0" / name)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.pool import is_ray
+from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.memory.errors import UserError
 
 # A model's logits differ in the last bits where it reads a prompt from its beginning, as after a kill, so none is asked.
@@ -21,7 +21,7 @@ COMMAND = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--seeds", "2",
 
 
 def rows(out: Path, name: str) -> list[dict[str, object]]:
-    found = [json.loads(line) for seed in (0, 1) for line in (out / f"jitrl-s{seed}" / name).read_text().splitlines()]
+    found = [row for seed in (0, 1) for row in read_rows(out / f"jitrl-s{seed}" / name)]
     return [{key: value for key, value in row.items() if key not in ("seconds", "usage")} for row in found]
 
 

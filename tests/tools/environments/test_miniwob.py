@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ import learngraph
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import run_inputs
 from learngraph.graphs.experiments.explain import read_decision
+from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import miniwob
@@ -210,7 +210,7 @@ class TestInABrowser:
             monkeypatch.delenv("CHROMIUM")
             assert main([*command, "broken"]) == 0
         rows = [
-            [(row["action"], row["reward"]) for row in map(json.loads, (here / name / "jitrl-s0/steps.jsonl").open())]
+            [(row["action"], row["reward"]) for row in read_rows(here / name / "jitrl-s0/steps.jsonl")]
             for name in ("whole", "broken")
         ]
         assert rows[0] == rows[1]
