@@ -18,13 +18,14 @@ ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.claas.weights import TrainingLog, WeightSettings
-from ...nodes.learn.train_weights import ReinforceGroup
+from ...memory.claas.weights import TrainingLog
+from ...nodes.learn.train_weights import ReadSteps, ReinforceGroup, TrainVersion, WeightTrainer
 from ..wiring.inputs import MethodInputs
 from ..wiring.weights import MakeTrainer
 from .sft import WeightTraining, trained_nodes, wire_trained
@@ -36,18 +37,13 @@ __all__ = ["GroupRelativeTraining", "build"]
 class GroupRelativeTraining(WeightTraining):
     """Hyper-parameters."""
 
+    method = "grpo"
+    least = MappingProxyType({"group_size": 2, "clip": 0})
+
     group_size: int = 5
     """G: attempts of a group, and episodes between two trainings."""
     clip: float = 0.2
     """epsilon, the bound on rho; it acts from the second epoch on."""
-
-    def __post_init__(self) -> None:
-        self.check("grpo", group_size=2, clip=0)
-
-    @property
-    def training(self) -> WeightSettings:
-        """The settings of each training."""
-        return replace(super().training, clip=self.clip)
 
 
 def build(
@@ -59,13 +55,10 @@ def build(
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, of which each group has one version; arguments as in `sft.build`."""
-    settings = settings or GroupRelativeTraining()
-    nodes = trained_nodes(
-        inputs,
-        "grpo",
-        settings,
-        make_trainer,
-        training_log or TrainingLog(),
-        lambda trainer, log, steps: ReinforceGroup(trainer, log, steps, settings.group_size),
-    )
+    settings, log = settings or GroupRelativeTraining(), training_log or TrainingLog()
+
+    def make_train(trainer: WeightTrainer, steps: ReadSteps) -> TrainVersion:
+        return ReinforceGroup(trainer, log, steps, settings.group_size)
+
+    nodes = trained_nodes(inputs, settings, make_trainer, log, make_train)
     return wire_trained(nodes, settings.group_size, **{"name": "grpo", **compile})

@@ -14,9 +14,10 @@ and from the moments of its optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -61,6 +62,11 @@ class TrainedState(EpisodeChannels, ChoiceChannels, RewardChannels, VersionChann
 class WeightTraining:
     """Hyper-parameters of all methods that train weights."""
 
+    method: ClassVar[str]
+    """The method's name, for errors."""
+    least: ClassVar[Mapping[str, float]]
+    """Fields of the method's own -> their least values."""
+
     learning_rate: float = 3e-3
     """Learning rate of AdamW; chosen on the toy's train fold among .001, .003 and .01."""
     epochs: int = 2
@@ -70,24 +76,22 @@ class WeightTraining:
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from. 0 takes the best action, so that all attempts are the same."""
 
-    def check(self, method: str, **least: float) -> None:
-        """Refuse numbers that are too small.
-
-        Args:
-            method: the method's name, for the error.
-            least: name of a field of the method's own -> its least value.
-        """
-        check_least(self, method, learning_rate=0, epochs=1, rank=1, temperature=0, **least)
+    def __post_init__(self) -> None:
+        check_least(self, self.method, learning_rate=0, epochs=1, rank=1, temperature=0, **self.least)
 
     @property
     def training(self) -> WeightSettings:
         """The settings of each training."""
-        return WeightSettings(LoRA(self.rank), self.learning_rate, self.epochs)
+        own = {name: getattr(self, name) for name in ("batch_size", "clip") if hasattr(self, name)}
+        return WeightSettings(LoRA(self.rank), self.learning_rate, self.epochs, **own)
 
 
 @dataclass(frozen=True)
 class RejectionSampling(WeightTraining):
     """Hyper-parameters."""
+
+    method = "sft"
+    least = MappingProxyType({"every": 1, "best": 1, "batch_size": 1})
 
     every: int = 5
     """Episodes between two trainings."""
@@ -95,14 +99,6 @@ class RejectionSampling(WeightTraining):
     """Attempts that a training imitates, at most."""
     batch_size: int = 32
     """Steps behind one update."""
-
-    def __post_init__(self) -> None:
-        self.check("sft", every=1, best=1, batch_size=1)
-
-    @property
-    def training(self) -> WeightSettings:
-        """The settings of each training."""
-        return replace(super().training, batch_size=self.batch_size)
 
 
 def build(
@@ -122,31 +118,26 @@ def build(
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """
-    settings = settings or RejectionSampling()
-    nodes = trained_nodes(
-        inputs,
-        "sft",
-        settings,
-        make_trainer,
-        training_log or TrainingLog(),
-        lambda trainer, log, steps: ImitateBest(trainer, log, steps, settings.best),
-    )
+    settings, log = settings or RejectionSampling(), training_log or TrainingLog()
+
+    def make_train(trainer: WeightTrainer, steps: ReadSteps) -> TrainVersion:
+        return ImitateBest(trainer, log, steps, settings.best)
+
+    nodes = trained_nodes(inputs, settings, make_trainer, log, make_train)
     return wire_trained(nodes, settings.every, **{"name": "sft", **compile})
 
 
 def trained_nodes(
     inputs: MethodInputs,
-    method: str,
     settings: WeightTraining,
     make_trainer: MakeTrainer | None,
     log: TrainingLog,
-    make_train: Callable[[WeightTrainer, TrainingLog, ReadSteps], TrainVersion],
+    make_train: Callable[[WeightTrainer, ReadSteps], TrainVersion],
 ) -> dict[str, Node]:
     """The nodes of an episode that is played with a version of the adapter and may end in a training.
 
     Args:
         inputs: environment, journal and policy.
-        method: the method's name, for errors.
         settings: how weights are trained.
         make_trainer: makes the trainer of the model's weights.
         log: the log of attempts and trainings.
@@ -155,8 +146,8 @@ def trained_nodes(
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """
-    trainer = open_weight_trainer(inputs, method, settings.training, make_trainer)
-    policy = scoring_policy(inputs, method)
+    trainer = open_weight_trainer(inputs, settings.method, settings.training, make_trainer)
+    policy = scoring_policy(inputs, settings.method)
     return {
         "find_version": FindVersion(log),
         "begin": Begin(inputs.environment),
@@ -165,7 +156,7 @@ def trained_nodes(
         "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": inputs.judge_node(),
         "keep": KeepAttempt(log, inputs.journal),
-        "train": make_train(trainer, log, ReadSteps(policy, inputs.journal)),
+        "train": make_train(trainer, ReadSteps(policy, inputs.journal)),
     }
 
 

@@ -14,13 +14,14 @@ the run's episodes do not show: they count in its tokens, seconds and FLOPs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.claas.weights import TrainingLog, WeightSettings
+from ...memory.claas.weights import TrainingLog
 from ...nodes.act.episode import route_episode_end
 from ...nodes.learn.curriculum import (
     ImitateSolved,
@@ -32,6 +33,7 @@ from ...nodes.learn.curriculum import (
     route_phase,
     route_practice,
 )
+from ...nodes.learn.train_weights import ReadSteps, TrainVersion, WeightTrainer
 from ...nodes.state import EpisodeInput, EpisodeResult
 from ..wiring.flow import compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs
@@ -61,6 +63,9 @@ class PractisedState(TrainedState, PracticeChannels):
 class SelfEvolvingCurriculum(WeightTraining):
     """Hyper-parameters."""
 
+    method = "webrl"
+    least = MappingProxyType({"every": 1, "tasks": 1, "batch_size": 1})
+
     every: int = 10
     """Episodes of the run's own task in each phase; practice and training come before the first."""
     tasks: int = 12
@@ -69,14 +74,6 @@ class SelfEvolvingCurriculum(WeightTraining):
     """The return from which a practice task is solved; the environment's own if not given. Where both are unknown: above the mean."""
     batch_size: int = 32
     """Steps behind one update."""
-
-    def __post_init__(self) -> None:
-        self.check("webrl", every=1, tasks=1, batch_size=1)
-
-    @property
-    def training(self) -> WeightSettings:
-        """The settings of each training."""
-        return replace(super().training, batch_size=self.batch_size)
 
 
 def build(
@@ -88,19 +85,15 @@ def build(
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `sft.build`. The world has `task(seed, split)`."""
-    settings = settings or SelfEvolvingCurriculum()
-    training_log = training_log or TrainingLog()
+    settings, log = settings or SelfEvolvingCurriculum(), training_log or TrainingLog()
     threshold = inputs.success_threshold(settings.success_threshold)
     practice: TaskWorld = inputs.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
-    nodes = trained_nodes(
-        inputs,
-        "webrl",
-        settings,
-        make_trainer,
-        training_log,
-        lambda trainer, log, steps: ImitateSolved(trainer, log, steps, threshold),
-    ) | {
-        "plan": PlanPractice(practice, training_log, settings.every, settings.tasks, threshold),
+
+    def make_train(trainer: WeightTrainer, steps: ReadSteps) -> TrainVersion:
+        return ImitateSolved(trainer, log, steps, threshold)
+
+    nodes = trained_nodes(inputs, settings, make_trainer, log, make_train) | {
+        "plan": PlanPractice(practice, log, settings.every, settings.tasks, threshold),
         "pick": PickTask(),
         "return_to_task": ReturnToTask(),
     }

@@ -19,7 +19,6 @@ from guard import chats
 from guard import train as guard_train
 from langchain_core.messages import HumanMessage
 from pocket import games, strategies, train, transcripts
-from pocket.chores import Chores
 from pocket.transcripts import DecisionPiece, RewardPiece
 from transformers import AutoTokenizer
 
@@ -216,47 +215,9 @@ def test_played_games_have_detours_that_lead_back_and_labels_that_go_on() -> Non
     texts = {transcripts.transcript_text(list(games.window_pieces(random.Random(n), [played]))) for n in range(30)}
     assert any("ROOM 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)  # earlier steps by abstract state
     assert any("room 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)
-
-
-def test_chores_pay_as_twc_does() -> None:
-    world = Chores()
-    for seed in range(30):
-        task = world.task(seed)
-        gold = world.gold(task)
-        rewards = [world.observe(task, gold[: n + 1]).reward or 0.0 for n in range(len(gold))]
-        assert sum(rewards) == pytest.approx(1)
-        assert [world.observe(task, gold[:n]).over for n in range(len(gold) + 1)] == [False] * len(gold) + [True]
-        first = world.observe(task, ())
-        thing = gold[0].removeprefix("take ")
-        assert f"a {thing}." in first.text
-        assert "Your inventory is currently empty." in first.text
-        held = world.observe(task, gold[:1])
-        assert held.text.startswith(f"You take the {thing}.\n\nYou are in the ")
-        assert held.text.endswith(f"  a {thing}")
-        home = gold[-1].rpartition(" in ")[2]
-        for action in held.actions:
-            if action.startswith("put ") and not action.endswith(home):
-                put = world.observe(task, (gold[0], action))
-                if put.reward is not None and put.reward < 0:  # not where it belongs: what taking it paid is lost
-                    assert put.reward == pytest.approx(-(held.reward or 0.0))
-                    assert gold[0] in put.actions
-    with pytest.raises(UserError, match="not admissible"):
-        world.observe(world.task(0), ("take the sun",))
-    with pytest.raises(UserError, match="train on only"):
-        world.task(0, "test")
-
-
-def test_practice_is_gold_with_noise_and_comes_back() -> None:
-    world, scores = Corridor(), set[float]()
-    for n in range(40):
-        played = games.practise(world, world.task(0), random.Random(n), horizon=9)
-        assert played is not None
-        assert len(played.steps) <= 9
-        scores.add(sum(reward for *_, reward in played.steps))
-        renamed, again = games.rename([played, played], random.Random(n))
-        assert renamed == again  # the same names in all attempts
-        assert all(decision.taken in decision.probabilities for _, _, decision, _ in renamed.steps)
-    assert scores == {0.0, 1.0}
+    renamed, again = games.rename([played, played], random.Random(0))
+    assert renamed == again  # the same names in all attempts
+    assert all(decision.taken in decision.probabilities for _, _, decision, _ in renamed.steps)
 
 
 def test_soft_targets_of_a_long_action_are_conditional_on_what_is_written() -> None:
@@ -354,8 +315,10 @@ def mean_loss(folder: Path) -> float:
 
 def test_every_leg_has_texts_of_all_its_sources() -> None:
     tokenizer: Any = TOKENIZER
+    world = Corridor()
+    attempts = [played for n in range(9) if (played := games.play(world, world.task(0), random.Random(n))) is not None]
     for leg in train.LEGS:
-        texts = train.PocketTexts(leg, tokenizer, train.PlayedGames((), ()), 1)
+        texts = train.PocketTexts(leg, tokenizer, [attempts], 1)
         assert sum(leg.shares.values()) == pytest.approx(1)
         for source in texts.shares:
             size, made = texts._texts(source, 1)

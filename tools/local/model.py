@@ -13,6 +13,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -69,6 +70,20 @@ class ModelUsage:
     generated_tokens: int = 0
     forward_passes: int = 0
     """Passes through the network."""
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Within the block, transformers shows no progress bars."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class LocalChatModel(BaseChatModel):
@@ -134,11 +149,10 @@ class LocalChatModel(BaseChatModel):
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise UserError(f"dtype {self.dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
-        bars = transformers.utils.logging.is_progress_bar_enabled()
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
-            network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+            with without_progress_bars():
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
+                network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
             self._network = network.to(self.device).eval()
         except (OSError, ValueError, RuntimeError, AssertionError, ImportError) as error:
             reason = str(error).strip().split("\n")[0]
@@ -146,9 +160,6 @@ class LocalChatModel(BaseChatModel):
                 f"model {self.model!r} cannot be loaded on {self.device}: {reason} "
                 "(give a folder with config.json, weights and tokenizer.json, or a causal model's name on the hub)"
             ) from error
-        finally:
-            if bars:
-                transformers.utils.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         config = network.config.get_text_config(decoder=True)
         self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
         self._tree = self._can_share_a_pass()

@@ -30,10 +30,10 @@ from langchain_core.messages import ChatMessage
 
 from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
-from ..local.model import LocalChatModel
+from ..local.model import LocalChatModel, without_progress_bars
 from .calls import publish_folder
 from .lora import Example, attach_lora, lora_parameters, make_optimizer, write_adapter
-from .trl_trainers import imitate_examples, require_trl, trainer_arguments, trainer_surroundings
+from .trl_trainers import imitate_examples, reply_example, require_trl, trainer_arguments, trainer_surroundings
 
 __all__ = ["Chat", "DataError", "FineTuningReport", "FineTuningSettings", "encode_chat", "read_chats", "train"]
 
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 Chat = Sequence[Mapping[str, str]]
 """Messages, each with a `role` and its `content`; the last one is the reply to learn."""
-ROLES = ("system", "user", "assistant", "tool")
 
 
 class DataError(UserError, ValueError):
@@ -73,17 +72,15 @@ class FineTuningSettings:
     """Seed of the new adapter and of the order of the examples. The same seed, machine and threads give the same weights."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"train: {name} is at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_grad_norm"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise UserError(f"train: {name} is a number above 0, got {getattr(self, name)}")
-        if not 0 <= self.warmup_share <= 1 or not 0 <= self.weight_decay < math.inf:
-            raise UserError(
-                "train: warmup_share is from 0 to 1 and weight_decay 0 or more, got "
-                f"{self.warmup_share} and {self.weight_decay}"
-            )
+        counts, above = ("epochs", "batch_size", "micro_batch_size"), ("learning_rate", "max_grad_norm")
+        wrong = {name: f"{name} is at least 1" for name in counts if getattr(self, name) < 1}
+        wrong |= {name: f"{name} is a number above 0" for name in above if not 0 < getattr(self, name) < math.inf}
+        if not 0 <= self.warmup_share <= 1:
+            wrong["warmup_share"] = "warmup_share is from 0 to 1"
+        if not 0 <= self.weight_decay < math.inf:
+            wrong["weight_decay"] = "weight_decay is a number, 0 or more"
+        for name, words in wrong.items():
+            raise UserError(f"train: {words}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -138,9 +135,12 @@ def _parse_chat(row: Any) -> Chat:
     if not isinstance(messages, list) or len(messages) < 2:
         raise ValueError(f'expected an object with "messages", a list of two or more, got {str(row)[:60]!r}')
     for message in messages:
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        if role not in ROLES or not isinstance(content, str):
-            raise ValueError(f"expected a message with a role ({', '.join(ROLES)}) and a text as content, got {message!r:.80}")
+        match message:
+            case {"role": "system" | "user" | "assistant" | "tool", "content": str()}:
+                continue
+        raise ValueError(
+            f"expected a message with a role (system, user, assistant, tool) and a text as content, got {message!r:.80}"
+        )
     if messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip():
         raise ValueError(
             f"the last message is the reply to learn, an assistant's that says something; got {messages[-1]!r:.80}"
@@ -155,13 +155,9 @@ def encode_chat(model: LocalChatModel, chat: Chat) -> Example:
         WindowError: they do not fit the model's window.
         UserError: the chat template or the tokenizer does not separate prompt and reply; see `LocalChatModel.reply_ids`.
     """
-    prompt = model.prompt_ids([ChatMessage(role=turn["role"], content=turn["content"]) for turn in chat[:-1]])
-    example = Example(tuple(prompt), model.reply_ids(chat[-1]["content"]))
-    if len(example) > model.window:
-        raise WindowError(
-            f"{model.model}: an example of {len(example)} tokens does not fit its window of {model.window}", len(example)
-        )
-    return example
+    return reply_example(
+        model, [ChatMessage(role=turn["role"], content=turn["content"]) for turn in chat[:-1]], chat[-1]["content"]
+    )
 
 
 def learning_rate_factor(done: int, steps: int, warmup: float) -> float:
@@ -197,24 +193,22 @@ def train(
             gradient is not finite.
     """
     require_trl()
-    examples, sizes = [], []
+    examples, longest = list[Example](), 0
     for number, chat in enumerate(chats, 1):
         try:
             examples.append(encode_chat(model, chat))
-            sizes.append(len(examples[-1]))
+            longest = max(longest, len(examples[-1]))
         except WindowError as error:
-            sizes.append(error.tokens)
+            longest = max(longest, error.tokens)
         except UserError as error:
             raise DataError(f"example {number}: {error}") from error
     left_out = len(chats) - len(examples)
     if not examples:
-        raise DataError(
-            f"none of {len(chats)} examples fits the window of {model.window} tokens; the longest has {max(sizes, default=0)}"
-        )
+        raise DataError(f"none of {len(chats)} examples fits the window of {model.window} tokens; the longest has {longest}")
     if left_out:
         log.warning(
             "%d of %d examples are left out: they do not fit the window of %d tokens (the longest has %d)",
-            left_out, len(chats), model.window, max(sizes),
+            left_out, len(chats), model.window, longest,
         )  # fmt: skip
     with _atomic_folder(out) as part:
         wrapper = attach_lora(model.network, settings.lora, settings.seed)
@@ -222,7 +216,7 @@ def train(
         hub = None if Path(model.model).is_dir() else model.model
         tokens = sum(len(example.reply) for example in examples)
         called = name or hub or Path(model.model).name
-        trained = FineTuningReport(called, settings, len(examples), left_out, max(sizes), tokens, losses, round(seconds, 3))
+        trained = FineTuningReport(called, settings, len(examples), left_out, longest, tokens, losses, round(seconds, 3))
         write_adapter(wrapper, part / "adapter", hub)
         _write_merged_model(wrapper, model, part)
         (part / "training.json").write_text(json.dumps(asdict(trained), indent=2) + "\n", encoding="utf-8")
@@ -263,18 +257,11 @@ def _run_updates(
 
 def _write_merged_model(wrapper: Any, model: LocalChatModel, folder: Path) -> None:
     """Merge the adapter into the weights, and write a checkpoint."""
-    from transformers.utils import logging as bars
-
     wrapper.merge_and_unload()
     model.clear_cache()
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
+    with without_progress_bars():
         model.network.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
-    finally:
-        if shown:
-            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

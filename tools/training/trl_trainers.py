@@ -260,10 +260,9 @@ class TrlTrainer:
     def _example(self, step: PlayedStep) -> Example | None:
         """A step as tokens; None if it does not fit the window."""
         try:
-            example = Example(tuple(self._model.prompt_ids(step.messages)), self._model.reply_ids(step.action))
+            return reply_example(self._model, step.messages, step.action)
         except WindowError:
             return None
-        return example if len(example) <= self._model.window else None
 
     def _examples(self, steps: Sequence[PlayedStep]) -> tuple[list[Example], int]:
         """Steps as tokens, and how many do not fit the window."""
@@ -279,6 +278,21 @@ class TrlTrainer:
         ]
         examples = [one for column in columns for one in column if one is not None]
         return columns, examples, sum(len(attempt.steps) for attempt in attempts) - len(examples)
+
+
+def reply_example(model: LocalChatModel, messages: Sequence[Any], reply: str) -> Example:
+    """LangChain messages and a reply to them as tokens.
+
+    Raises:
+        WindowError: they do not fit the model's window.
+        UserError: the chat template or the tokenizer does not separate prompt and reply; see `LocalChatModel.reply_ids`.
+    """
+    example = Example(tuple(model.prompt_ids(messages)), model.reply_ids(reply))
+    if len(example) > model.window:
+        raise WindowError(
+            f"{model.model}: an example of {len(example)} tokens does not fit its window of {model.window}", len(example)
+        )
+    return example
 
 
 class _Rollouts:

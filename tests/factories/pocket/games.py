@@ -1,4 +1,4 @@
-"""Attempts at TextWorldExpress games and at chores, for training texts of the pocket model, and texts of single attempts."""
+"""Training texts of the pocket model: attempts at TextWorldExpress games along their gold paths, with detours."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 
-from .chores import invent_word
 from .transcripts import IDLE_ACTIONS, DecisionPiece, RewardPiece, TranscriptPiece, soften
 
 
@@ -24,6 +21,18 @@ class GameAttempt:
     task: Task
     steps: tuple[tuple[str, str, DecisionPiece, float], ...]
     """(observation, its abstract state, decision, reward) by step."""
+
+
+_SYLLABLE = (
+    ("", "b", "bl", "c", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "w"),
+    ("a", "e", "i", "o", "u", "ea", "ee", "oo", "ou"),
+    ("", "", "b", "ck", "d", "g", "l", "m", "n", "ng", "p", "r", "s", "t", "th"),
+)
+
+
+def invent_word(draw: random.Random, max_syllables: int = 3) -> str:
+    """An invented word of one to `max_syllables` syllables."""
+    return "".join(draw.choice(part) for _ in range(draw.randint(1, max_syllables)) for part in _SYLLABLE)
 
 
 _BACK = {"move north": "move south", "move south": "move north", "move east": "move west", "move west": "move east"}
@@ -65,54 +74,6 @@ def play(world: Any, task: Task, draw: random.Random, detours: int = 2) -> GameA
         for (taken, label), shown, after in zip(plan, seen, seen[1:], strict=False)
     ]
     return GameAttempt(task, tuple(steps))
-
-
-def practise(world: Any, task: Task, draw: random.Random, horizon: int = 30) -> GameAttempt | None:
-    """One attempt by a player that follows the gold path with errors, or up to some step; None without a gold path.
-
-    A step off the path is walked back, a thing put in the wrong place is taken again. Each label here is 1 for gold's next action
-    (in twc, where things can be taken and put away in any order, for each of gold's next actions) and 0 for the other admissible
-    actions.
-    """
-    try:
-        plan = [action for action in world.gold(task) if action not in IDLE_ACTIONS]
-        shown = world.observe(task, ())
-    except UserError:
-        return None
-    if draw.random() < 0.5:
-        plan = plan[: draw.randint(0, len(plan))]
-    noise = draw.choice((0.0, 0.1, 0.2, 0.35, 0.5))
-    actions: list[str] = []
-    steps: list[tuple[str, str, DecisionPiece, float]] = []
-    while not shown.over and len(actions) < horizon:
-        at = next((n for n, action in enumerate(plan) if action in shown.actions), None)
-        gold = "" if at is None else plan[at]
-        action = (
-            gold
-            if gold and draw.random() >= noise
-            else draw.choice([a for a in shown.actions if a not in IDLE_ACTIONS] or shown.actions)
-        )
-        actions.append(action)
-        goals = list(plan)
-        before, state = shown, world.abstract(shown)
-        shown = world.observe(task, actions)
-        if action == gold:
-            plan = plan[(at or 0) + 1 :]
-        elif plan and (back := inverse_action(action)) in shown.actions and state != world.abstract(shown):
-            plan = [back, *plan]
-        as_good = {gold}
-        if task.id.startswith(("twc", "chores")) and gold.startswith(("take ", "put ")):
-            alike = "take " if gold.startswith("take ") else "put "
-            as_good |= set(takewhile(partial(re.match, alike), goals[at:]))
-        decision = DecisionPiece(action, {a: float(a in as_good) for a in before.actions})
-        steps.append((before.text, state, decision, shown.reward or 0.0))
-    return GameAttempt(task, tuple(steps))
-
-
-def inverse_action(action: str) -> str:
-    """The action that undoes an action; None if no single one does."""
-    put = re.fullmatch(r"put (.+) in .+", action)
-    return f"take {put[1]}" if put else _BACK.get(action, "")
 
 
 def _observe_plan(world: Any, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:

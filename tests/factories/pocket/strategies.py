@@ -24,9 +24,8 @@ Writing one, from pieces of past attempts:
 
 `strategy_pieces`: the bare exercise, scenes of a few invented things, where only the strategy says what to do; it has ten times as
 many decisions for the same tokens as games. `game_strategy_pieces`: games with strategies, mostly right.
-`keep_experience_pieces`: experiences of the toy world; the reply is what they and the running steps determine.
-`game_experience_pieces`: experiences of games; the reply is the first action of the best one and its later rewarded actions. A
-part of the texts of the last two asks for the next action instead of a strategy.
+`keep_experience_pieces`: experiences of the toy world; the reply is what they and the running steps determine. A part of these texts
+asks for the next action instead of a strategy.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from dataclasses import dataclass, replace
 from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
 
-from .chores import invent_word
-from .games import GameAttempt, clip, rename
+from .games import GameAttempt, clip, invent_word, rename
 from .transcripts import IDLE_ACTIONS, DecisionPiece, Reader, RewardPiece, TranscriptPiece, soften
 
 Step = tuple[str, str, DecisionPiece, float]
@@ -329,72 +327,3 @@ def _decision(reader: Reader, visit: _Visit) -> DecisionPiece:
     probabilities = reader.policy(visit.place)
     known = len(probabilities) == 1 and visit.place.startswith(("door", "gate", "fork"))
     return DecisionPiece(visit.action, soften(probabilities, visit.options), known)
-
-
-def _action_shares(decision: DecisionPiece, paid: str) -> dict[str, float]:
-    """Probabilities of the next action: 0.8 for the action `paid`, if it is admissible, and the rest for the expert's actions."""
-    gold = expert_actions(decision)
-    shares = {action: 1 / len(gold) for action in gold}
-    if paid in decision.probabilities:
-        shares = {action: 0.2 * p for action, p in shares.items()}
-        shares[paid] = shares.get(paid, 0.0) + (0.8 if gold else 1.0)
-    return shares
-
-
-def game_experience_pieces(
-    draw: random.Random, attempts: Sequence[GameAttempt], rename_probability: float = 0.5, longest: int = 600
-) -> Iterator[TranscriptPiece]:
-    """Pieces of earlier attempts at a task of a game, a few steps of the running one, and `Strategy:` or an action.
-
-    The best piece is the one with the highest reward in its shown steps (then: in its attempt). The strategy is its first action
-    and its later rewarded actions; if no piece has a reward, the actions not to repeat; `nothing` if there is none.
-    """
-    order = draw.sample(list(attempts), len(attempts))
-    if draw.random() < rename_probability:
-        order = rename(order, draw)
-    running, *earlier = order
-    if not running.steps or not earlier:
-        return
-    at = draw.randrange(len(running.steps))
-    seen, state, decision, _ = running.steps[at]
-    judged, totals, short = draw.random() < 0.6, draw.random() < 0.9, draw.random() < 0.75
-    more = draw.choice((1, 2, 3, 4))
-    head = f"Task: {running.task.instruction}\n"
-    yield head
-    past = [step_text(clip(s), d.taken, r) for _, s, d, r in running.steps[max(0, at - draw.choice((0, 1, 2, 3))) : at]]
-    used = len(head) + len(seen) + sum(map(len, past)) + 200  # characters
-    pieces: list[tuple[float, float, list[Step]]] = []
-    for played in earlier[: draw.choice((1, 2, 3, 4, 6))]:
-        same = [n for n, (_, s, _, _) in enumerate(played.steps) if s == state]
-        if not played.steps or not (same or draw.random() < 0.4):
-            continue
-        start = draw.choice(same) if same else draw.randrange(len(played.steps))
-        piece = list(played.steps[start : start + 1 + more])
-        total = sum(reward for *_, reward in played.steps)
-        first = clip(piece[0][1]) if short else piece[0][1]
-        lines = [step_text(first if n == 0 else clip(s), d.taken, r) for n, (_, s, d, r) in enumerate(piece)]
-        used += sum(map(len, lines)) + 40
-        if used > 3 * longest:
-            break
-        yield _heading(len(pieces) + 1, total > 0.999, judged)
-        yield "".join(lines)
-        if totals:
-            yield f"total {round(total, 9):g}\n"
-        pieces.append((sum(reward for *_, reward in piece), total if totals else 0.0, piece))
-    yield "".join(past)
-    best = max(pieces, key=lambda piece: piece[:2], default=None)
-    good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
-    if draw.random() < 0.3:
-        first_action = best[2][0][2].taken if best is not None and good and best[2][0][1] == state else ""
-        if share := _action_shares(decision, first_action):
-            yield f"{seen.strip()}\n>"
-            yield DecisionPiece(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
-            return
-    if best is not None and good:
-        done = [(d.taken, reward) for _, _, d, reward in best[2]]
-        items = [done[0][0], *(action for action, reward in done[1:] if reward > 0)]
-    else:
-        items = [f"not {piece[0][2].taken}" for *_, piece in pieces]
-    said = ". ".join(list(dict.fromkeys(items))[:4]) or "nothing"
-    yield f"{seen.strip()}\nStrategy:\n>"
-    yield DecisionPiece(said, {said: 1.0}, weight=2.0)

@@ -6,14 +6,15 @@ when they stood in the text). Then attempts at the toy world and at TextWorldExp
 leg strategies to be read and written, too. To look up the answer that belongs to a key is the hard part: the model
 learns it in a minute from the initialisation of `imitate`, and did not learn it in the first 1.5 million tokens from a random one.
 
-The committed weights saw texts of several attempts at a game as well; they learned nothing from these that could be measured
-(tools/pocket/weights/README.md), so that the recipe is without.
+The committed weights saw more: several attempts at one task of a game, strategies to be written for games, and rooms with invented
+things. They learned nothing from the first that could be measured, and little from the second (tools/pocket/weights/README.md), so
+that the recipe is without; things get invented names in the games themselves.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import DEFAULT_PARAMETERS, TextWorldExpress
 
 from . import games, strategies, transcripts
-from .chores import Chores, invent_word
-from .games import GameAttempt
+from .games import GameAttempt, invent_word
 from .transcripts import DecisionPiece, RewardPiece, TranscriptPiece, piece_text
 
 LEGS = (
@@ -37,8 +37,7 @@ LEGS = (
     Leg(
         1,
         40,
-        {"recall": 0.03, "echo": 0.03, "games": 0.1, "keep": 0.2}
-        | {"obeyed": 0.16, "advised": 0.32, "experienced": 0.09, "recounted": 0.07},
+        {"recall": 0.03, "echo": 0.03, "games": 0.12, "keep": 0.22, "obeyed": 0.18, "advised": 0.32, "experienced": 0.1},
         learning_rate=7e-4,
     ),
 )
@@ -52,18 +51,6 @@ MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
 }
 """Changes to the default parameters of a game, by game; games not listed are played as they are."""
 
-RETRY_MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
-    "coin": ({"numLocations": 3, "includeDoors": 0}, {"numLocations": 5, "includeDoors": 0}),
-    "cookingworld": ({"numIngredients": 1}, {}),
-    "twc": ({"numItemsToPutAway": 1}, {"numItemsToPutAway": 2}, {}),
-    "mapreader": ({"numLocations": 3, "maxDistanceApart": 2}, {}),
-    "arithmetic": ({},),
-    "sorting": ({},),
-    "simonsays": ({},),
-    "peckingorder": ({},),
-}
-"""The same for the games that are attempted several times."""
-
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
@@ -76,9 +63,6 @@ learning to copy names, also those of things never seen."""
 
 PAIRS = 8
 """Key-value pairs that the recall stage works up to."""
-
-ATTEMPTS_PER_TASK = 7
-"""Attempts at each of the tasks that are attempted several times (three fifths of the tasks on each of those maps)."""
 
 TOKEN_PATTERN = r"\n>|= -?[0-9](?:\.[0-9]+)?| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
 """Pattern of the places that no token may cross."""
@@ -190,48 +174,27 @@ def _echo(draw: random.Random, longest: int, names: Sequence[int]) -> EncodedTex
     return EncodedText(ids, targets)
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedGames:
-    """Attempts at TextWorldExpress games."""
-
-    paths: Sequence[Sequence[GameAttempt]]
-    """Gold paths with detours, by map."""
-    tries: Sequence[Sequence[Sequence[GameAttempt]]]
-    """Attempts that `practise` made, by map and task."""
+PlayedGames = Sequence[Sequence[GameAttempt]]
+"""Gold paths with detours, by map."""
 
 
 def play_games(tasks: int, seed: int = 0) -> PlayedGames:
-    """Attempts at the first training tasks of each map, so many of them; takes 75 s for 150."""
-
-    def worlds(listed: Mapping[str, Sequence[Mapping[str, int]]]) -> Iterator[TextWorldExpress]:
-        for game, parameters in ((g, p) for g in DEFAULT_PARAMETERS for p in listed.get(g, ({},))) if tasks else ():
-            world = TextWorldExpress(game, parameters)
-            yield world
-            world.close()
-
-    paths, tries = [], []
-    for world in worlds(MAPS):
+    """Attempts at the first training tasks of each map, so many of them."""
+    found = []
+    for game, parameters in ((g, p) for g in DEFAULT_PARAMETERS for p in MAPS.get(g, ({},))) if tasks else ():
+        world = TextWorldExpress(game, parameters)
         draw = random.Random(f"{seed} {world.name}")
-        found = (games.play(world, world.task(n, "train"), draw) for n in range(tasks))
-        paths.append([played for played in found if played is not None])
-    for world in worlds(RETRY_MAPS):
-        draw = random.Random(f"{seed} {world.name} again")
-        several = [
-            [games.practise(world, world.task(n, "train"), draw) for _ in range(ATTEMPTS_PER_TASK)]
-            for n in range(max(1, tasks * 3 // 5))
-        ]
-        tries.append([[played for played in attempts if played is not None] for attempts in several if all(attempts)])
-    return PlayedGames(paths, tries)
+        played = (games.play(world, world.task(n, "train"), draw) for n in range(tasks))
+        found.append([one for one in played if one is not None])
+        world.close()
+    return found
 
 
 def vocabulary_texts(played: PlayedGames, seed: int = 0) -> list[str]:
     """Texts of all kinds, that the tokenizer is made from."""
-    draw, chores, world = random.Random(seed), Chores(), KeywordKeep()
-    made = [list(games.window_pieces(draw, attempts)) for attempts in played.paths for _ in attempts]
-    made += [list(games.window_pieces(draw, task)) for tasks in played.tries for task in tasks]
-    for n in range(300):
-        practised = games.practise(chores, chores.task(n), draw)
-        made += [list(games.window_pieces(draw, [practised]))] if practised and practised.steps else []
+    draw, world = random.Random(seed), KeywordKeep()
+    made = [list(games.window_pieces(draw, attempts)) for attempts in played for _ in attempts]
+    made += [list(strategies.strategy_pieces(draw)) for _ in range(300)]
     for _ in range(100):
         made.append([piece for _, piece in zip(range(100), transcripts.keep_pieces(draw, world), strict=False)])
     return [transcripts.transcript_text(pieces) for pieces in made]
@@ -273,9 +236,9 @@ class PocketTexts:
 
     def __init__(self, leg: Leg, tokenizer: Any, played: PlayedGames, stage: int) -> None:
         self.draw, self.played, self.stage = random.Random(leg.seed), played, stage
-        self.shares = {name: share for name, share in leg.shares.items() if played.paths or name != "games"}
+        self.shares = {name: share for name, share in leg.shares.items() if played or name not in ("games", "advised")}
         self.encoder = Encoder(tokenizer)
-        self.world, self.chores = KeywordKeep(), Chores()
+        self.world = KeywordKeep()
         invented = (invent_word(self.draw) for _ in range(2000))
         self.names = [*range(2, len(tokenizer)), *(token for name in invented for token in self.encoder.ids(f" {name}"))]
         """Tokens of the echo exercise: all, and those of invented names as often as names have them."""
@@ -325,39 +288,17 @@ class PocketTexts:
             case "recall":
                 return 480, 16, 0.0, lambda: transcripts.recall_pieces(draw, self._pairs())
             case "games":
-                return 480, 6, READING_WEIGHT, lambda: games.window_pieces(draw, draw.choice(played.paths))
+                return 480, 6, READING_WEIGHT, lambda: games.window_pieces(draw, draw.choice(played))
             case "obeyed":
                 longest, size = draw.choice(((150, 16), (400, 6)))
                 return longest, size, 0.0, lambda: strategies.strategy_pieces(draw, longest)
             case "advised":
                 make = strategies.game_strategy_pieces
-                return 480, 6, READING_WEIGHT / 5, lambda: make(draw, *self._one_attempt(), words=self.words)
+                return 480, 6, READING_WEIGHT / 5, lambda: make(draw, draw.choice(played), 0.65, words=self.words)
             case "experienced":
                 longest, size = draw.choice(((320, 12), (600, 6)))
                 return longest, size, 0.0, lambda: strategies.keep_experience_pieces(draw, self.world, longest=longest)
-            case "recounted":
-                room, longest, size = draw.choice(((300, 400, 8), (600, 700, 5)))
-                return longest, size, 0.0, lambda: strategies.game_experience_pieces(draw, *self._attempts(), longest=room)
         return longest, size, 0.0, lambda: transcripts.keep_pieces(draw, self.world, longest=longest)
 
     def _pairs(self) -> int:
         return self.pairs if self.draw.random() < 0.7 else self.draw.randint(2, self.pairs)
-
-    def _chore(self, count: int) -> list[GameAttempt]:
-        task = self.chores.task(self.draw.randrange(10**9))
-        tries = (games.practise(self.chores, task, self.draw, horizon=15) for _ in range(count))
-        return [played for played in tries if played is not None]
-
-    def _one_attempt(self) -> tuple[Sequence[GameAttempt], float]:
-        """Attempts of which one is to be shown under a strategy, and how often with other names."""
-        draw, played = self.draw, self.played
-        form = draw.choices(("paths", "tries", "chores"), (3, 3, 4) if played.paths else (0, 0, 1))[0]
-        if form == "chores":
-            return self._chore(1), 0.6
-        return draw.choice(played.paths) if form == "paths" else draw.choice(draw.choice(played.tries)), 0.65
-
-    def _attempts(self) -> tuple[Sequence[GameAttempt], float]:
-        """Attempts at one task, and how often they are to be shown with other names."""
-        if self.played.tries and self.draw.random() < 0.5:
-            return self.draw.choice(self.draw.choice(self.played.tries)), 0.5
-        return self._chore(self.draw.randint(2, 7)), 0.0
