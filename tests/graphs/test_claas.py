@@ -164,6 +164,14 @@ async def filled(replay: Replay, n: int = 8, tenant: str = "acme") -> None:
         replay.add_feedback(tenant, f"e{i}", Feedback(1.0 if row.exchange.reply.text == "blue" else -1.0))
 
 
+async def begun(replay: Replay, versions: Any, settings: CLaaS = OPEN_GATE, **learner: Any) -> tuple[Any, Adapters, Any]:
+    """A learner, its versions, and a function that takes a step from eight exchanges with feedback, or with what was given since."""
+    made = urn.UrnLearner(versions, **learner)
+    graph = claas.build_learning(made, replay, versions, settings)
+    await filled(replay)
+    return made, versions("acme", "default"), lambda **more: graph.ainvoke({"tenant": "acme", **more})
+
+
 async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
     graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
@@ -217,25 +225,21 @@ def test_minibatches_of_the_paper_are_uniform(tmp_path: Path, versions: Any) -> 
 
 
 async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(replay: Replay, versions: Any) -> None:
-    learner = urn.UrnLearner(versions, poison="alike")
-    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, replay={"positive_share": None}))
-    await filled(replay)
+    _learner, mine, step = await begun(replay, versions, changed(OPEN_GATE, replay={"positive_share": None}), poison="alike")
     for i in range(8):
         replay.add_feedback("acme", f"e{i}", Feedback(-1.0, "no"))
     outcomes = []
-    while (done := await graph.ainvoke({"tenant": "acme"}))["outcome"] != "too few":
+    while (done := await step())["outcome"] != "too few":
         outcomes.append((done["outcome"], done["why"]))
     assert outcomes == [("skipped", "all rewards are alike")] * 8
     assert replay.counts("acme") == {"consumed": 8}
-    assert not versions("acme", "default").versions()
+    assert not mine.versions()
 
 
 async def test_versions_that_fail_halve_the_step_and_leave_its_limits(replay: Replay, versions: Any) -> None:
     """A limit below the distance of the live version would scale away what it has learned, and each version would fail more surely."""
-    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
-    live = (await graph.ainvoke({"tenant": "acme"}))["candidate"]
+    learner, mine, step = await begun(replay, versions)
+    live = (await step())["candidate"]
     found = []
     for _ in range(3):
         batch = SampleMinibatch(replay, versions, OPEN_GATE.replay, urn.BASE)({"tenant": "acme", "least": 2})["batch"]
@@ -282,22 +286,18 @@ def test_a_model_brings_its_own_words_for_the_teacher(tmp_path: Path, caplog: py
 
 
 async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -> None:
-    learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
+    learner, _mine, step = await begun(replay, versions)
     full = UserError("no room")
     full.__cause__ = OSError(28, "No space left on device")
     learner.fails = [full]
     with pytest.raises(UserError, match="no room"):
-        await graph.ainvoke({"tenant": "acme"})
-    assert (await graph.ainvoke({"tenant": "acme"}))["batch"] == "acme/default/1"
+        await step()
+    assert (await step())["batch"] == "acme/default/1"
 
 
 async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: Any) -> None:
-    learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
-    await graph.ainvoke({"tenant": "acme"})
+    learner, mine, step = await begun(replay, versions)
+    await step()
     mine, real = versions("acme", "default"), learner.step
 
     def step(*args: Any) -> Any:
@@ -306,19 +306,17 @@ async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: 
         return update
 
     learner.step = step
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert (done["outcome"], mine.current, replay.head("acme", "default")) == ("skipped", "", "")
     assert mine.version(done["update"].version).state == "dropped"
     learner.step = real
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert list(mine.lineage(done["candidate"])) == [done["candidate"], ""]
 
 
 async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, versions: Any) -> None:
-    learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
-    first = (await graph.ainvoke({"tenant": "acme"}))["candidate"]
+    learner, mine, step = await begun(replay, versions)
+    first = (await step())["candidate"]
     mine, real = versions("acme", "default"), learner.measure
 
     def measure(*args: Any) -> Any:
@@ -326,27 +324,13 @@ async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, ve
         return real(*args)
 
     learner.measure = measure
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert (done["outcome"], mine.current) == ("dropped", "")
     assert not mine.is_live_descendant(first)
     learner.measure = real
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert done["outcome"] == "live"
     assert list(mine.lineage(done["candidate"])) == [done["candidate"], ""]
-
-
-async def test_a_candidate_that_no_gate_saw_comes_first(replay: Replay, versions: Any) -> None:
-    learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
-    real, killed = learner.measure, RuntimeError("killed")
-    learner.measure = lambda *args: (_ for _ in ()).throw(killed)
-    with pytest.raises(RuntimeError):
-        await graph.ainvoke({"tenant": "acme"})
-    assert (replay.step("acme", "default"), versions("acme", "default").current) == (1, "")
-    learner.measure = real
-    done = await graph.ainvoke({"tenant": "acme"})
-    assert (done["outcome"], done["batch"]) == ("live", "")
 
 
 @pytest.mark.parametrize("canary", [0.0, 0.2])
@@ -435,23 +419,19 @@ async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
 
 
 async def test_a_head_that_is_gone_is_no_error(replay: Replay, versions: Any) -> None:
-    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, gate={"every_steps": 100}))
-    await filled(replay)
-    await graph.ainvoke({"tenant": "acme"})
+    _learner, mine, step = await begun(replay, versions, changed(OPEN_GATE, gate={"every_steps": 100}))
+    await step()
     mine.delete(replay.head("acme", "default"))
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert (done["outcome"], mine.version(done["update"].version).parent) == ("stepped", "")
 
 
 async def test_what_comes_of_a_tainted_version_is_tainted(replay: Replay, versions: Any) -> None:
-    learner, mine = urn.UrnLearner(versions, rate=0.01), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, replay={"min_exchanges": 2}))
-    await filled(replay)
-    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "live"
+    _learner, mine, step = await begun(replay, versions, changed(OPEN_GATE, replay={"min_exchanges": 2}), rate=0.01)
+    assert (await step())["outcome"] == "live"
     first = mine.current
     assert mine.taint(replay.delete("acme", "e0"), "deleted") == (first,)
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert (done["outcome"], mine.version(mine.current).parent) == ("live", first)
     assert mine.version(mine.current).tainted
     assert mine.current in replay.tainted_versions("acme")
@@ -473,10 +453,8 @@ async def test_what_learned_from_a_deleted_record_does_not_become_live(replay: R
 
 
 async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Replay, versions: Any) -> None:
-    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
-    await filled(replay)
-    await graph.ainvoke({"tenant": "acme"})
+    _learner, mine, step = await begun(replay, versions)
+    await step()
     real = mine.promote
 
     def promote(*args: Any, **more: Any) -> None:
@@ -484,7 +462,7 @@ async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Repla
         real(*args, **more)
 
     mine.promote = promote
-    done = await graph.ainvoke({"tenant": "acme"})
+    done = await step()
     assert (done["outcome"], mine.current) == ("dropped", "")
     assert "withdrawn since" in done["why"]
     assert mine.version(done["candidate"]).state == "dropped"

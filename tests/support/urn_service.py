@@ -54,6 +54,13 @@ async def turns(
     return found
 
 
+async def teach(service: Service, n: int, tenant: str = "acme", **more: Any) -> list[Exchange]:
+    """Turns, and all that can be learned from them."""
+    found = await turns(service, n, tenant, **more)
+    await urn.until(lambda: idle(service) and not service._live.tasks)
+    return found
+
+
 def idle(service: Service) -> bool:
     trainer = service._learning
     assert trainer is not None

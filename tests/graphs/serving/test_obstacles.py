@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
-from urn_service import JAM, idle, metric, serving, turns
+from urn_service import JAM, idle, metric, serving, teach, turns
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving import administration
-from learngraph.graphs.serving.obstacles import KINDS, Obstacle, summarize_obstacles
+from learngraph.graphs.serving.obstacles import KINDS, Obstacle
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.errors import UserError
 
@@ -34,8 +34,7 @@ async def shown(service: Service, tenant: str = "acme") -> dict[str, dict[str, A
 async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(CLaaS(), replay={"held_out_share": 0.0})) as service:
         await turns(service, 3)
-        await turns(service, 7, tenant="bob")
-        await urn.until(lambda: idle(service))
+        await teach(service, 7, tenant="bob")
         (row,) = (await shown(service)).values()
         assert (row["kind"], row["help"], row["missing"]) == ("too few", "5 more feedbacks", 5)
         (row,) = (await shown(service, "bob")).values()
@@ -54,14 +53,12 @@ async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: 
 
 async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(tmp_path: Path) -> None:
     async with serving(tmp_path, OPEN_GATE, poison="alike") as service:
-        await turns(service, 8, word="none of these")
-        await urn.until(lambda: idle(service))
+        await teach(service, 8, word="none of these")
         found = await shown(service)
         assert found["nothing to learn"]["why"] == "all rewards are alike"
         assert "rewards that differ" in found["nothing to learn"]["help"]
         assert found["resting"]["why"].startswith("learning rests: 3 minibatches in a row")
-        await turns(service, 8, start=8)
-        await urn.until(lambda: idle(service))
+        await teach(service, 8, start=8)
         assert not {"nothing to learn", "resting"} & set(await shown(service))
 
 
@@ -69,14 +66,12 @@ async def test_the_bound_and_the_gate_are_named(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(JAM, gate={"max_kl": 0.1})) as service:
         turn, found = 0, dict[str, dict[str, Any]]()
         while "bound" not in found:  # one more feedback is one more step, and not every step reaches it
-            await turns(service, 5, start=turn)
-            await urn.until(lambda: idle(service))
+            await teach(service, 5, start=turn)
             turn, found = turn + 5, await shown(service)
             assert turn < 100
         assert "of 0.1 nats a token" in found["bound"]["why"]
         service.learner.heeds_limits, service.learner.rate = False, 1e6
-        await turns(service, 10, start=turn)
-        await urn.until(lambda: idle(service))
+        await teach(service, 10, start=turn)
         found = await shown(service)
         assert "failed the gate, the last by: kl" in found["gate"]["why"]
         assert found["resting"]["missing"] == 1
@@ -96,8 +91,7 @@ async def test_one_end_user_alone_is_said_to_teach_nothing_where_several_chat(tm
 async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, OPEN_GATE) as service:
         await turns(service, 1)
-        await turns(service, 1, tenant="bob")
-        await urn.until(lambda: idle(service))
+        await teach(service, 1, tenant="bob")
         find, calls = service._obstacles, list[str]()
 
         def fail(tenant: str, adapter: str) -> list[Obstacle]:
@@ -114,11 +108,3 @@ async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: 
             assert len(calls) == asked
             assert {row["kind"]: row["adapters"] for row in health["held_up"]} == {"failure": 1, "too few": 1}
             assert "/srv" not in str(health)
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_summary_has_a_row_for_each_kind(count: int) -> None:
-    found = [Obstacle("gate", "a", "b"), Obstacle("too few", "c", "d", 3)] * count
-    assert [(row["kind"], row["adapters"], row["missing"]) for row in summarize_obstacles(found)] == (
-        [("too few", 2, 6), ("gate", 2, 0)] if count else []
-    )

@@ -17,7 +17,7 @@ import urn
 from claas_settings import OPEN_GATE, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from urn_service import JAM, idle, metric, serving, turns
+from urn_service import JAM, idle, metric, serving, teach, turns
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import Turn
@@ -44,8 +44,7 @@ async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
         first = await turns(service, 10)
         assert [e.reply.version for e in first[:7]] == [""] * 7
         await urn.until(lambda: bool(service.versions("acme").current))  # within 10 scenarios
-        later = await turns(service, 40, start=10)
-        await urn.until(lambda: idle(service))
+        later = await teach(service, 40, start=10)
         last = [await urn.say(service, f"say {i}", f"last-{i}") for i in range(40)]
         right = [sum(e.reply.text == "blue" for e in some) / len(some) for some in (first, last)]
         assert right[1] > 0.9 > right[0]
@@ -60,8 +59,7 @@ async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
 
 async def test_stops_when_there_is_nothing_left_and_does_not_spin(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12)
         seen = len(service.learner.seen)
         assert 1 <= seen <= 12 * 8
         assert service.replay.counts("acme").get("ready", 0) < 8
@@ -142,8 +140,7 @@ async def test_closing_waits_for_no_engine_that_is_in_the_middle_of_something(tm
 
 async def test_a_change_of_version_between_question_and_answer_is_labelled_right(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 10)
-        await urn.until(lambda: idle(service))
+        await teach(service, 10)
         live = service.versions("acme").current
         assert service.version("acme", "default", "later") == live
         await service.roll_back("acme", "default", "")
@@ -154,8 +151,7 @@ async def test_a_change_of_version_between_question_and_answer_is_labelled_right
 
 async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"keep_versions": 100})) as service:
-        await turns(service, 20)
-        await urn.until(lambda: idle(service))
+        await teach(service, 20)
         live = service.versions("acme").current
         began = time.process_time()
         shown = await service.roll_back("acme", "default")
@@ -164,8 +160,7 @@ async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
         assert service.replay.head("acme", "default") == shown["live"]
         assert (await urn.say(service, "x", "after")).reply.version == shown["live"]
         steps = service.replay.step("acme", "default")
-        await turns(service, 12, start=100)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12, start=100)
         assert service.replay.step("acme", "default") > steps
         first = service.replay.updates("acme", "default", 500)[-(steps + 1)]
         assert (first["step"], first["parent"]) == (steps + 1, shown["live"])
@@ -180,8 +175,7 @@ async def test_live_feedback_that_falls_brings_a_version_back_where_versions_com
     """By default: each exchange is used 8 times, so that a version comes with every feedback, and 10 of them are kept. The version
     that 12 and 12 rewards lead back to is older than that."""
     async with serving(tmp_path, changed(OPEN_GATE, gate={"enabled": False}, rollout={"watch_rewards": 12})) as service:
-        await turns(service, 48)
-        await urn.until(lambda: idle(service))
+        await teach(service, 48)
         service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
         i, backs = 48, list[Any]()
         while not backs:
@@ -200,8 +194,7 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
     async with serving(
         tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4, "canary_share": 1.0}, gate={"enabled": False})
     ) as service:
-        await turns(service, 8)
-        await urn.until(lambda: idle(service))
+        await teach(service, 8)
         canary = service.versions("acme").canary
         assert canary
         used = next(f"chat-{i}" for i in range(8) if service.replay.uses("acme", f"chat-{i}"))
@@ -217,13 +210,11 @@ def lineage_of(service: Service, label: str) -> list[str]:
 
 async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4}, rollout={"keep_versions": 100})) as service:
-        await turns(service, 30)
-        await urn.until(lambda: idle(service))
+        await teach(service, 30)
         good = service.versions("acme").current
         service.learner.wreck, i = [0.0, 9.0, 0.0, 0.0], 30
         while service.learner.wreck is not None:
-            await turns(service, 1, start=i)
-            await urn.until(lambda: idle(service))
+            await teach(service, 1, start=i)
             i += 1
         log = service.versions("acme").log()
         dropped = [line for line in log if line["state"] == "dropped"]
@@ -270,8 +261,7 @@ async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_re
         assert job is not None
         assert job["outcomes"][first["label"]] == "dropped"
         steps, service.learner.rate = service.replay.step("acme", "default"), 1e6  # from now on every version goes too far
-        await turns(service, 1, start=8)
-        await urn.until(lambda: idle(service))
+        await teach(service, 1, start=8)
         assert (
             service.replay.step("acme", "default") == steps + 3
         )  # three tries, and then it rests until there is more feedback
@@ -291,8 +281,7 @@ async def test_500_feedbacks_past_the_bound_it_follows_a_user_who_changes_his_mi
         shares = {}
         for word, start, count in (("blue", 0, 600), ("red", 600, 200)):
             for i in range(start, start + count, 10):
-                await turns(service, 10, start=i, word=word)
-                await urn.until(lambda: idle(service))
+                await teach(service, 10, start=i, word=word)
             replies = [await urn.say(service, f"say {i}", f"{word}-{i}", store=False) for i in range(100)]
             shares[word] = Counter(exchange.reply.text for exchange in replies)
         updates = service.replay.updates("acme", "default", 10_000)
@@ -313,8 +302,7 @@ async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedb
         shares = {}
         for word, start, count, burst in (("blue", 0, 600, 10), ("red", 600, 120, 5)):
             for i in range(start, start + count, burst):
-                await turns(service, burst, start=i, word=word)
-                await urn.until(lambda: idle(service) and not service._live.tasks)
+                await teach(service, burst, start=i, word=word)
             shares[word] = [
                 math.exp(logp) for logp in urn.log_softmax(service.learner.logits(service.versions("acme").current))
             ]
@@ -328,15 +316,13 @@ async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedb
 @pytest.mark.parametrize("rewards_fell", [True, False])
 async def test_held_out_feedback_has_no_say_once_live_feedback_has_contradicted_it(tmp_path: Path, rewards_fell: bool) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4})) as service:
-        await turns(service, 30)
-        await urn.until(lambda: idle(service))
+        await teach(service, 30)
         served = service._live.adapter("acme", "default")
         async with served.switch_lock:
             await service._live.switch_back(served, None, "asked for", rewards_fell=rewards_fell)
         service.learner.wreck, i = [0.0, 9.0, 0.0, 0.0], 30
         while service.learner.wreck is not None:
-            await turns(service, 1, start=i, word="green")
-            await urn.until(lambda: idle(service))
+            await teach(service, 1, start=i, word="green")
             i += 1
         dropped = [line for line in service.versions("acme").log() if line["state"] == "dropped"]
         assert (not dropped) is rewards_fell
@@ -350,28 +336,14 @@ async def test_falling_rewards_lead_back_once_and_not_step_by_step(tmp_path: Pat
         OPEN_GATE, gate={"enabled": False}, rollout={"watch_rewards": 8, "watch_window": 16}, replay={"max_samplings": 1}
     )
     async with serving(tmp_path, chosen) as service:
-        await turns(service, 64)
-        await urn.until(lambda: idle(service))
+        await teach(service, 64)
         for i in range(64, 160, 4):
-            await turns(service, 4, start=i, word="red")
-            await urn.until(lambda: idle(service) and not service._live.tasks)
+            await teach(service, 4, start=i, word="red")
         backs = [line for line in service.versions("acme").log() if line.get("back")]
         assert len(backs) == 1
         live = service.versions("acme").current
         assert gradient_steps_of(live) == service.replay.step("acme", "default"), "it went on from there"
         assert backs[0]["label"] in lineage_of(service, live)
-
-
-async def test_gates_every_n_steps(tmp_path: Path) -> None:
-    async with serving(
-        tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0, "keep_versions": 100}, gate={"every_steps": 3})
-    ) as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
-        lives = [line["label"] for line in service.versions("acme").log() if line["state"] == "live"]
-        assert lives
-        assert all(gradient_steps_of(label) % 3 == 0 for label in lives)
-        assert {v.state for v in service.versions("acme").versions()} <= {"candidate", "live", "retired"}
 
 
 @pytest.mark.slow
@@ -447,8 +419,7 @@ async def test_train_takes_steps_now(tmp_path: Path) -> None:
 
 async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        found = await turns(service, 10)
-        await urn.until(lambda: idle(service))
+        found = await teach(service, 10)
         used = next(e.id for e in found if service.replay.uses("acme", e.id))
         before = await service.experience("acme", used)
         assert before is not None
@@ -462,8 +433,7 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         assert {label for label, tainted in there.items() if tainted} == set(told["tainted"]) & set(there)
         assert there[service.versions("acme").current]
         live = service.versions("acme").current
-        await turns(service, 8, start=20)  # what is learned from it later is marked at once, not by the next service
-        await urn.until(lambda: idle(service))
+        await teach(service, 8, start=20)  # what is learned from it later is marked at once, not by the next service
         mine = service.versions("acme")
         assert mine.current != live
         assert mine.version(mine.current).tainted
@@ -474,8 +444,7 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
 
 async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 20)
-        await urn.until(lambda: idle(service))
+        await teach(service, 20)
         rows = (await service.adapters("acme"))[0]["versions"]
         live, old = rows[0]["label"], rows[-1]
         assert live == service.versions("acme").current != old["label"]
@@ -511,8 +480,7 @@ async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path
 
 async def test_a_version_that_was_named_and_cannot_be_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 20)
-        await urn.until(lambda: idle(service))
+        await teach(service, 20)
         old = service.versions("acme").versions()[-1].label
         await service.engine.unload(old)
         (service.versions("acme").folder(old) / "policy.json").write_text("spoiled")
@@ -554,8 +522,7 @@ async def test_adapters_are_made_listed_exported_and_deleted(tmp_path: Path) -> 
 
 async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 20)
-        await urn.until(lambda: idle(service))
+        await teach(service, 20)
         live, rewards = service.versions("acme").current, service._live.adapter("acme", "default").rewards_by_version()
     async with serving(tmp_path) as service:
         assert service.engine.loaded_versions() == (live,)
@@ -567,8 +534,7 @@ async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 20)
-        await urn.until(lambda: idle(service))
+        await teach(service, 20)
         live, back = service.versions("acme").current, service.versions("acme")._log.states.before[-1]
         folder = service.versions("acme").folder(live)
     (folder / "policy.json").write_text("[9, 9, 9, 9]")
@@ -580,8 +546,7 @@ async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
 
 async def test_an_adapter_of_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12)
         assert service.versions("acme").current
     monkeypatch.setattr(urn.UrnEngine, "base", "urn-2")
     monkeypatch.setattr(urn.UrnLearner, "base", "urn-2")
@@ -650,8 +615,7 @@ def test_byte_identical_conversations_of_two_tenants_never_meet(tmp_path_factory
 async def test_metrics_count_what_happened(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         loss = await metric(service, "learngraph_loss")
-        await turns(service, 10)
-        await urn.until(lambda: idle(service))
+        await teach(service, 10)
         families = await service.metrics()
         assert all(family.name.startswith("learngraph_") and family.documentation.endswith(".") for family in families)
         assert await metric(service, "learngraph_requests_total") == 10
@@ -693,8 +657,7 @@ async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12)
         live, head = service.versions("acme").current, service.replay.head("acme", "default")
         assert live
     away = Away()
@@ -711,8 +674,7 @@ async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
 
 async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12)
         live = service.versions("acme").current
         assert live in service.engine.loaded_versions()
         with pytest.raises(AdapterConflict, match="live"):
@@ -782,8 +744,7 @@ async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Pa
 async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with serving(tmp_path / "out") as service:
-        await turns(service, 12)
-        await urn.until(lambda: idle(service))
+        await teach(service, 12)
         live = service.versions("acme").current
         path = await service.export("acme", "default", live.partition("@")[2].partition("-")[0])
         assert path.name == f"{live.partition('@')[2]}.zip"

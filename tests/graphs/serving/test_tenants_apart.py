@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
-from urn_service import idle, serving, turns
+from urn_service import idle, serving, teach, turns
 
 from learngraph.graphs.serving import learning_task
 from learngraph.graphs.serving.service import Service
@@ -91,8 +91,7 @@ async def test_a_job_that_is_asked_for_during_a_run_gets_its_own(tmp_path: Path)
 async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path, damage: str) -> None:
     async with serving(tmp_path) as service:
         for tenant in ("acme", "bob"):
-            await turns(service, 10, tenant)
-        await urn.until(lambda: idle(service))
+            await teach(service, 10, tenant)
         live = service.versions("acme").current
         assert live
     if damage == "log":
@@ -127,8 +126,7 @@ async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
             raise UserError("cannot read /srv/learngraph/secret/learner.json: no such tensor")
 
         service.learner.step = fails
-        await turns(service, 10, "acme")
-        await urn.until(lambda: idle(service))
+        await teach(service, 10, "acme")
         shown = [
             await service.status("acme"),
             await service.experiences(ExchangeQuery("acme", limit=100)),

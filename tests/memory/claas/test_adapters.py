@@ -22,6 +22,11 @@ def adapters(tmp_path: Path) -> Adapters:
     return Adapters(tmp_path / "root", "acme")
 
 
+def opened(adapters: Adapters) -> Adapters:
+    """The same versions, as another process reads them."""
+    return Adapters(adapters.place.parents[1], "acme")
+
+
 def made(place: Path, text: str = "x") -> Path:
     folder = place / "work"
     folder.mkdir(parents=True)
@@ -99,7 +104,7 @@ def test_a_changed_file_is_found_and_named(adapters: Adapters, name: str) -> Non
     label = add(adapters, 1)
     path = adapters.folder(label) / name
     path.write_text(path.read_text()[:-1] + "z")
-    for look in (adapters, Adapters(adapters.place.parents[1], "acme")):
+    for look in (adapters, opened(adapters)):
         with pytest.raises(AdapterError, match=f"corrupt: .*{name} is not what was written; roll back"):
             look.folder(label)
         with pytest.raises(AdapterError, match=name):
@@ -129,7 +134,7 @@ def test_a_changed_manifest_is_found(adapters: Adapters, change: str) -> None:
     text = path.read_text()
     path.write_text(text.replace(change, change.replace("b", "c").replace("5", "4").replace("256", "512")))
     assert path.read_text() != text
-    fresh = Adapters(adapters.place.parents[1], "acme")
+    fresh = opened(adapters)
     with pytest.raises(AdapterError, match=r"corrupt: .*manifest\.json"):
         fresh.folder(label)
     (found,) = fresh.versions()
@@ -143,28 +148,15 @@ def test_the_same_contents_again_mend_a_damaged_version(adapters: Adapters) -> N
     assert (adapters.folder(label) / FILES[1]).read_text() == f"{FILES[1]} 1"
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        *(
-            "",
-            "base",
-            "acme/default",
-            "acme/default@",
-            "acme/default@1-abc",
-            "acme/default@../../etc",
-            "../default@000001-3f9c2ab1d4e0",
-        ),
-        *("acme/..@000001-3f9c2ab1d4e0", "/acme/default@000001-3f9c2ab1d4e0", "acme/default@000001-3f9c2ab1d4e0/..", "a@b@c"),
-        *(
-            "acme/default@000001-3f9c2ab1d4e0\n",
-            "acme/default@000001-3F9C2AB1D4E0",
-            "acme//etc@000001-3f9c2ab1d4e0",
-            "ACME/d@000001-3f9c2ab1d4e0",
-        ),
-        *("acme/default@\u0660\u0661\u0662\u0663\u0664\u0665-3f9c2ab1d4e0",),
-    ],
+LABEL = "acme/default@000001-3f9c2ab1d4e0"
+NO_LABELS = (
+    "base acme/default acme/default@ acme/default@1-abc acme/default@../../etc ../default@000001-3f9c2ab1d4e0 a@b@c"
+    " acme/..@000001-3f9c2ab1d4e0 acme/default@000001-3F9C2AB1D4E0 acme//etc@000001-3f9c2ab1d4e0 ACME/d@000001-3f9c2ab1d4e0"
+    " acme/default@\u0660\u0661\u0662\u0663\u0664\u0665-3f9c2ab1d4e0"
 )
+
+
+@pytest.mark.parametrize("label", ["", f"{LABEL}\n", f"{LABEL}/..", f"/{LABEL}", *NO_LABELS.split()])
 def test_labels_that_are_none_never_become_paths(adapters: Adapters, label: str, tmp_path: Path) -> None:
     for use in (
         adapters.folder,
@@ -212,11 +204,11 @@ def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(adapters
     log = adapters.place / "states.jsonl"
     text = log.read_text()
     log.write_text(text + '{"time": 1, "label": "' + two)
-    again = Adapters(adapters.place.parents[1], "acme")
+    again = opened(adapters)
     assert (again.current, log.read_text()) == (one, text)
     log.write_text(text.replace('"state"', '"stale"', 1))
     with pytest.raises(AdapterError, match=r"corrupt: .*states\.jsonl, line 1"):
-        Adapters(adapters.place.parents[1], "acme")
+        opened(adapters)
 
 
 # -- states
@@ -243,7 +235,7 @@ def test_from_candidate_to_live_and_back(adapters: Adapters) -> None:
     assert adapters.version(one).about["gate"] == [{"name": "kl", "value": 0.1}]
     fell = next(line for line in adapters.log() if line["why"] == "rewards fell")
     assert (fell["state"], fell["label"], fell["was"]) == ("live", two, three)
-    again = Adapters(adapters.place.parents[1], "acme")
+    again = opened(adapters)
     assert (again.log(), again.versions()) == (adapters.log(), adapters.versions())
 
 
@@ -371,12 +363,12 @@ def test_parents_are_known_when_they_are_long_pruned(adapters: Adapters) -> None
     labels = line(adapters, 12)
     adapters.promote(labels[3], "")
     assert len(adapters.prune()) == 9
-    for opened in (adapters, Adapters(adapters.place.parents[1], "acme")):
-        assert list(opened.lineage(labels[-1])) == [*reversed(labels), ""]
-        assert opened.is_live_descendant(labels[-1])  # the versions between are gone, and none of them was withdrawn
-        assert not opened.is_live_descendant(labels[6]), "not there any more"
-        assert not opened.is_live_descendant("acme/default@000099-3f9c2ab1d4e0")
-        assert not opened.is_live_descendant("")
+    for each in (adapters, opened(adapters)):
+        assert list(each.lineage(labels[-1])) == [*reversed(labels), ""]
+        assert each.is_live_descendant(labels[-1])  # the versions between are gone, and none of them was withdrawn
+        assert not each.is_live_descendant(labels[6]), "not there any more"
+        assert not each.is_live_descendant("acme/default@000099-3f9c2ab1d4e0")
+        assert not each.is_live_descendant("")
 
 
 def test_what_follows_the_live_version(adapters: Adapters) -> None:
@@ -499,7 +491,7 @@ def test_moments_are_kept_of_the_versions_that_a_step_may_start_from(adapters: A
     assert moments_of(adapters) == {labels[0], *labels[-2:]}
     for label in labels:  # whole without them
         adapters.folder(label)
-    assert moments_of(Adapters(adapters.place.parents[1], "acme")) == {labels[0], *labels[-2:]}
+    assert moments_of(opened(adapters)) == {labels[0], *labels[-2:]}
 
 
 def test_lost_and_damaged_moments_harm_no_version(adapters: Adapters, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -533,7 +525,7 @@ def test_a_full_disk_leaves_no_half_version(adapters: Adapters, tmp_path: Path) 
             adapters.roll_back()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
-    for look in (adapters, Adapters(adapters.place.parents[1], "acme")):
+    for look in (adapters, opened(adapters)):
         assert look.current == one
         assert [version.label for version in look.versions()] == [one]
         assert len(look.log()) == 2
