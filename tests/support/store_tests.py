@@ -63,9 +63,9 @@ LABELS = ("a", "a/b", "a/b/c", "ab", "a%", "a_", "b/a", "a/x/end", "a/y/end", "a
 FILL = [
     *(PutOp(tuple(label.split("/")), key, {"at": label, "key": key}) for label in LABELS for key in ("1", "2")),
     PutOp(("a", "b"), "gone", {}),
-    *(PutOp(NS, str(n), {"n": n, "kind": "odd" if n % 2 else "even"}) for n in (-10, -2, 0, 1, 2, 2.5, 3, 4, 9, 10, 100)),
+    *(PutOp(NS, str(n), {"n": n, "kind": "odd" if n % 2 else "even"}) for n in range(5)),
 ]
-"""Namespaces that begin alike, and numbers that sort otherwise as texts."""
+"""Namespaces that begin alike, and some numbers."""
 FILTERS: Sequence[dict[str, Any]] = (
     *({"n": {sign: 3}} for sign in ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte")),
     *({"n": 2}, {"kind": "even"}, {"kind": "even", "n": 2}, {"n": {"$gt": 0, "$lt": 3}}, {"kind": "none"}, {"absent": 1}),
@@ -223,7 +223,16 @@ class StoreTests:
         for question, mine, theirs in zip(QUESTIONS, found, expected, strict=True):
             assert plain(mine) == plain(theirs), question
         assert store.batch([]) == []
-        assert len(store.search(NS)) == 10  # where no limit is asked
+
+    def test_numbers_are_compared_as_numbers(self, store: BaseStore) -> None:
+        store.batch([PutOp(NS, str(n), {"n": n}) for n in (-10, -2, 0, 2.5, 9, 10, 100)])
+        found = {item.value["n"] for item in store.search(NS, filter={"n": {"$gte": 9}}, limit=50)}
+        assert found == {9, 10, 100}
+        assert {item.value["n"] for item in store.search(NS, filter={"n": {"$lt": 0}}, limit=50)} == {-10, -2}
+
+    def test_ten_items_are_given_if_no_limit_is_asked(self, store: BaseStore) -> None:
+        store.batch([PutOp(NS, str(n), {}) for n in range(15)])
+        assert len(store.search(NS)) == 10
 
     def test_the_last_of_several_puts_wins(self, store: BaseStore) -> None:
         store.batch([PutOp(NS, "k", {"n": n}) for n in range(5)])
