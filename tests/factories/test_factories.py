@@ -46,8 +46,7 @@ def test_pieces_are_tokenised_alike_alone_and_together() -> None:
 
 
 def test_transcripts_follow_the_layout_and_the_labels_the_evidence() -> None:
-    draw = random.Random(0)
-    asked = []
+    draw, asked = random.Random(0), list[str]()
     for _ in range(300):
         pieces = pieces_of(draw)
         assert transcripts.transcript_text(pieces).startswith("Task: reach the exit\n")
@@ -71,29 +70,6 @@ def test_transcripts_follow_the_layout_and_the_labels_the_evidence() -> None:
                 if isinstance(after, RewardPiece) and after.reward > 0:
                     paid[place] = piece.taken
     assert set(asked) == {"", "Now: explore\n", "Now: exploit\n", "Now: explore or exploit\n"}
-
-
-def test_a_reader_knows_what_a_text_determines() -> None:
-    reader = transcripts.Reader()
-    reader.read_advice("gate wolf", "lamp")
-    reader.read_advice("fork sun", "left")
-
-    def step(place: str, action: str, reward: float, after: str, rewarded: bool = True) -> None:
-        reader.read_step(place, action, Observation(after, ("wait",), reward, False), rewarded)
-
-    step("door red", "mist", 0, "door red")
-    assert reader.policy("door red") == {"echo": 0.25, "fern": 0.25, "salt": 0.25, "gold": 0.25}
-    step("door red", "salt", 1, "gate wolf")
-    step("gate wolf", "lamp", 0, "fork sun")
-    assert reader.facts_text() == "fork sun left. door red salt"  # what failed is no longer believed
-    assert reader.policy("door red", "exploit") == {"salt": 1.0}
-    assert set(reader.policy("door red", "explore")) == {"echo", "fern", "gold"}
-    step("fork oak", "left", 0, "door blue")
-    assert reader.facts_text().endswith("door red salt. fork oak right")  # the only one left
-    step("door blue", "gold", 0, "gate monk", rewarded=False)  # it opened
-    step("gate monk", "bell", 0, "door white", rewarded=False)  # gates let everyone pass
-    assert reader.facts_text().endswith("fork oak right. door blue gold")
-    assert transcripts.Reader().facts_text() == "nothing"
 
 
 def test_the_exercise_of_obeying_labels_the_first_item_that_can_be_done_and_was_not() -> None:
@@ -153,20 +129,6 @@ def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
         assert len(TOKENIZER(f" {last.taken}\n")["input_ids"]) <= 64
         seen.add("paid" if place in paid else "failed" if place in failed else "nothing" if not items else "elsewhere")
     assert seen == {"paid", "failed", "elsewhere", "nothing"}
-
-
-def test_transcripts_come_from_training_domains_only() -> None:
-    class Watched(KeywordKeep):
-        def variant(self, task: Task, n: int) -> Task:
-            seeds.append(task.seed)
-            return super().variant(task, n)
-
-    seeds: list[int] = []
-    draw = random.Random(0)
-    for _ in range(100):
-        list(zip(transcripts.keep_pieces(draw, Watched()), range(60), strict=False))
-    assert seeds
-    assert all(seed % 10 not in (0, 5) for seed in seeds)
 
 
 class Corridor:
@@ -257,14 +219,6 @@ def test_a_defender_that_keeps_everything_is_always_right_and_one_that_keeps_not
         if attacked.target:
             wrong = chats.fallible_reply(scenario, attacked, dict.fromkeys(kept, 1.0) | {attacked.target: 0.0}, draw)
             assert attacked.target in hierarchy.verify(scenario, attacked.text, wrong).broken_families
-
-
-def test_steadiness_and_feedback_raise_the_odds() -> None:
-    scenario = next(scenario for scenario in hierarchy.scenarios(0) if scenario.hostile)
-    attacked = hierarchy.next_attack(scenario, ())
-    plain, steady = (chats.hold_probabilities(scenario, attacked, z)[attacked.target] for z in (0.0, 1.0))
-    told = chats.hold_probabilities(scenario, attacked, 0.0, {attacked.target: chats.BROKEN_RULE_LOGIT_SHIFT})[attacked.target]
-    assert 0.2 < plain < steady < 0.95 < told
 
 
 def test_the_trainer_reads_chats_as_template_and_tokenizer_do() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -166,11 +165,7 @@ def test_what_a_model_is_never_told_makes_no_other_call() -> None:
     ]
     assert model.invoke(plain).text == model.invoke(marked).text == "1"
     assert model.invoke(QUESTION, stop=["a"], seed=1).text == model.invoke(QUESTION, seed=1, stop=["a"]).text == "2"
-    assert replace_stage(model, "critic").invoke(plain).text == "1", "what it is asked for changes nothing"
-
-
-def replace_stage(model: CachedChatModel, stage: str) -> CachedChatModel:
-    return CachedChatModel(model.model, model.name, model.cache, stage)
+    assert replace(model, stage="critic").invoke(plain).text == "1", "what it is asked for changes nothing"
 
 
 def test_bound_options_are_part_of_the_call() -> None:
@@ -210,19 +205,19 @@ def test_equal_calls_at_once_end_with_one_reply(way: str) -> None:
     assert model.cache.usage_by_stage()["model"].calls == len(model.model.told), "those that were made were paid for"  # type: ignore[attr-defined]
 
 
-async def test_a_failure_is_not_stored() -> None:
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, asyncio.CancelledError, ValueError])
+async def test_a_call_that_fails_is_not_stored_and_its_slot_comes_back(error: type[BaseException]) -> None:
     def reply(n: int) -> AIMessage:
         if n < 3:
-            raise UserError("the server is at lunch")
+            raise error
         return AIMessage(str(n))
 
     model = recorded(Counting(reply=reply), slots=ConcurrencyLimit(1))
-    with pytest.raises(UserError, match="at lunch"):
-        model.invoke(QUESTION)
-    with pytest.raises(UserError, match="at lunch"):
-        await model.ainvoke(QUESTION)
+    for ask in (model.invoke, model.ainvoke):
+        with pytest.raises(error):
+            await found if isinstance(found := ask(QUESTION), Awaitable) else found  # type: ignore[operator]
     assert stored(model.cache) == 0
-    assert model.invoke(QUESTION).text == (await model.ainvoke(QUESTION)).text == "3", "and the slot came back"
+    assert model.invoke(QUESTION).text == (await model.ainvoke(QUESTION)).text == "3"
 
 
 async def test_a_call_that_is_broken_off_is_not_stored() -> None:
@@ -301,11 +296,6 @@ async def test_without_seeds_every_call_is_made_and_counted() -> None:
         asked.score(QUESTION, ["a"])
 
 
-def server() -> Any:
-    """tests/support/openai_server.py: tests are no package."""
-    return OpenAIServer
-
-
 async def test_over_http(tmp_path: Path) -> None:
     """A real model behind a real server: the seed arrives, tools do, and the reply with its metadata comes back from the file."""
 
@@ -314,7 +304,7 @@ async def test_over_http(tmp_path: Path) -> None:
         """Run code."""
         return code
 
-    with server()(["go north", "go south", "go east", "go west"]) as stub:
+    with OpenAIServer(["go north", "go south", "go east", "go west"]) as stub:
         model = open_model("openai:stub", base_url=stub.url)
         cache = Cache(tmp_path / "c")
         plain = CachedChatModel(model, "stub", cache, slots=ConcurrencyLimit(2))
@@ -464,18 +454,6 @@ def test_slots_hold_for_threads_and_loops_together() -> None:
     assert slots._free == 3
 
 
-async def test_slots_are_given_in_the_order_of_coming() -> None:
-    slots, order = ConcurrencyLimit(1), list[int]()
-
-    async def one(n: int) -> None:
-        async with slots:
-            order.append(n)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(one(n) for n in range(20)))
-    assert order == [*range(20)]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.integers(1, 3))
 def test_who_gives_up_waiting_takes_no_slot(work: list[tuple[int, bool]], limit: int) -> None:
     """Tasks that wait, work a while, and are cancelled at any time: in the end all slots are there."""
@@ -525,34 +503,23 @@ def test_a_slot_comes_back_from_a_loop_that_ended_with_its_waiters() -> None:
     asyncio.run(asyncio.wait_for(one(), 5))
 
 
-def test_slots_are_at_least_one() -> None:
+async def test_slots_are_given_in_the_order_of_coming_and_what_is_stored_takes_none() -> None:
     with pytest.raises(UserError, match="at least 1 call must be allowed in flight, got 0"):
         ConcurrencyLimit(0)
+    slots, order = ConcurrencyLimit(1), list[int]()
 
+    async def one(n: int) -> None:
+        async with slots:
+            order.append(n)
+            await asyncio.sleep(0)
 
-async def test_what_is_stored_takes_no_slot() -> None:
-    slots = ConcurrencyLimit(1)
+    await asyncio.gather(*(one(n) for n in range(20)))
+    assert order == [*range(20)]
     model = recorded(slots=slots)
     model.invoke(QUESTION)
     with slots:
         assert model.invoke(QUESTION).text == "1"
         assert (await model.ainvoke(QUESTION)).text == "1"
-
-
-async def test_no_more_calls_in_flight_than_slots() -> None:
-    crowd = Crowd()
-
-    class Slow(Counting):
-        async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
-            crowd.enter()
-            await asyncio.sleep(0.001)
-            crowd.leave()
-            return AIMessage("hello")
-
-    slots, cache = ConcurrencyLimit(4), Cache()
-    policy, critic = recorded(Slow(), cache, slots=slots), recorded(Slow(), cache, slots=slots, name="critic")
-    await asyncio.gather(*(model.ainvoke([HumanMessage(str(n))]) for n in range(20) for model in (policy, critic)))
-    assert (crowd.total, crowd.most) == (40, 4), "shared by all models of a run"
 
 
 # What it costs (E10)
@@ -602,7 +569,7 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_resumes_it(way: str, tmp_p
             cache.close()
         return said
 
-    for budget, made in ((300, 3), (300, 3), (310, 3), (500, 5)):  # 110 tokens a call
+    for budget, made in ((300, 3), (300, 3), (310, 3), (500, 5)):  # 110 tokens a call; each process reads what others spent
         with pytest.raises(BudgetSpent) as stopped:
             play(budget)
         assert len(model.told) == made, "asked before each call, and what is stored costs nothing"
@@ -635,28 +602,3 @@ async def test_a_budget_is_exceeded_by_no_more_than_the_calls_in_flight() -> Non
     assert {type(one) for one in done} == {AIMessage, BudgetSpent}
     assert 10 <= len(model.told) <= 10 + 3
     assert cache.usage_by_stage()["model"].calls == len(model.told)
-
-
-def test_two_processes_know_of_each_other(tmp_path: Path) -> None:
-    """They read what was spent from the file, before each call."""
-    one, other = (
-        recorded(None, cache, meter=SpendingLimit(cache, max_tokens=300))
-        for cache in (Cache(tmp_path / "c"), Cache(tmp_path / "c"))
-    )
-    for n in range(3):
-        (one if n % 2 else other).invoke([HumanMessage(str(n))])
-    for model in (one, other):
-        with pytest.raises(BudgetSpent):
-            model.invoke([HumanMessage("more")])
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, ValueError])
-def test_whatever_ends_a_call_its_slot_comes_back(error: type[BaseException]) -> None:
-    def reply(n: int) -> AIMessage:
-        raise error
-
-    model = recorded(Counting(reply=reply), slots=ConcurrencyLimit(1))
-    with suppress(error):
-        model.invoke(QUESTION)
-    assert model.slots
-    assert model.slots._free == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from learngraph.tools.local.model import LocalChatModel
@@ -38,3 +39,16 @@ def reply_scores(model: LocalChatModel, chats: list[Chat]) -> list[float]:
     """log p of each reply by `LocalChatModel.score`, in nats."""
     kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage}
     return [model.score([kinds[m["role"]](m["content"]) for m in c[:-1]], [c[-1]["content"]])[0] for c in chats]
+
+
+def learn_by_heart(model: LocalChatModel, *examples: tuple[list[int], str]) -> None:
+    """Teach a model the replies to some prompts, the end of turn included."""
+    pairs = [(prompt, model.get_token_ids(said + "<|end|>")) for prompt, said in examples]
+    updates = torch.optim.Adam(model.network.parameters(), 1e-2)
+    for _ in range(120):
+        updates.zero_grad()
+        for prompt, said in pairs:
+            logits = model.network(torch.tensor([prompt + said]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+            torch.nn.functional.cross_entropy(logits, torch.tensor(said)).backward()
+        updates.step()
+    model.clear_cache()

@@ -28,8 +28,6 @@ from .windows import known_window
 
 __all__ = ["OpenAIChatModel"]
 
-LONGER_TIMEOUT = "set a longer timeout (--request-timeout SECONDS, or timeout=SECONDS in open_model)"
-
 
 class OpenAIChatModel(ChatOpenAI):
     """A `ChatOpenAI` that raises a `UserError` if the server, the key, the network or the request is at fault.
@@ -54,38 +52,36 @@ class OpenAIChatModel(ChatOpenAI):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        where = self._location()
         tries = (self.max_retries if self.max_retries is not None else openai.DEFAULT_MAX_RETRIES) + 1
         try:
             yield
         except api_posts.QuotaUsedUp as error:
-            raise UserError(
-                f"{where}: the quota is used up ({_one_line(error.reason)}); add credit to the account, or use another key"
-            ) from error
+            means = f"the quota is used up ({_one_line(error.reason)}); add credit to the account, or use another key"
+            raise UserError(f"{self._location()}: {means}") from error
         except api_posts.HTTPStatusError as error:
             raise self._refusal(error.status, _one_line(error.reason), error.tries) from error
         except api_posts.RequestTimeout as error:
-            raise UserError(
-                f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; {LONGER_TIMEOUT}"
-            ) from error
+            raise self._unreached(error.tries) from error
         except api_posts.PostFailed as error:
-            raise UserError(
-                f"{where}: cannot be reached, tried {error.tries} times ({_one_line(error.reason)}); "
-                "check the base URL and that a server runs there"
-            ) from error
+            raise self._unreached(error.tries, _one_line(error.reason)) from error
         except openai.APITimeoutError as error:
-            raise UserError(
-                f"{where}: no answer within {self.request_timeout} s, tried {tries} times; {LONGER_TIMEOUT}"
-            ) from error
+            raise self._unreached(tries) from error
         except openai.APIConnectionError as error:
-            reason = error.__cause__ or error
-            raise UserError(
-                f"{where}: cannot be reached, tried {tries} times ({reason}); check the base URL and that a server runs there"
-            ) from error
+            raise self._unreached(tries, str(error.__cause__ or error)) from error
         except openai.APIStatusError as error:
             raise self._refusal(error.status_code, _server_message(error), tries) from error
         except (openai.APIError, json.JSONDecodeError) as error:
             raise self._format_error(error) from error
+
+    def _unreached(self, tries: int, reason: str = "") -> UserError:
+        """The error for a server that cannot be reached; without a reason: that did not answer in time."""
+        means = f"cannot be reached, tried {tries} times ({reason}); check the base URL and that a server runs there"
+        if not reason:
+            means = (
+                f"no answer within {self.request_timeout} s, tried {tries} times; set a longer timeout "
+                "(--request-timeout SECONDS, or timeout=SECONDS in open_model)"
+            )
+        return UserError(f"{self._location()}: {means}")
 
     def _refusal(self, status: int, message: str, tries: int) -> UserError:
         """The error for an HTTP status: what it means and what to do."""

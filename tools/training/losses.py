@@ -514,18 +514,6 @@ class LossInputs:
     entropy and KL are those at 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplyLoss:
-    """Loss terms of a reply, each (), and sums of its statistics over its tokens."""
-
-    policy: Tensor
-    regularizer: Tensor
-    critic: Tensor
-    sums: dict[str, float]
-    ratio_max: float
-    tokens: int
-
-
 def objective_loss(
     batch: Sequence[LossInputs], objective: Objective, total_tokens: int | None = None
 ) -> tuple[Tensor, dict[str, float]]:
@@ -544,32 +532,27 @@ def objective_loss(
     Raises:
         UserError: an input is missing that the objective needs.
     """
-    device = batch[0].logits.device if batch else torch.device("cpu")
-    policy, regularizer, critic = (torch.zeros((), device=device) for _ in range(3))  # ()
-    sums = dict.fromkeys(("entropy", "kl", "weight", "clipped", "ratio"), 0.0)
-    count, with_base, ratio_max = 0, 0, 0.0
-    for reply in batch:
-        if objective.uses_words and reply.teacher_logits is None and (reply.advantage is None or not objective.uses_rewards):
-            continue
-        terms = _reply_loss(reply, objective)
-        policy = policy + terms.policy  # ()
-        regularizer = regularizer + terms.regularizer  # ()
-        critic = critic + terms.critic  # ()
-        for name, value in terms.sums.items():
-            sums[name] += value
-        count += terms.tokens
-        with_base += terms.tokens if "kl" in terms.sums else 0
-        ratio_max = max(ratio_max, terms.ratio_max)
+    rewarded = objective.uses_rewards
+    used = [
+        reply
+        for reply in batch
+        if not objective.uses_words or reply.teacher_logits is not None or (rewarded and reply.advantage is not None)
+    ]
+    nothing = torch.zeros((), device=batch[0].logits.device if batch else None)  # ()
+    terms = [_reply_loss(reply, objective) for reply in used]
+    policy, regularizer, critic = (sum((losses[n] for losses, _ in terms), nothing) for n in range(3))  # (), (), ()
+    count = sum(len(reply.tokens) for reply in used)
     total = (policy + regularizer + critic) / max(total_tokens or count, 1)  # ()
-    means = {name: value / max(count, 1) for name, value in sums.items() if name != "kl"}
-    if with_base:
-        means["kl"] = sums["kl"] / with_base
+    means = {name: sum(sums[name] for _, sums in terms) / max(count, 1) for name in ("entropy", "weight", "clipped", "ratio")}
+    if with_base := sum(len(reply.tokens) for reply in used if reply.base_logits is not None):
+        means["kl"] = sum(sums.get("kl", 0.0) for _, sums in terms) / with_base
     means |= {"loss": float(policy.detach()) / max(count, 1), "value": float(critic.detach()) / max(count, 1)}
-    return total, means | {"ratio_max": ratio_max, "tokens": float(count)}
+    ratio_max = max((sums["ratio_max"] for _, sums in terms), default=0.0)
+    return total, means | {"ratio_max": max(ratio_max, 0.0), "tokens": float(count)}
 
 
-def _reply_loss(reply: LossInputs, objective: Objective) -> _ReplyLoss:
-    """The terms of a reply's loss, summed over its tokens."""
+def _reply_loss(reply: LossInputs, objective: Objective) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, float]]:
+    """Policy, regulariser and critic terms of a reply's loss, each (), and its statistics: all but `ratio_max` sums over its tokens."""
     correction = objective.correction
     logits = reply.logits.float()  # (T, V)
     tempered = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
@@ -592,8 +575,7 @@ def _reply_loss(reply: LossInputs, objective: Objective) -> _ReplyLoss:
     ratio = ratios(now, behaviour)  # (T,)
     cut = clipped | _cut_mask(current, behaviour, correction)  # (T,)
     sums |= {"weight": float(weights.sum()), "clipped": float(cut.float().sum()), "ratio": float(ratio.sum())}
-    ratio_max = float(ratio.max()) if len(ratio) else 0.0
-    return _ReplyLoss(each.sum(), regularizer, critic, sums, ratio_max, len(reply.tokens))
+    return (each.sum(), regularizer, critic), sums | {"ratio_max": float(ratio.max()) if len(ratio) else 0.0}
 
 
 def _policy_loss(reply: LossInputs, objective: Objective, logp: Tensor, old: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from chats import learn_by_heart
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelCallLimitMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
@@ -135,22 +136,9 @@ def test_any_call_and_one_at_most(writer: LocalChatModel) -> None:
     assert {len(bound.invoke("where?", seed=seed).tool_calls) for seed in range(5)} == {1}
 
 
-def teach(model: LocalChatModel, messages: list[Any], tools: list[Any], wanted: str) -> None:
-    """The model learns one reply by heart."""
-    prompt = model.chat_ids(messages, functions(*tools))
-    ids = [*prompt, *model.get_token_ids(wanted + "<|end|>")]
-    updates = torch.optim.Adam(model.network.parameters(), 1e-2)
-    for _ in range(120):
-        updates.zero_grad()
-        logits = model.network(torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        torch.nn.functional.cross_entropy(logits, torch.tensor(ids[len(prompt) :])).backward()
-        updates.step()
-    model.clear_cache()
-
-
 def test_a_model_that_may_call_writes_text_and_then_a_call_that_is_held_to_its_schema(writer: LocalChatModel) -> None:
     wrong = 'Well. <tool_call>\n{"name": "resolve", "arguments": {"action": "repaint", "urgent": true}}\n</tool_call>'
-    teach(writer, [{"role": "user", "content": "broken"}], [resolve, search], wrong)
+    learn_by_heart(writer, (writer.chat_ids([{"role": "user", "content": "broken"}], functions(*[resolve, search])), wrong))
     said = writer.bind_tools([resolve, search], temperature=0).invoke("broken")
     assert said.text == "Well."
     (call,) = said.tool_calls
@@ -163,7 +151,7 @@ def test_a_model_that_may_call_writes_text_and_then_a_call_that_is_held_to_its_s
 @pytest.mark.slow
 def test_an_agent_of_a_model_that_writes_calls(writer: LocalChatModel) -> None:
     call = '<tool_call>\n{"name": "resolve", "arguments": {"action": "reship", "urgent": true}}\n</tool_call>'
-    teach(writer, [{"role": "user", "content": "broken"}], [resolve, escalate], call)
+    learn_by_heart(writer, (writer.chat_ids([{"role": "user", "content": "broken"}], functions(*[resolve, escalate])), call))
     limit = ModelCallLimitMiddleware(run_limit=1, exit_behavior="end")  # what the random model says afterwards is of no use
     agent = create_agent(writer.model_copy(update={"temperature": 0.0}), [resolve, escalate], middleware=[limit])
     CALLED.clear()
@@ -289,13 +277,12 @@ class Scored(TypedDict):
 
 
 def test_a_scoring_is_a_run_of_the_node_that_asked_for_it(pocket: LocalChatModel) -> None:
-    def propose(state: Scored) -> Scored:
-        return {"scores": pocket.score([HumanMessage("a door")], ["open door", "go"])}
+    asked = "a door"
 
-    builder = StateGraph(Scored)
-    builder.add_node(propose)
-    builder.add_edge(START, "propose")
-    graph = builder.compile()
+    def propose(state: Scored) -> Scored:
+        return {"scores": pocket.score([HumanMessage(asked)], ["open door", "go"])}
+
+    graph = StateGraph(Scored).add_node(propose).add_edge(START, "propose").compile()
     runs = Runs()
     scores = graph.invoke({"scores": []}, {"callbacks": [runs]})["scores"]
     ((messages, more),), ((result, _),) = runs.starts, runs.ends
@@ -308,17 +295,8 @@ def test_a_scoring_is_a_run_of_the_node_that_asked_for_it(pocket: LocalChatModel
     assert said.usage_metadata["input_tokens"] > 0
     shown = [chunk.text for chunk, _ in graph.stream({"scores": []}, stream_mode="messages")]
     assert shown == [said.text]
+    asked = "door " * 3000
     with pytest.raises(UserError, match="does not fit"):
-        builder_of_long(pocket).invoke({"scores": []}, {"callbacks": [runs]})
+        graph.invoke({"scores": []}, {"callbacks": [runs]})
     assert len(runs.errors) == 1
     json.dumps(said.response_metadata)
-
-
-def builder_of_long(model: LocalChatModel) -> Any:
-    def propose(state: Scored) -> Scored:
-        return {"scores": model.score([HumanMessage("door " * 3000)], ["go"])}
-
-    builder = StateGraph(Scored)
-    builder.add_node(propose)
-    builder.add_edge(START, "propose")
-    return builder.compile()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import HERMES
+from chats import HERMES, learn_by_heart
 from langchain_core.messages import HumanMessage
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
@@ -693,17 +693,6 @@ def test_a_thought_is_kept_apart_while_the_text_grows(tiny: str, kind: Any, text
     assert (spoken.thoughts, spoken.text) == (thought, visible)
 
 
-def learn_by_heart(network: Any, examples: list[tuple[list[int], list[int]]]) -> None:
-    """Teach a network the replies to some prompts."""
-    updates = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(120):
-        updates.zero_grad()
-        for prompt, said in examples:
-            logits = network(torch.tensor([prompt + said]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-            torch.nn.functional.cross_entropy(logits, torch.tensor(said)).backward()
-        updates.step()
-
-
 async def test_thinking_is_switched_off_in_the_template_or_kept_apart(
     checkpoint: Callable[..., str], start: Callable[..., LocalEngine]
 ) -> None:
@@ -716,19 +705,18 @@ async def test_thinking_is_switched_off_in_the_template_or_kept_apart(
         model = models[thinking] = LocalChatModel(model=folder, thinking=thinking)
         model.tokenizer.chat_template = THINKER
         model._network = network
-    examples = []
-    for thinking, model in models.items():
-        prompt = model.chat_ids(request.messages)
-        examples.append((prompt, model.get_token_ids(texts[thinking] + "<|end|>")))
-    assert examples[0][0] != examples[1][0]
-    learn_by_heart(network, examples)
+    prompts = {thinking: model.chat_ids(request.messages) for thinking, model in models.items()}
+    assert prompts[True] != prompts[False]
+    learn_by_heart(models[True], *((prompts[thinking], texts[thinking]) for thinking in models))
     for thinking, model in models.items():
         model.clear_cache()
         engine = start(model)
         text, said, pieces = await read(engine.stream(request))
         assert said.text == text == ("Go north." if thinking else "Go south.")
         assert said.thoughts == ("hm" if thinking else "")
-        assert len(said.token_ids) == len(said.logprobs) == len(examples[not thinking][1])  # all that was sampled
+        whole = model.get_token_ids(texts[thinking] + "<|end|>")
+        assert list(said.token_ids) == whole  # all that was sampled
+        assert len(said.logprobs) == len(whole)
         assert "".join(entry["token"] for piece in pieces for entry in piece.logprobs) == text
 
 
@@ -741,8 +729,7 @@ async def test_a_model_that_calls_a_tool(checkpoint: Callable[..., str], good: b
     wanted = wanted if good else wanted.replace("}}", "}")
     request = ask("where?", tools=(TOOL,), max_tokens=80, temperature=0.0, top=0)
     prompt = model.chat_ids(request.messages, request.tools)
-    learn_by_heart(model.network, [(prompt, model.get_token_ids(wanted + "<|end|>"))])
-    model.clear_cache()
+    learn_by_heart(model, (prompt, wanted))
     engine = start(model)
     assert "tools" in engine.features
     text, said, pieces = await read(engine.stream(request))

@@ -10,9 +10,11 @@ import torch
 import transformers
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from learngraph.memory.errors import UserError, WindowError
+from learngraph.memory.claas.settings import LoRA
+from learngraph.memory.errors import UserError
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel, ModelUsage
+from learngraph.tools.training.lora import attach_lora
 
 VERBS = ["go", "take", "open", "look at", "eat"]
 NOUNS = ["north", "the lamp", "the door", "", "the map", "naïve café"]
@@ -65,12 +67,6 @@ def test_scores_equal_separate_passes(model: LocalChatModel, seed: int) -> None:
     assert all(score <= 0 for score in scores)
 
 
-def test_scores_of_an_option_that_begins_another(model: LocalChatModel) -> None:
-    actions = ["go north", "go", "go north and take the lamp", "g"]
-    expected = [naive(model, ask("hello"), action) for action in actions]
-    assert model.score(ask("hello"), actions) == pytest.approx(expected, abs=1e-4)
-
-
 def test_very_many_options_take_several_passes(model: LocalChatModel) -> None:
     actions = [f"{i} go {i * i}" for i in range(400)]
     model.usage = ModelUsage()
@@ -79,13 +75,6 @@ def test_very_many_options_take_several_passes(model: LocalChatModel) -> None:
     for i in (0, 150, 399):
         assert scores[i] == pytest.approx(naive(model, ask("hello"), actions[i]), abs=1e-4)
     assert model.usage.prompt_tokens == len(model.prompt_ids(ask("hello")))
-
-
-def test_scores_of_one_token_replies_and_line_ends(worded: LocalChatModel) -> None:
-    actions = ["go", "lamp", "take the lamp", "take"]
-    expected = [naive(worded, ask("open the door"), action, "\n") for action in actions]
-    assert worded.score(ask("open the door"), actions) == pytest.approx(expected, abs=1e-4)
-    assert worded.reply_ids("lamp")[-1] == worded.tokenizer.convert_tokens_to_ids("\n")
 
 
 @pytest.mark.slow
@@ -101,32 +90,35 @@ def test_scores_are_probabilities_of_what_generation_says(worded: LocalChatModel
     assert found >= 5
 
 
-def test_long_prompts_get_a_pass_of_their_own(checkpoint: Callable[..., str]) -> None:
-    model = LocalChatModel(model=checkpoint(max_position_embeddings=2048))
-    messages = ask("look " * 600)
-    assert model.score(messages, ["go", "take the lamp"]) == pytest.approx(
-        [naive(model, messages, "go"), naive(model, messages, "take the lamp")], abs=1e-4
-    )
-    assert model.usage.forward_passes == 2
+KITCHEN = "You are in the kitchen. There is a lamp on the table. Look at the map."
 
 
-@pytest.mark.parametrize("kind", ["Qwen2", "GPT2"])
-def test_other_architectures(checkpoint: Callable[..., str], kind: str) -> None:
-    model = LocalChatModel(model=checkpoint(kind=kind))
-    actions = ["go", "go north", "take the lamp"]
-    for text in ("hello", "hello, how are you"):
+@pytest.mark.parametrize(
+    ("settings", "texts", "actions"),
+    [
+        ({}, ["hello"], ["go north", "go", "go north and take the lamp", "g"]),  # options that begin others
+        ({"max_position_embeddings": 2048}, ["look " * 600], ["go", "take the lamp"]),  # a prompt with a pass of its own
+        ({"kind": "Qwen2"}, ["hello", "hello, how are you"], ["go", "go north", "take the lamp"]),
+        ({"kind": "GPT2"}, ["hello", "hello, how are you"], ["go", "go north", "take the lamp"]),
+        ({"kind": "Mistral", "sliding_window": 16}, [KITCHEN, KITCHEN], ["go", "go north", "take the lamp"]),  # no cache
+    ],
+    ids=["options", "long", "Qwen2", "GPT2", "sliding"],
+)
+def test_scores_of_other_prompts_options_and_architectures(
+    checkpoint: Callable[..., str], settings: dict[str, Any], texts: list[str], actions: list[str]
+) -> None:
+    model = LocalChatModel(model=checkpoint(**settings))
+    for text in texts:
         expected = [naive(model, ask(text), action) for action in actions]
         assert model.score(ask(text), actions) == pytest.approx(expected, abs=1e-4)
+    assert model.invoke(texts[0], seed=1, max_tokens=8).text == model.invoke(texts[0], seed=1, max_tokens=8).text
 
 
-def test_sliding_windows_are_scored_without_a_cache(checkpoint: Callable[..., str]) -> None:
-    model = LocalChatModel(model=checkpoint(kind="Mistral", sliding_window=16))
-    actions = ["go", "go north", "take the lamp"]
-    messages = ask("You are in the kitchen. There is a lamp on the table. Look at the map.")
-    for _ in range(2):
-        expected = [naive(model, messages, action) for action in actions]
-        assert model.score(messages, actions) == pytest.approx(expected, abs=1e-4)
-    assert model.invoke(messages, seed=1).text == model.invoke(messages, seed=1).text
+def test_scores_of_one_token_replies_and_line_ends(worded: LocalChatModel) -> None:
+    actions = ["go", "lamp", "take the lamp", "take"]
+    expected = [naive(worded, ask("open the door"), action, "\n") for action in actions]
+    assert worded.score(ask("open the door"), actions) == pytest.approx(expected, abs=1e-4)
+    assert worded.reply_ids("lamp")[-1] == worded.tokenizer.convert_tokens_to_ids("\n")
 
 
 # Cache
@@ -222,11 +214,8 @@ def test_same_seed_same_reply_and_the_global_generator_is_left_alone(model: Loca
     state = torch.random.get_rng_state()
     replies = [model.invoke("hello", seed=seed, max_tokens=12).text for seed in (1, 1, 2)]
     assert replies[0] == replies[1] != replies[2]
+    assert len({model.invoke("hello", max_tokens=12).text for _ in range(4)}) > 1  # without a seed
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_unseeded_replies_differ(model: LocalChatModel) -> None:
-    assert len({model.invoke("hello", max_tokens=12).text for _ in range(4)}) > 1
 
 
 def test_stream_adds_up_to_the_reply(model: LocalChatModel) -> None:
@@ -295,12 +284,6 @@ def test_a_reply_that_reaches_its_longest_says_so(model: LocalChatModel) -> None
     assert len(reply.response_metadata["token_ids"]) == 1
 
 
-async def test_async(model: LocalChatModel) -> None:
-    reply = await model.ainvoke("hello", seed=1, max_tokens=8)
-    parts = [chunk.text async for chunk in model.astream("hello", seed=1, max_tokens=8)]
-    assert "".join(parts) == reply.text == model.invoke("hello", seed=1, max_tokens=8).text
-
-
 def test_a_tokenizer_without_a_template_gets_the_plain_one(checkpoint: Callable[..., str], model: LocalChatModel) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.model)
     tokenizer.chat_template = None
@@ -345,19 +328,17 @@ def test_prompts_longer_than_the_window(model: LocalChatModel) -> None:
 
 
 def test_what_cannot_be_loaded_or_said(model: LocalChatModel, tmp_path: Any, tiny: str) -> None:
-    with pytest.raises(UserError, match="cannot be loaded"):
-        LocalChatModel(model=str(tmp_path))
-    with pytest.raises(UserError, match="'float7' is not a torch dtype"):
-        LocalChatModel(model=tiny, dtype="float7")
-    with pytest.raises(UserError, match="no messages"):
-        model.score([], ["go"])
     picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])
-    with pytest.raises(UserError, match="reads text only"):
-        model.invoke([picture])
-    with pytest.raises(UserError, match=r"has no \['n'\]"):
-        model.invoke("hello", n=2)
-    with pytest.raises(UserError, match="temperature -1"):
-        model.invoke("hello", temperature=-1)
+    for call, says in (
+        (lambda: LocalChatModel(model=str(tmp_path)), "cannot be loaded"),
+        (lambda: LocalChatModel(model=tiny, dtype="float7"), "'float7' is not a torch dtype"),
+        (lambda: model.score([], ["go"]), "no messages"),
+        (lambda: model.invoke([picture]), "reads text only"),
+        (lambda: model.invoke("hello", n=2), r"has no \['n'\]"),
+        (lambda: model.invoke("hello", temperature=-1), "temperature -1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -393,29 +374,22 @@ def test_a_fingerprint_says_which_base(tiny: str, words: str, checkpoint: Callab
         next(again.network.parameters())[0, 0] += 1e-3
     again.clear_cache()
     assert fingerprint(again) != base
+    attach_lora(first.network, LoRA(rank=2))
+    assert fingerprint(first) == base
     templated = LocalChatModel(model=tiny)
     templated.tokenizer.chat_template += " "
     assert fingerprint(templated) != base
-
-
-def test_a_fingerprint_ignores_changes_of_lora(tiny: str) -> None:
-    lora = pytest.importorskip("learngraph.tools.training.lora")
-    pytest.importorskip("peft")
-    model = LocalChatModel(model=tiny)
-    base = fingerprint(LocalChatModel(model=tiny))
-    lora.attach_lora(model.network, lora.LoRA(rank=2))
-    assert fingerprint(model) == base
 
 
 def test_chats_in_the_shape_of_openai(model: LocalChatModel) -> None:
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
     assert model.chat_ids(messages) == model.prompt_ids([SystemMessage("be kind"), HumanMessage("hello")])
-    with pytest.raises(UserError, match="image_url"):
-        model.chat_ids([{"role": "user", "content": [{"type": "image_url"}]}])
-    with pytest.raises(UserError, match="role"):
-        model.chat_ids([{"content": "x"}])
-    with pytest.raises(UserError, match="tool call"):
-        model.chat_ids([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
-    with pytest.raises(WindowError, match="window of 512"):
-        model.chat_ids([{"role": "user", "content": "look " * 2000}])
+    for wrong, words in (
+        ({"role": "user", "content": [{"type": "image_url"}]}, "image_url"),
+        ({"content": "x"}, "role"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool call"),
+        ({"role": "user", "content": "look " * 2000}, "window of 512"),
+    ):
+        with pytest.raises(UserError, match=words):
+            model.chat_ids([wrong])

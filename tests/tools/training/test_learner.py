@@ -28,7 +28,6 @@ from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.lora import copy_tensors
-from learngraph.tools.training.version_files import VersionError
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
 LIKED = (" take", " read")
@@ -380,23 +379,6 @@ def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalCha
 
 
 # From step to step
-
-
-def test_the_rate_asked_for_is_the_one_used_whatever_the_parent_was_made_with(
-    learner: Make, shelf: StoredVersions, small: Minibatch
-) -> None:
-    """In the public code the saved optimizer's learning rate came back with its moments."""
-    slow = learner(kind="reinforce", learning_rate=1e-5)
-    parent = take_step(slow, small).version
-    moved = {}
-    for rate in (1e-5, 1e-3):
-        teaching = learner(kind="reinforce", learning_rate=rate)
-        lot = following(small, 2, parent)
-        update = take_step(teaching, lot)
-        assert update.rate == rate
-        old, new = (load_file(shelf.folder(label) / "adapter_model.safetensors") for label in (parent, update.version))
-        moved[rate] = sum(float((new[name] - old[name]).norm()) for name in old)
-    assert moved[1e-3] / moved[1e-5] == pytest.approx(100, rel=0.02)
 
 
 def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner: Make, small: Minibatch) -> None:
@@ -762,8 +744,9 @@ def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
         (lambda folder: rewrite(folder, lambda t: t * math.nan), "not finite"),
         (lambda folder: rewrite(folder, lambda t: t[:1].clone()), "other names or shapes"),
         (lambda folder: note(folder, base="f00d"), "another base model"),
+        (lambda folder: note(folder, lora={"rank": 4}), "'rank': 4.*this learner makes.*'rank': 8"),
     ],
-    ids=["corrupt", "missing", "notes", "moments", "nan", "shapes", "base"],
+    ids=["corrupt", "missing", "notes", "moments", "nan", "shapes", "base", "rank"],
 )
 def test_a_version_that_cannot_be_gone_on_from_is_named(
     learner: Make, shelf: StoredVersions, small: Minibatch, spoil: Callable[[Path], Any], said: str
@@ -785,14 +768,6 @@ def rewrite(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Non
 def note(folder: Path, **changed: Any) -> None:
     path = folder / "learner.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-
-
-def test_an_adapter_of_another_rank_is_refused(learner: Make, small: Minibatch) -> None:
-    teaching = learner(kind="reinforce")
-    label = take_step(teaching, small).version
-    other = learner(LoRA(rank=4, alpha=16), kind="reinforce")
-    with pytest.raises(VersionError, match=r"'rank': 8.*this learner makes.*'rank': 4"):
-        other.correct(replace(small, parent=label))
 
 
 def test_a_model_behind_an_api_cannot_be_trained(shelf: StoredVersions) -> None:
