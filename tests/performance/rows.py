@@ -17,34 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-TARGETS = {
-    1: "retrieval of a decision among a million transitions",
-    2: "the same over one pass through its postings",
-    3: "retrieval's speed-up over the published memories, with the same result",
-    4: "share of queries whose result is that of comparing with every row",
-    5: "cost of appending a transition, and its growth with the memory",
-    6: "storing an episode, speed-up over rewriting the whole memory",
-    7: "checkpoint bytes per step, long episodes over short ones",
-    8: "checkpoint bytes per step",
-    9: "LangGraph's own CPU time per step, without and with durable checkpoints",
-    10: "time to resume, long episodes over short ones",
-    11: "rollouts at once against a server that takes 1 s, fraction of ideal",
-    12: "rollouts at once against a server that takes 50 ms, over LangChain's chat model alone",
-    13: "scoring candidate actions under a new prompt, over one forward pass",
-    14: "scoring candidate actions under a known prompt, over one forward pass",
-    15: "scoring 30 actions in one pass, speed-up over 30 passes",
-    16: "prompt tokens computed over new ones",
-    17: "a LoRA step over its arithmetic",
-    18: "a distillation step, speed-up over the published code's way",
-    19: "pause of the answering thread while an adapter is swapped, and failed requests",
-    20: "time of a whole reply while learning, over that without a learner",
-    21: "a step of Training-Free GRPO on 128 slots, over the lower bound",
-    22: "an exact dense query without its encoder, over one pass through the vectors",
-    23: "a filtered dense query over an unfiltered one",
-    24: "encoder calls per step",
-}
-"""The project's performance targets by number. A target may have several rows."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -52,7 +24,7 @@ class Row:
 
     name: str
     values: tuple[float, ...]
-    """A value of each round; empty if it could not be measured."""
+    """A value of each round."""
     unit: str = ""
     number: int | None = None
     """Of the target, if it belongs to one."""
@@ -62,7 +34,7 @@ class Row:
     limit: float | None = None
     """The value that no implementation can beat."""
     note: str = ""
-    """Further conditions; or the reason why there is no value."""
+    """Further conditions."""
 
     @property
     def median(self) -> float:
@@ -72,17 +44,20 @@ class Row:
     @property
     def is_met(self) -> bool | None:
         """None if there is no target."""
-        if self.at_most is None and self.at_least is None:
-            return None
-        if not self.values:
-            return False
-        return self.median <= self.at_most if self.at_most is not None else self.median >= (self.at_least or 0.0)
+        if self.at_most is not None:
+            return self.median <= self.at_most
+        return None if self.at_least is None else self.median >= self.at_least
 
     @property
     def target(self) -> str:
         """At most, or at least, so much."""
         wanted = self.at_most if self.at_most is not None else self.at_least
         return "" if wanted is None else f"{'≤' if self.at_most is not None else '≥'} {digits(wanted)}"
+
+    @property
+    def value(self) -> str:
+        """The median with its unit."""
+        return f"{digits(self.median)} {self.unit}".strip()
 
     @property
     def spread(self) -> str:
@@ -107,13 +82,10 @@ def report(name: str, values: float | Sequence[float], unit: str = "", **more: A
     """
     found = tuple(map(float, values)) if isinstance(values, Sequence) else (float(values),)
     row = Row(name, found, unit, **more)
-    if row.values:
-        shown = f"{digits(row.median)} {unit}".strip() + (f"  [{row.spread}]" if row.spread else "")
-        met = {None: "", True: "met", False: "MISSED"}[row.is_met]
-        limit = "" if row.limit is None else f"limit {digits(row.limit)}"
-        text = f"{shown:<30}{f'{row.target} {met}':<18}{limit:<12}{row.note}"
-    else:
-        text = f"not measured: {row.note}"
+    shown = f"{row.value}  [{row.spread}]" if row.spread else row.value
+    met = {None: "", True: "met", False: "MISSED"}[row.is_met]
+    limit = "" if row.limit is None else f"limit {digits(row.limit)}"
+    text = f"{shown:<30}{f'{row.target} {met}':<18}{limit:<12}{row.note}"
     print(f"{row.number or '':>3}  {name:<92} {text}".rstrip(), flush=True)
     if path := os.environ.get("BENCH_ROWS"):
         with Path(path).open("a", encoding="utf-8") as file:

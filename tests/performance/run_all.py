@@ -4,8 +4,8 @@
     make bench ARGS="--only 13 14 20"     those of these targets; a name (bench_generate) chooses one, too
     make bench ARGS=--quick               a check that all of them run; its figures mean nothing
 
-Each benchmark is a process of its own. One that fails or takes longer than --limit seconds leaves the reason in its rows, and the
-others go on. Only a whole run writes RESULTS.md; any other writes build/bench.md, unless --out names a file.
+Each benchmark is a process of its own. One that fails or takes longer than --limit seconds leaves the reason on the page, and
+the others go on. Only a whole run writes RESULTS.md; any other writes build/bench.md, unless --out names a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from rows import TARGETS, Row, digits, read_rows
+from rows import Row, digits, read_rows
 
 HERE = Path(__file__).resolve().parent
 TOPICS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -88,31 +88,19 @@ def run_benchmark(command: Sequence[str], limit: float) -> Outcome:
         return Outcome(read_rows(rows), time.monotonic() - began, problem)
 
 
-def with_missing_rows(outcome: Outcome, numbers: Sequence[int]) -> list[Row]:
-    """The rows, and one that says why for each target without any."""
-    missing = set(numbers) - {row.number for row in outcome.rows}
-    reason = outcome.problem or "the benchmark reported nothing"
-    return [*outcome.rows, *(Row(TARGETS[number], (), number=number, at_most=0, note=reason) for number in sorted(missing))]
-
-
 def line(row: Row) -> str:
     """A line of a table."""
-    name = f"{row.name} ({row.note})" if row.note and row.values else row.name
-    number = "" if row.number is None else str(row.number)
-    if not row.values:
-        return f"| {number} | {name} | not measured: {row.note} | | | | |".replace("\n", " ")
+    name = f"{row.name} ({row.note})" if row.note else row.name
     met = {None: "", True: "met", False: "**missed**"}[row.is_met]
     limit = "" if row.limit is None else digits(row.limit)
-    value = f"{digits(row.median)} {row.unit}".strip()
-    return f"| {number} | {name} | {value} | {row.spread} | {row.target} | {met} | {limit} |"
+    return f"| {row.number or ''} | {name} | {row.value} | {row.spread} | {row.target} | {met} | {limit} |"
 
 
 def summary(rows: Sequence[Row], numbers: Sequence[int]) -> str:
     """Which of the targets are met: by all of their rows."""
-    of = {number: [row for row in rows if row.number == number] for number in numbers}
-    unmeasured = [number for number, found in of.items() if any(not row.values for row in found)]
-    missed = [n for n, found in of.items() if n not in unmeasured and any(row.is_met is False for row in found)]
-    said = f"Of {len(of)} targets {len(of) - len(missed) - len(unmeasured)} are met"
+    unmeasured = sorted(set(numbers) - {row.number for row in rows})
+    missed = sorted({row.number for row in rows if row.number and row.is_met is False})
+    said = f"Of {len(numbers)} targets {len(numbers) - len(missed) - len(unmeasured)} are met"
     for how, which in (("missed in part or whole", missed), ("not measured", unmeasured)):
         said += f"; {how}: {', '.join(map(str, which))}" if which else ""
     return said + "."
@@ -137,8 +125,8 @@ def machine(loads: Sequence[float]) -> str:
 
 def write_page(outcomes: dict[str, Outcome], loads: Sequence[float], options: argparse.Namespace) -> str:
     """The page in Markdown."""
-    rows = {name: with_missing_rows(done, TOPIC_NUMBERS[name]) for name, done in outcomes.items()}
-    numbers = sorted({row.number for found in rows.values() for row in found if row.number})
+    rows = [row for done in outcomes.values() for row in done.rows]
+    numbers = sorted({number for name in outcomes for number in TOPIC_NUMBERS[name]})
     minutes = sum(done.seconds for done in outcomes.values()) / 60
     quick = "\n**A quick run: it shows that the benchmarks run; its figures mean nothing.**\n" if options.quick else ""
     page = [
@@ -149,14 +137,14 @@ def write_page(outcomes: dict[str, Outcome], loads: Sequence[float], options: ar
         "\nThe first number is that of a target; rows without a number have none of their own. Each row is the median of some rounds in "
         "one process, in which what is compared takes turns, with the lowest and the highest round; a row without them is "
         "counted and does not vary, or was measured once. Values without a unit are ratios. The limit is what no implementation can beat.",
-        f"\n{summary([row for found in rows.values() for row in found], numbers)}",
+        f"\n{summary(rows, numbers)}",
     ]
     for topic, names in TOPICS.items():
         if played := [name for name in names if name in outcomes]:
             page += [f"\n## {topic}\n", "```sh"]
             page += [f"python {' '.join(make_command(name, options))}   # {outcomes[name].seconds:.0f} s" for name in played]
             page += ["```\n", "| | | median | lowest to highest | target | | limit |", "|---:|---|---:|---|---|---|---:|"]
-            page += [line(row) for name in played for row in rows[name]]
+            page += [line(row) for name in played for row in outcomes[name].rows]
             page += [f"\n{name}: {outcomes[name].problem}" for name in played if outcomes[name].problem]
     return "\n".join(page) + "\n"
 
@@ -173,11 +161,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a benchmark may take")
     parser.add_argument("--out", type=Path, help="the page")
     options = parser.parse_args()
-    known = {*TOPIC_NUMBERS, *map(str, TARGETS)}
+    known = {*TOPIC_NUMBERS, *(str(number) for numbers in TOPIC_NUMBERS.values() for number in numbers)}
     if wrong := set(options.only) - known:
-        parser.error(
-            f"--only {' '.join(sorted(wrong))}: give numbers from 1 to {len(TARGETS)}, or some of {', '.join(TOPIC_NUMBERS)}"
-        )
+        parser.error(f"--only {' '.join(sorted(wrong))}: give numbers from 1 to 24, or some of {', '.join(TOPIC_NUMBERS)}")
     chosen = [n for n, numbers in TOPIC_NUMBERS.items() if not options.only or {n, *map(str, numbers)} & set(options.only)]
     is_whole = not (options.only or options.quick)
     out = options.out or (HERE / "RESULTS.md" if is_whole else HERE.parents[1] / "build" / "bench.md")
