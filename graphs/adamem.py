@@ -37,7 +37,6 @@ from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin
-from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
@@ -360,13 +359,15 @@ def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, ex
     writer = StrategyWriter(
         *(memory, inputs.environment, inputs.journal, excerpts),
         layout=inputs.prompt_arguments()["layout"],
-        count=inputs.count_tokens,
-        window=inputs.max_prompt_tokens,
-        prompt=Prompt.load(prompt if writes else "adamem/line", inputs.prompts),
+        count=inputs.prompting.count_tokens,
+        window=inputs.prompting.max_prompt_tokens,
+        prompt=inputs.prompting.load(prompt if writes else "adamem/line"),
         needs_marker=writes,
         recent=settings.history_steps,
-        doubt=Prompt.load("adamem/doubt", inputs.prompts),
+        doubt=inputs.prompting.load("adamem/doubt"),
         admissible=admissible_prompt(inputs),
     )
     by_rule = settings.author == "rule"
-    return RecallStrategy(writer) if by_rule else synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompts)
+    return (
+        RecallStrategy(writer) if by_rule else synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompting.prompts)
+    )

@@ -24,7 +24,6 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
-from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, round_instructions
 from .wiring.episode import ChoiceSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
@@ -115,16 +114,16 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=inputs.chats)
     brief = _brief(inputs, settings)
     tell_best = settings.rewards != "none"
-    instructions = round_instructions(buffer, inputs.prompts, tell_best=tell_best) if inputs.chats else None
+    instructions = round_instructions(buffer, inputs.prompting.prompts, tell_best=tell_best) if inputs.chats else None
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": settings.compose(
             buffer,
             render=layout.attempt,
-            count_tokens=inputs.count_tokens,
-            window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-            list_actions=inputs.list_actions,
+            count_tokens=inputs.prompting.count_tokens,
+            window=inputs.prompting.max_prompt_tokens - inputs.prompting.count_tokens(brief),
+            list_actions=inputs.prompting.list_actions,
         ),
         "propose": inputs.make_policy(
             AttemptsPrompt(
@@ -146,5 +145,5 @@ def _brief(inputs: MethodInputs, settings: ICRL) -> str:
     name stands there, and the system message explains it.
     """
     if not inputs.chats and settings.instruction != "none":
-        return Prompt.load("icrl/brief", inputs.prompts).text()
-    return Prompt.load("icrl/unrewarded" if settings.rewards == "none" else "icrl/rewarded", inputs.prompts).text()
+        return inputs.prompting.load("icrl/brief").text()
+    return inputs.prompting.load("icrl/unrewarded" if settings.rewards == "none" else "icrl/rewarded").text()

@@ -267,7 +267,7 @@ def build(
         flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings.state_key == "summary", inputs)}
         inputs = replace(inputs, environment=WorldWithContext(inputs.environment))
         if inputs.chats:
-            view = ContextPrompt(max_steps=inputs.history_steps, **inputs.prompt_arguments())
+            view = ContextPrompt(max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments())
     nodes: dict[str, Node] = {
         **keys,
         "begin": Begin(inputs.environment),

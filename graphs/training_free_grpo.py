@@ -278,7 +278,7 @@ class _Run:
 def _run_graph(run: _Run, test: AcceptTest, compile: Mapping[str, Any]) -> Graph:
     """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
-    limits, count = run.critic.limits, run.inputs.count_tokens
+    limits, count = run.critic.limits, run.inputs.prompting.count_tokens
     batch, player = steps.BeginStep(schedule), model_name(run.inputs.model)
     fingerprint = group_fingerprint(run.critic, run.model, _group_settings(settings))
     inventor = None

@@ -89,7 +89,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
             found = dict(recollect(state))  # type: ignore[arg-type]
         shown = self._text(found["precedents"], place, parts, memory)
         section = self._section.text(exemplars=shown.rstrip("\n")) if shown else ""
-        return (yield from self.ask_with(request, section, _entry(found, parts.count_tokens(shown) if shown else 0)))
+        return (yield from self.ask_with(request, section, _entry(found, parts.prompting.count_tokens(shown) if shown else 0)))
 
     def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:
         """The exemplars that an earlier call of this turn has recalled and that were not deleted; None at the first call."""
@@ -104,8 +104,8 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         exemplars = Exemplars(
             memory,
             parts.layout("sparse", self.settings.max_state_chars, notes=True),
-            count_tokens=parts.count_tokens,
-            max_tokens=parts.max_prompt_tokens // 2 if room is None else room,
+            count_tokens=parts.prompting.count_tokens,
+            max_tokens=parts.prompting.max_prompt_tokens // 2 if room is None else room,
         )
         return exemplars(place.task.instruction, precedents)
 

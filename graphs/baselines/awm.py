@@ -20,7 +20,6 @@ from typing import Any, Literal
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.workflows import (
     RouteInduction,
@@ -83,17 +82,18 @@ def build(
     settings = settings or WorkflowMemory()
     buffer, lines = Buffer(inputs.records), not inputs.chats
     layout = inputs.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("awm/brief", inputs.prompts).text()
+    brief = inputs.prompting.load("awm/brief").text()
     name: WorkflowPrompt = "awm/line" if lines else "awm/induce" if settings.variant == "induce" else "awm/rewrite"
     share = 8 if settings.variant == "induce" else 4
-    prompt = Prompt.load(name, inputs.prompts)
+    prompt = inputs.prompting.load(name)
     writer = WorkflowWriter(
         buffer,
         inputs.journal,
         layout,
-        inputs.count_tokens,
-        window=inputs.max_prompt_tokens - sum(inputs.count_tokens(template.template) for _, template in prompt.parts),
-        max_note_tokens=settings.max_note_tokens or max(1, inputs.max_prompt_tokens // share),
+        inputs.prompting.count_tokens,
+        window=inputs.prompting.max_prompt_tokens
+        - sum(inputs.prompting.count_tokens(template.template) for _, template in prompt.parts),
+        max_note_tokens=settings.max_note_tokens or max(1, inputs.prompting.max_prompt_tokens // share),
     )
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
@@ -109,12 +109,10 @@ def build(
             WorkflowsPrompt(
                 buffer=buffer,
                 lines=lines,
-                max_steps=inputs.history_steps,
+                max_steps=inputs.prompting.history_steps,
                 **inputs.prompt_arguments(inputs.layout(clip=None), brief),
             )
         ),
-        "induce": write_workflows(
-            name, inputs.require_chat_model("awm"), writer, prompt, Prompt.load("ask/again", inputs.prompts)
-        ),
+        "induce": write_workflows(name, inputs.require_chat_model("awm"), writer, prompt, inputs.prompting.load("ask/again")),
     }
     return episode_graph("awm", FLOW, nodes, {"judge": RouteInduction(settings.threshold(inputs))}, **compile)

@@ -24,7 +24,6 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...nodes.act.episode import Act
-from ...nodes.prompt import Prompt
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
@@ -92,23 +91,25 @@ def build(
     buffer, first = Buffer(inputs.records), Configuration(examples=settings.examples)
     run_code = run_code if settings.evolve_routine else None
     layout = inputs.layout()
-    prompt = Prompt.load("evotest/evolve", inputs.prompts)
-    rules = f"{Prompt.load('evotest/routine', inputs.prompts).text()}\n" if run_code else ""
+    prompt = inputs.prompting.load("evotest/evolve")
+    rules = f"{inputs.prompting.load('evotest/routine').text()}\n" if run_code else ""
     view = ConfigurationPrompt(
         buffer=buffer,
         environment=inputs.environment,
-        max_steps=inputs.history_steps,
-        **inputs.prompt_arguments(inputs.layout(clip=None), Prompt.load("evotest/brief", inputs.prompts).text()),
+        max_steps=inputs.prompting.history_steps,
+        **inputs.prompt_arguments(inputs.layout(clip=None), inputs.prompting.load("evotest/brief").text()),
     )
-    asked = sum(inputs.count_tokens(template.template) for _, template in prompt.parts) + inputs.count_tokens(rules)
+    asked = sum(
+        inputs.prompting.count_tokens(template.template) for _, template in prompt.parts
+    ) + inputs.prompting.count_tokens(rules)
     evolution = EvolutionInputs(
         buffer=buffer,
         journal=inputs.journal,
         first=first,
         layout=layout,
-        count_tokens=inputs.count_tokens,
-        window=inputs.max_prompt_tokens - asked,
-        max_guide_tokens=settings.max_guide_tokens or max(1, inputs.max_prompt_tokens // 4),
+        count_tokens=inputs.prompting.count_tokens,
+        window=inputs.prompting.max_prompt_tokens - asked,
+        max_guide_tokens=settings.max_guide_tokens or max(1, inputs.prompting.max_prompt_tokens // 4),
         prompt=prompt,
         routine_rules=rules,
     )
@@ -118,9 +119,7 @@ def build(
         "summarize": RunRoutine(run_code, inputs.journal),
         "propose": inputs.make_policy(view),
         "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates", "digest"), clear_lists=("candidates",)),
-        "evolve": evolve_configuration(
-            evolution, inputs.require_chat_model("evotest"), Prompt.load("ask/again", inputs.prompts)
-        ),
+        "evolve": evolve_configuration(evolution, inputs.require_chat_model("evotest"), inputs.prompting.load("ask/again")),
         "check": CheckRoutine(run_code, inputs.journal),
     }
     full = RouteEvolution(inputs.success_threshold(settings.success_threshold))

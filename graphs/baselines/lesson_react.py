@@ -14,7 +14,6 @@ from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin
 from ...nodes.extract.rollouts import LibraryPrompt
-from ...nodes.prompt import Prompt
 from ...nodes.state import EpisodeInput, LibraryChannels
 from ..wiring.episode import AttemptState, episode_graph
 from ..wiring.flow import Node
@@ -67,7 +66,7 @@ def build(
         show_ids=inputs.make_writing_policy is not None,
         **inputs.prompt_arguments(
             inputs.layout("dense" if settings.show_rewards else "none"),
-            Prompt.load("reasoning_bank/brief", inputs.prompts).text(),
+            inputs.prompting.load("reasoning_bank/brief").text(),
         ),
     )
     nodes: dict[str, Node] = {

@@ -19,7 +19,6 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptsPrompt
 from ..wiring.episode import ChoiceSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
@@ -45,7 +44,7 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
     settings = settings or Transcripts()
     buffer = Buffer(inputs.records)
     layout = inputs.layout(clip=None)
-    brief = Prompt.load("memory/brief", inputs.prompts).text()
+    brief = inputs.prompting.load("memory/brief").text()
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": compose_node(inputs, buffer, layout.attempt, brief, keep="all"),
@@ -53,7 +52,7 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
             AttemptsPrompt(
                 buffer=buffer,
                 earlier_layout=layout,
-                max_steps=inputs.history_steps,
+                max_steps=inputs.prompting.history_steps,
                 **inputs.prompt_arguments(layout, brief),
             )
         ),

@@ -26,7 +26,6 @@ from ...memory.errors import UserError
 from ...memory.returns.experiences import Experiences
 from ...nodes.act.decide import ListActions, route_known_actions
 from ...nodes.act.episode import Act
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.advantages import AdvantagesPrompt, AdvantagesWithContext
 from ...nodes.retrieve.context import WorldWithContext
 from ...nodes.retrieve.recall import Remember
@@ -115,8 +114,8 @@ def build(
         view_form = AdvantagesWithContext if inputs.chats else AdvantagesPrompt
     same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, inputs.environment, inputs.journal)
     view = view_form(
-        max_steps=inputs.history_steps,
-        advice=Prompt.load("prompt_update/advantages", inputs.prompts) if inputs.chats else None,
+        max_steps=inputs.prompting.history_steps,
+        advice=inputs.prompting.load("prompt_update/advantages") if inputs.chats else None,
         **inputs.prompt_arguments(inputs.layout(clip=None)),
     )
     nodes: dict[str, Node] = {

@@ -30,7 +30,6 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.trajectory_store import TrajectoryStore
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
 from ...nodes.synthesize.reasoning_bank import (
@@ -154,15 +153,19 @@ def build(
     buffer = Buffer(inputs.records)
     bank = settings.read_bank(inputs)
     layout = inputs.layout(clip=settings.max_state_chars)
-    again = Prompt.load("ask/again", inputs.prompts)
+    again = inputs.prompting.load("ask/again")
     extractor = _extractor(inputs, settings, layout)
     view = ReasoningBankPrompt(
         library=lessons,
-        max_lesson_tokens=inputs.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens,
-        **inputs.prompt_arguments(layout, Prompt.load("reasoning_bank/brief", inputs.prompts).text()),
+        max_lesson_tokens=inputs.prompting.max_prompt_tokens // 2
+        if settings.max_memory_tokens is None
+        else settings.max_memory_tokens,
+        **inputs.prompt_arguments(layout, inputs.prompting.load("reasoning_bank/brief").text()),
     )
     if settings.verdict == "model" and settings.online:
-        judge_success: Node = verdict(model, inputs.environment, inputs.journal, sheet=extractor.sheet, prompts=inputs.prompts)
+        judge_success: Node = verdict(
+            model, inputs.environment, inputs.journal, sheet=extractor.sheet, prompts=inputs.prompting.prompts
+        )
     else:
         judge_success = VerdictByReturn(inputs.success_threshold(settings.success_threshold))
     nodes: dict[str, Node] = {
@@ -187,10 +190,12 @@ def build(
 
 def _extractor(inputs: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:
     """The writer of items, with room left in its prompts for the longest question around the attempts."""
-    prompts = extractor_prompts(inputs.prompts)
-    longest = max(sum(inputs.count_tokens(template.template) for _, template in prompt.parts) for prompt in prompts.values())
+    prompts = extractor_prompts(inputs.prompting.prompts)
+    longest = max(
+        sum(inputs.prompting.count_tokens(template.template) for _, template in prompt.parts) for prompt in prompts.values()
+    )
     return LessonExtractor(
-        sheet=AttemptSheet(layout, inputs.count_tokens, inputs.max_prompt_tokens - longest),
+        sheet=AttemptSheet(layout, inputs.prompting.count_tokens, inputs.prompting.max_prompt_tokens - longest),
         environment=inputs.environment,
         prompts=prompts,
         max_items=settings.max_items,

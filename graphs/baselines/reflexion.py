@@ -20,7 +20,6 @@ from typing import Any, Literal
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import ReflectionsPrompt, note_line
 from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, attempt_nodes, compose_node, episode_graph
@@ -57,13 +56,13 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
     settings = settings or Reflexion()
     buffer = Buffer(inputs.records)
     layout = inputs.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("reflexion/brief", inputs.prompts).text()
+    brief = inputs.prompting.load("reflexion/brief").text()
     selection = {"keep": settings.selection, "budget": settings.max_memory_tokens, "last": settings.last_n}
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": compose_node(inputs, buffer, note_line, brief, **selection),
         "propose": inputs.make_policy(
-            ReflectionsPrompt(buffer=buffer, max_steps=inputs.history_steps, **inputs.prompt_arguments(layout, brief))
+            ReflectionsPrompt(buffer=buffer, max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments(layout, brief))
         ),
         "reflect": write_about_attempt(
             "reflexion/plan" if inputs.chats else "reflexion/reflect",
@@ -71,9 +70,9 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
             buffer=buffer,
             journal=inputs.journal,
             layout=layout,
-            count=inputs.count_tokens,
-            window=inputs.max_prompt_tokens,
-            prompts=inputs.prompts,
+            count=inputs.prompting.count_tokens,
+            window=inputs.prompting.max_prompt_tokens,
+            prompts=inputs.prompting.prompts,
         ),
     }
     return episode_graph("reflexion", FLOW, nodes, {"judge": route_next_attempt}, **compile)

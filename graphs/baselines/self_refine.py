@@ -24,7 +24,6 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...nodes.evaluate.judge import NoJudge
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptsPrompt
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, attempt_nodes, compose_node, episode_graph
@@ -59,7 +58,7 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
     settings = settings or SelfRefine()
     buffer = Buffer(inputs.records)
     layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=True)
-    brief = Prompt.load("self_refine/brief", inputs.prompts).text()
+    brief = inputs.prompting.load("self_refine/brief").text()
     request: AttemptPrompt = "self_refine/criticism" if inputs.chats else "self_refine/feedback"
     if settings.rewards != "none":
         request = "self_refine/rewarded_criticism" if inputs.chats else "self_refine/rewarded_feedback"
@@ -76,9 +75,9 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
             buffer=buffer,
             journal=inputs.journal,
             layout=layout,
-            count=inputs.count_tokens,
-            window=inputs.max_prompt_tokens,
-            prompts=inputs.prompts,
+            count=inputs.prompting.count_tokens,
+            window=inputs.prompting.max_prompt_tokens,
+            prompts=inputs.prompting.prompts,
         ),
     }
     return episode_graph("self-refine", FLOW, nodes, {"judge": route_next_attempt}, **compile)

@@ -18,7 +18,6 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
-from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPrompt
@@ -95,9 +94,9 @@ def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any)
     settings = settings or Synapse()
     memory = settings.memory(inputs)
     layout = inputs.layout(clip=settings.max_state_chars)
-    brief = Prompt.load("synapse/brief", inputs.prompts).text()
-    room = inputs.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
-    exemplars = Exemplars(memory, layout, count_tokens=inputs.count_tokens, max_tokens=room)
+    brief = inputs.prompting.load("synapse/brief").text()
+    room = inputs.prompting.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
+    exemplars = Exemplars(memory, layout, count_tokens=inputs.prompting.count_tokens, max_tokens=room)
     view = ExemplarsPrompt(exemplars=exemplars, **inputs.prompt_arguments(layout, brief))
     nodes: dict[str, Node] = {
         **episode_nodes(inputs, settings.temperature, {"precedents": [], "used": []}),

@@ -35,7 +35,6 @@ from ...nodes.act.tool_use import (
     route_remaining_answer,
     route_tool_calls,
 )
-from ...nodes.prompt import Prompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import SHARED, MethodInputs, check_least
@@ -124,20 +123,20 @@ def build(
         )
     toolset = Toolset(tools)
     dialogue = Dialogue(
-        task_prompt=Prompt.load("tool_agent/solve", inputs.prompts),
-        last_turn_prompt=Prompt.load("tool_agent/last", inputs.prompts),
-        turns_left_prompt=Prompt.load("tool_agent/left", inputs.prompts),
-        lessons_prompt=Prompt.load("training_free_grpo/lessons", inputs.prompts) if lessons else None,
+        task_prompt=inputs.prompting.load("tool_agent/solve"),
+        last_turn_prompt=inputs.prompting.load("tool_agent/last"),
+        turns_left_prompt=inputs.prompting.load("tool_agent/left"),
+        lessons_prompt=inputs.prompting.load("training_free_grpo/lessons") if lessons else None,
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,
         max_turns=settings.max_turns,
-        count_tokens=inputs.count_tokens,
-        max_tokens=inputs.max_prompt_tokens,
+        count_tokens=inputs.prompting.count_tokens,
+        max_tokens=inputs.prompting.max_prompt_tokens,
     )
     options = {} if settings.temperature is None else {"temperature": settings.temperature}
     nodes: dict[str, Node] = {
         "begin": BeginWithTools(world, toolset=toolset),
-        "think": Think(model, toolset, dialogue, retry_prompt=Prompt.load("ask/again", inputs.prompts), options=options),
+        "think": Think(model, toolset, dialogue, retry_prompt=inputs.prompting.load("ask/again"), options=options),
         "use": UseTools(toolset, settings.max_output_chars, settings.max_transcript_chars),
         "answer": Submit(read or (lambda reply: (reply,)), toolset),
         "act": Act(world, inputs.journal),

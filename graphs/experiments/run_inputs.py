@@ -62,7 +62,7 @@ def make_method_inputs(
         judging: the model that judges; the same if not given.
     """
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
-    from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, uniform_policy
+    from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, split_fields, uniform_policy
 
     # A method that needs no model has none that could judge.
     is_judged = method is None or method.needs_model or not asks_model(options.judge)
@@ -73,7 +73,7 @@ def make_method_inputs(
     if (prior := getattr(environment, "policy", None)) is not None:  # the world's own, in a model's place
         more["make_policy"] = lambda view: prior
     if model is None or prior is not None:
-        return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
+        return MethodInputs(environment, journal, **split_fields(more, window=options.window or DEFAULT_WINDOW))
     kind = policy_kind(options, environment, model, scores=method is None or method.needs_logits)
     if options.window is not None:
         # A model in this process knows its window. What a name tells of one behind an API may be wrong either way.

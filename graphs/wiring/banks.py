@@ -144,12 +144,12 @@ def precedent_excerpts(
         following_steps: steps shown of those that followed one; None: all.
         max_state_chars: characters of a past state, at most 400 for a model that only scores; None: all.
     """
-    room = inputs.max_prompt_tokens // 2
+    room = inputs.prompting.max_prompt_tokens // 2
     if inputs.make_writing_policy is None:
-        return Excerpts(memory, inputs.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
+        return Excerpts(memory, inputs.prompting.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
     layout = inputs.prompt_arguments()["layout"]
     layout = replace(layout, notes=True) if inputs.shows_notes else layout
-    return SituationExcerpts(memory, inputs.count_tokens, room, following_steps, max_state_chars, layout=layout)
+    return SituationExcerpts(memory, inputs.prompting.count_tokens, room, following_steps, max_state_chars, layout=layout)
 
 
 def admissible_prompt(inputs: MethodInputs) -> Prompt | None:
@@ -157,7 +157,7 @@ def admissible_prompt(inputs: MethodInputs) -> Prompt | None:
     if inputs.make_writing_policy is None:
         return None
     name = "act/suggested" if takes_unlisted_actions(inputs.environment) else "act/admissible"
-    return Prompt.load(name, inputs.prompts)
+    return inputs.prompting.load(name)
 
 
 def _mtime_ns(path: str) -> int:

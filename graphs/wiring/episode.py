@@ -120,8 +120,8 @@ def compose_node(
     return Compose(
         buffer,
         render=render,
-        count_tokens=inputs.count_tokens,
-        window=inputs.max_prompt_tokens - inputs.count_tokens(brief),
-        list_actions=inputs.list_actions,
+        count_tokens=inputs.prompting.count_tokens,
+        window=inputs.prompting.max_prompt_tokens - inputs.prompting.count_tokens(brief),
+        list_actions=inputs.prompting.list_actions,
         **selection,
     )

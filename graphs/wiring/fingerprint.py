@@ -32,8 +32,14 @@ _DEPTH = 6
 
 def rollout_fingerprint(inputs: MethodInputs, graph: Runnable[Any, Any], name: str = "") -> str:
     """A digest of the model, the window, the prompt files, the graph that plays, and its `name`; not of problem and lessons."""
-    found: list[Any] = [name, model_fingerprint(inputs.model), inputs.window, inputs.history_steps, inputs.list_actions]
-    found.append(_prompt_files(inputs.prompts))
+    found: list[Any] = [
+        name,
+        model_fingerprint(inputs.model),
+        inputs.prompting.window,
+        inputs.prompting.history_steps,
+        inputs.prompting.list_actions,
+    ]
+    found.append(_prompt_files(inputs.prompting.prompts))
     if isinstance(graph, CompiledStateGraph):
         nodes = [(title, getattr(spec.runnable, "func", None) or spec.runnable) for title, spec in graph.builder.nodes.items()]
         found += [graph.name, to_mermaid(graph), sorted([title, _settings(node)] for title, node in nodes)]

@@ -7,9 +7,9 @@ environment's own rewards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
@@ -40,6 +40,7 @@ __all__ = [
     "SHARED",
     "THINK_THEN_ACT",
     "MethodInputs",
+    "Prompting",
     "WritingStyle",
     "check_least",
     "check_literals",
@@ -128,6 +129,41 @@ class PromptArguments(TypedDict):
 
 
 @dataclass(frozen=True)
+class Prompting:
+    """What it takes to write prompts: where their texts are, what they show of an episode, and how many tokens they may have."""
+
+    history_steps: int | None = None
+    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm, evotest and reflexion show to the policy; None: all."""
+    count_tokens: Callable[[str], int] = field(default=estimate_tokens, repr=False)
+    """Tokens of a text, as the model counts them."""
+    window: int = DEFAULT_WINDOW
+    """Tokens of the longest prompt and reply together."""
+    reserved_tokens: int | None = None
+    """Tokens of the window that are left for the system message, the template and the reply; 4096 if not given, but at most a
+    quarter of the window."""
+    list_actions: bool = False
+    """True if prompts list the admissible actions."""
+    prompts: Path | None = None
+    """A directory whose prompt files take the place of those of the same name."""
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, without the system message and the template around it."""
+        return self.window - (min(DEFAULT_RESERVE, self.window // 4) if self.reserved_tokens is None else self.reserved_tokens)
+
+    def load(self, name: str) -> Prompt:
+        """The prompt of this name, from the user's directory if it is there."""
+        return Prompt.load(name, self.prompts)
+
+
+def split_fields(given: Mapping[str, Any], **ours: Any) -> dict[str, Any]:
+    """The fields of `MethodInputs` among these, and `prompting` from those of `Prompting`; what is given goes before ours."""
+    more, names = {**ours, **given}, {one.name for one in fields(Prompting)}
+    prompting = Prompting(**{name: value for name, value in more.items() if name in names})
+    return {"prompting": prompting} | {name: value for name, value in more.items() if name not in names}
+
+
+@dataclass(frozen=True)
 class MethodInputs:
     """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
 
@@ -141,25 +177,14 @@ class MethodInputs:
     """The store of finished episodes; None keeps them in this process."""
     judge: Node | None = None
     """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
-    history_steps: int | None = None
-    """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm, evotest and reflexion show to the policy; None: all."""
     model: Runnable[Any, Any] | None = field(default=None, repr=False)
     """A chat model, for methods that have text written beside actions."""
     make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
     """Prompt view and style -> a policy that writes its action; None: the model only scores actions."""
-    count_tokens: Callable[[str], int] = field(default=estimate_tokens, repr=False)
-    """Tokens of a text, as the model counts them."""
-    window: int = DEFAULT_WINDOW
-    """Tokens of the longest prompt and reply together."""
-    reserved_tokens: int | None = None
-    """Tokens of the window that are left for the system message, the template and the reply; 4096 if not given, but at most a
-    quarter of the window."""
-    list_actions: bool = False
-    """True if prompts list the admissible actions."""
+    prompting: Prompting = Prompting()
+    """What it takes to write prompts."""
     run: str = ""
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
-    prompts: Path | None = None
-    """A directory whose prompt files take the place of those of the same name."""
 
     shows_notes: ClassVar[bool] = False
     """True if precedents are shown with the notes on them."""
@@ -172,18 +197,20 @@ class MethodInputs:
             environment: the world.
             journal: the log of steps.
             model: scores action texts.
-            more: further fields of `MethodInputs`, by name.
+            more: further fields of `MethodInputs` and `Prompting`, by name.
         """
         prompt = Prompt.load("act/score", more.get("prompts"))
         # The reply is an action: short. The system message of the prompt counts as it is.
         reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
-        ours: dict[str, Any] = {
-            "history_steps": 0,
-            "count_tokens": model.get_num_tokens,
-            "window": model.window,
-            "reserved_tokens": min(reserve, model.window // 4),
-        }
-        return cls(environment, journal, lambda view: LocalPolicy(model, view, prompt), model=cast(Any, model), **ours | more)
+        given = split_fields(
+            more,
+            model=model,
+            history_steps=0,
+            count_tokens=model.get_num_tokens,
+            window=model.window,
+            reserved_tokens=min(reserve, model.window // 4),
+        )
+        return cls(environment, journal, **{"make_policy": lambda view: LocalPolicy(model, view, prompt), **given})
 
     @classmethod
     def with_chat_model(
@@ -198,7 +225,7 @@ class MethodInputs:
             journal: the log of steps.
             model: writes.
             stepwise: ask for one action at a time also where the environment can read a whole answer.
-            more: further fields of `MethodInputs`, by name.
+            more: further fields of `MethodInputs` and `Prompting`, by name.
         """
         prompts = more.get("prompts")
         read = None if stepwise else getattr(environment, "read", None)
@@ -217,14 +244,16 @@ class MethodInputs:
                 )
             return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
 
-        ours: dict[str, Any] = {
-            "history_steps": 20,
-            "model": model,
-            "make_writing_policy": write,
-            "list_actions": read is None,
-            "window": getattr(model, "window", None) or DEFAULT_WINDOW,
-        }
-        return cls(environment, journal, write, **ours | more)
+        given = split_fields(
+            more,
+            model=model,
+            make_policy=write,
+            make_writing_policy=write,
+            history_steps=20,
+            list_actions=read is None,
+            window=getattr(model, "window", None) or DEFAULT_WINDOW,
+        )
+        return cls(environment, journal, **given)
 
     def judge_node(self) -> Node:
         """The node that rewards a finished episode: the judge, or the environment's own rewards."""
@@ -251,10 +280,10 @@ class MethodInputs:
         return ChatLayout(
             rewards,
             notes=notes,
-            count_tokens=self.count_tokens,
+            count_tokens=self.prompting.count_tokens,
             max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
             full_success=getattr(self.judge, "full_success", None) if self.judge else self.success_threshold(None),
-            horizon=getattr(self.environment, "horizon", None) if self.list_actions else None,
+            horizon=getattr(self.environment, "horizon", None) if self.prompting.list_actions else None,
             # A world that reads a written answer says at its end whether that is right.
             show_end="always" if not hasattr(self.environment, "read") else "never" if self.judge else "with rewards",
         )
@@ -274,17 +303,17 @@ class MethodInputs:
         return {
             "journal": self.journal,
             "layout": running,
-            "count_tokens": self.count_tokens,
-            "window": self.max_prompt_tokens,
-            "list_actions": self.list_actions,
+            "count_tokens": self.prompting.count_tokens,
+            "window": self.prompting.max_prompt_tokens,
+            "list_actions": self.prompting.list_actions,
             "brief": brief,
         }
 
     def recent_steps_view(self) -> PromptView:
         """A view of the task, the last `history_steps` of the episode and the present observation."""
         if self.chats:
-            return EpisodePrompt(max_steps=self.history_steps, **self.prompt_arguments())
-        return RecentStepsPrompt(self.journal, self.history_steps)
+            return EpisodePrompt(max_steps=self.prompting.history_steps, **self.prompt_arguments())
+        return RecentStepsPrompt(self.journal, self.prompting.history_steps)
 
     def success_threshold(self, given: float | None) -> float | None:
         """The return from which an attempt of this run counts as a success: as given, or the environment's; None: unknown.
@@ -292,11 +321,6 @@ class MethodInputs:
         A judge's rewards have a scale of their own, on which the environment's threshold means nothing.
         """
         return given if given is not None or self.judge else getattr(self.environment, "solved", None)
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Tokens of the longest prompt, without the system message and the template around it."""
-        return self.window - (min(DEFAULT_RESERVE, self.window // 4) if self.reserved_tokens is None else self.reserved_tokens)
 
     def acting_policy(self, view: PromptView, style: WritingStyle) -> Node:
         """A policy that writes in this style, or the plain policy where the model only scores actions."""

@@ -179,8 +179,8 @@ def rollout_player(
         name=rollout_fingerprint(inputs, graph, name),
         lessons_per_prompt=settings.rollouts.lessons_per_prompt,
         layout=Layout(rewards=rewards, clip=None),
-        count=inputs.count_tokens,
-        max_transcript_tokens=inputs.max_prompt_tokens // 2,
+        count=inputs.prompting.count_tokens,
+        max_transcript_tokens=inputs.prompting.max_prompt_tokens // 2,
         timeout=settings.rollouts.timeout,
         slots=resources.slots,
         meter=resources.meter,
@@ -204,7 +204,7 @@ def make_players(
 
 def library_limits(inputs: MethodInputs, settings: LessonSettings) -> LibraryLimits:
     """The limits of a library that these prompts have room for."""
-    tokens = max(min(settings.max_library_tokens, inputs.max_prompt_tokens // 2), 1)
+    tokens = max(min(settings.max_library_tokens, inputs.prompting.max_prompt_tokens // 2), 1)
     return LibraryLimits(settings.max_words, settings.max_lessons, tokens, settings.duplicate_similarity)
 
 
@@ -228,7 +228,7 @@ def make_critic(
     has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.rewards.compare_failed_groups)
     return Critic(
         resources.versions,
-        critic_prompts(inputs.prompts),
+        critic_prompts(inputs.prompting.prompts),
         library_limits(inputs, settings.lessons),
         max_insights=settings.lessons.max_insights,
         max_step_edits=settings.lessons.max_step_edits,
@@ -237,8 +237,8 @@ def make_critic(
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
         bare_answers=true_answers(world),
         final_answer=getattr(world, "answer", None),
-        count=inputs.count_tokens,
-        max_prompt_tokens=inputs.max_prompt_tokens,
+        count=inputs.prompting.count_tokens,
+        max_prompt_tokens=inputs.prompting.max_prompt_tokens,
         line_only=settings.author == "rule" or (critic.model is None and inputs.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
         author="" if settings.author == "rule" else model_name(critic.model or inputs.model),

@@ -55,5 +55,13 @@ def make_trace_node(is_written: bool, inputs: MethodInputs) -> Node:
         return TraceHistory(inputs.environment, inputs.journal)
     if inputs.model is None or not inputs.chats:
         raise UserError("jitrl: state_key='summary' needs a model that writes; state_key='hierarchy' sums up by rule")
-    layout, window = inputs.layout(clip=None), inputs.max_prompt_tokens
-    return write_summary(inputs.model, inputs.environment, inputs.journal, layout, inputs.count_tokens, window, inputs.prompts)
+    layout, window = inputs.layout(clip=None), inputs.prompting.max_prompt_tokens
+    return write_summary(
+        inputs.model,
+        inputs.environment,
+        inputs.journal,
+        layout,
+        inputs.prompting.count_tokens,
+        window,
+        inputs.prompting.prompts,
+    )

@@ -17,7 +17,7 @@ from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory
@@ -250,7 +250,7 @@ def test_rewards_of_a_rule_are_what_the_method_sees_and_the_score_stays_the_trut
 def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> None:
     chat = ScriptedChat(replies=["1\n2"])
     with pytest.raises(ContextError, match="task sum alone takes"):
-        play(icrl.build(answering(chat, window=5)), 1)
+        play(icrl.build(answering(chat, prompting=Prompting(window=5))), 1)
     assert not chat.asked
 
 

@@ -371,7 +371,7 @@ def test_a_model_that_scores_still_does() -> None:
     assert model.cache.usage_by_stage() == {}
     toy = open_environment("toy")
     inputs = MethodInputs.with_scoring_model(toy, MethodInputs(toy).journal, model)
-    assert (inputs.window, inputs.count_tokens("a b c")) == (512, 3)
+    assert (inputs.prompting.window, inputs.prompting.count_tokens("a b c")) == (512, 3)
     node = inputs.make_policy(lambda state: {})
     assert isinstance(node, LocalPolicy)
     assert model.invoke(QUESTION, seed=9).text == model.invoke(QUESTION, seed=9).text == "1"

@@ -22,7 +22,7 @@ from rows import make_parser, report
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import PromptView, answer_policy
@@ -56,7 +56,7 @@ def prompts(settings: icrl.ICRL, rounds: int) -> list[str]:
     def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type, union-attr]
 
-    inputs = MethodInputs(world, Journal(), make_policy=policy, window=10**6)
+    inputs = MethodInputs(world, Journal(), make_policy=policy, prompting=Prompting(window=10**6))
     UncheckpointedGraph(run.build(icrl.build(inputs, settings))).invoke(plans(world, 1, rounds)[0])
     return model.prompts
 

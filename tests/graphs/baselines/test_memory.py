@@ -13,7 +13,7 @@ from scripted_chat import ScriptedChat
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import memory
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import serializer
@@ -53,8 +53,10 @@ class Player:
         return [int(n) for n in re.findall(r"^Attempt (\d+):$", self.shown[episode, step], flags=re.MULTILINE)]
 
 
-def play(player: Player, episodes: int, **inputs: Any) -> dict[str, Any]:
-    graph = merge_steps(memory.build(MethodInputs(TOY, Journal(), player, count_tokens=count, **inputs)))
+def play(player: Player, episodes: int, **prompting: Any) -> dict[str, Any]:
+    graph = merge_steps(
+        memory.build(MethodInputs(TOY, Journal(), player, prompting=Prompting(count_tokens=count, **prompting)))
+    )
     out: dict[str, Any] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
@@ -107,7 +109,9 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers() -> None:
     journal, player, config = Journal(), Player(dies_at=(2, 3)), {"configurable": {"thread_id": "1"}}
     plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 4}
     for _ in range(2):  # the second time in a new process: the memory is read from its store
-        graph = merge_steps(memory.build(MethodInputs(TOY, journal, player, records=store, count_tokens=count)))
+        graph = merge_steps(
+            memory.build(MethodInputs(TOY, journal, player, records=store, prompting=Prompting(count_tokens=count)))
+        )
         try:
             out = run.build(graph, checkpointer=saver).invoke(plan, config)
         except RuntimeError:
@@ -128,7 +132,7 @@ def test_it_has_jitrls_history() -> None:
     """Of the running episode it sees as many steps as JitRL's policy: of a model that scores, none, unless it is told otherwise."""
     for steps, build in ((0, memory.build), (0, jitrl.build), (2, memory.build), (2, jitrl.build)):
         player = Player()
-        run.build(build(MethodInputs(TOY, Journal(), player, history_steps=steps))).invoke(  # type: ignore[operator]
+        run.build(build(MethodInputs(TOY, Journal(), player, prompting=Prompting(history_steps=steps)))).invoke(  # type: ignore[operator]
             {"task": TASK, "run": "r", "episode": 0, "episodes": 1}
         )
         assert len(re.findall("^> ", player.shown[0, 5], flags=re.MULTILINE)) == steps

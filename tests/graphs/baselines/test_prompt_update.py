@@ -16,7 +16,7 @@ from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import prompt_update
 from learngraph.graphs.baselines.prompt_update import PromptUpdate
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Estimate, Observation, Task, Trajectory
@@ -58,7 +58,9 @@ class Reader:
 
 
 def play(policy: Any, episodes: int, settings: PromptUpdate | None = None, **more: Any) -> list[float]:
-    graph = merge_steps(prompt_update.build(MethodInputs(TOY, Journal(), policy, history_steps=0), settings, **more))
+    graph = merge_steps(
+        prompt_update.build(MethodInputs(TOY, Journal(), policy, prompting=Prompting(history_steps=0)), settings, **more)
+    )
     scores: list[float] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})["scores"]
     return scores
 
@@ -189,7 +191,8 @@ def test_settings_are_those_of_jitrl_and_checked_as_there() -> None:
 
 def test_few_tokens_leave_the_smallest_numbers_out() -> None:
     policy = Reader()
-    inputs = MethodInputs(TOY, Journal(), policy, window=60, reserved_tokens=0, count_tokens=lambda text: len(text.split()))
+    room = Prompting(window=60, reserved_tokens=0, count_tokens=lambda text: len(text.split()))
+    inputs = MethodInputs(TOY, Journal(), policy, prompting=room)
     graph = merge_steps(prompt_update.build(inputs))
     run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": 12})
     assert max(len((shown["steps"] + shown["observation"]).split()) for shown in policy.shown) <= 60

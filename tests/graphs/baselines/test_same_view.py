@@ -101,7 +101,7 @@ def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness
         inputs = MethodInputs.with_scoring_model(TOY, Journal(), WordCounter(chat))
     inputs = replace(inputs, make_policy=witness)
     if history is not None:
-        inputs = replace(inputs, history_steps=history)
+        inputs = replace(inputs, prompting=replace(inputs.prompting, history_steps=history))
     method, more = find_method(name), dict[str, Any]()
     if method.runs_code:
         more["run_code"] = lambda code: ("said", True)
@@ -164,7 +164,7 @@ def test_a_baseline_is_shown_as_many_steps_as_jitrl_is(
     seen, reflexion = list[int | None](), METHODS["reflexion"]
 
     def build(inputs: MethodInputs, *rest: Any, **more: Any) -> Any:
-        seen.append(inputs.history_steps)
+        seen.append(inputs.prompting.history_steps)
         return reflexion.build(inputs, *rest, **more)
 
     monkeypatch.setitem(cast(dict[str, Method], METHODS), "reflexion", replace(reflexion, build=build))

@@ -17,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
@@ -253,7 +253,7 @@ def test_prompts_of_an_episode_fit_the_window(window: int, tmp_path: Path) -> No
             return {"candidates": [Candidate(random.Random(state["step"]).choice(state["observation"].actions), 0.0)]}
 
     many = [replace(WALKED, id=f"gold/{n}", episode=n) for n in range(8)]
-    inputs = MethodInputs(TOY, Journal(), Counting, count_tokens=len, window=window, reserved_tokens=0)
+    inputs = MethodInputs(TOY, Journal(), Counting, prompting=Prompting(count_tokens=len, window=window, reserved_tokens=0))
     graph = synapse.build(inputs, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), max_memory_tokens=window // 3))
     run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=2))
     assert window // 2 < longest <= window

@@ -27,7 +27,7 @@ from pydantic import PrivateAttr
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library
@@ -293,7 +293,8 @@ def test_calls_at_the_last_turn_without_a_word_are_an_empty_answer() -> None:
 
 def test_a_full_window_is_the_last_turn() -> None:
     model = Scripted(script=lambda messages: python("print('word ' * 1000)", "42", id=f"t{len(messages)}-"))
-    inputs = MethodInputs(Sums(), Journal(), model=model, window=4000, count_tokens=lambda text: len(text) // 4)
+    room = Prompting(window=4000, count_tokens=lambda text: len(text) // 4)
+    inputs = MethodInputs(Sums(), Journal(), model=model, prompting=room)
     out = dict(tool_agent.build(inputs, tools=Toolbox()).invoke({"task": task(42), "run": "r", "episode": 0}))
     assert out["score"] == 1.0
     assert len(model._asked) == 4

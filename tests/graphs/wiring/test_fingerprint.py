@@ -15,7 +15,7 @@ from learngraph.graphs.baselines import lesson_react, tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring.fingerprint import group_fingerprint, model_fingerprint, rollout_fingerprint
 from learngraph.graphs.wiring.flow import compile_graph, wire
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources, make_critic
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.storage.journal import Journal
@@ -84,7 +84,7 @@ def test_an_edited_prompt_file_changes_the_key(kind: str, prompt: str, tmp_path:
 
 def test_a_group_is_known_by_its_critics_prompts(tmp_path: Path) -> None:
     def fingerprint(prompts: Path | None) -> str:
-        inputs, resources = MethodInputs(KeywordKeep(), prompts=prompts), RunResources()
+        inputs, resources = MethodInputs(KeywordKeep(), prompting=Prompting(prompts=prompts)), RunResources()
         critic = make_critic(inputs, TrainingFreeGRPO(author="rule"), resources, CriticModel(), [])
         return group_fingerprint(critic, CriticModel().by_stage(inputs, resources, required=False), {})
 
