@@ -53,9 +53,11 @@ class Player:
         return [int(n) for n in re.findall(r"^Attempt (\d+):$", self.shown[episode, step], flags=re.MULTILINE)]
 
 
-def play(player: Player, episodes: int, **prompting: Any) -> dict[str, Any]:
+def play(player: Player, episodes: int, records: Any = None, **prompting: Any) -> dict[str, Any]:
     graph = merge_steps(
-        memory.build(MethodInputs(TOY, Journal(), player, prompting=Prompting(count_tokens=count, **prompting)))
+        memory.build(
+            MethodInputs(TOY, Journal(), player, records=records, prompting=Prompting(count_tokens=count, **prompting))
+        )
     )
     out: dict[str, Any] = run.build(graph).invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
