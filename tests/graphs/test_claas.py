@@ -300,12 +300,12 @@ async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: 
     await step()
     mine, real = versions("acme", "default"), learner.step
 
-    def step(*args: Any) -> Any:
+    def undone(*args: Any) -> Any:
         update = real(*args)
         replay.set_head("acme", "default", mine.roll_back("", "somebody did"))
         return update
 
-    learner.step = step
+    learner.step = undone
     done = await step()
     assert (done["outcome"], mine.current, replay.head("acme", "default")) == ("skipped", "", "")
     assert mine.version(done["update"].version).state == "dropped"
