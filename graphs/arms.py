@@ -53,9 +53,9 @@ def make_arm(name: str, settings: Any = None) -> Arm:
 
 
 def preset_names(settings: type) -> list[str]:
-    """The names of a settings class's presets: its class methods, and its methods that `ablations` lists."""
+    """The names of a settings class's presets: its class methods."""
     made = [name for name, value in vars(settings).items() if isinstance(value, classmethod)]
-    return [name.replace("_", "-") for name in ("default", *made, *getattr(settings, "ablations", ()))]
+    return [name.replace("_", "-") for name in ("default", *made)]
 
 
 def method_settings(name: str, main: tuple[str, Any] | None = None, shared: Mapping[str, Any] | None = None) -> Any:
@@ -83,13 +83,10 @@ def method_settings(name: str, main: tuple[str, Any] | None = None, shared: Mapp
             "changes a setting"
         )
     own = main is not None and split_name(main[0].partition("?")[0])[0] == method
-    attribute = preset.replace("-", "_")
     if preset in ("", "default"):
         chosen = main[1] if main is not None and own and values and not preset else _apply_shared(made(), shared or {})
-    elif attribute in getattr(made, "ablations", ()):
-        chosen = getattr(main[1] if main is not None and own else _apply_shared(made(), shared or {}), attribute)()
     else:
-        chosen = _apply_shared(getattr(made, attribute)(), shared or {})
+        chosen = _apply_shared(getattr(made, preset.replace("-", "_"))(), shared or {})
     return _with_values(chosen, values, method) if values else chosen
 
 

@@ -41,8 +41,8 @@ depends on which rollout ends first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -185,12 +185,6 @@ class TrainingFreeGRPO:
         """
         unlimited = LessonSettings(max_step_edits=0, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)
         return cls(held_out=0, accept="always", patience=0, lessons=unlimited)
-
-    ablations: ClassVar[tuple[str, ...]] = ("empty",)
-
-    def empty(self) -> TrainingFreeGRPO:
-        """Control: no lessons."""
-        return replace(self, arm="empty")
 
     @property
     def remark(self) -> str:

@@ -18,7 +18,7 @@ from .notes import table_notes, unusable_warnings
 from .page import write_report
 from .pictures import draw_figures
 from .play import Failures
-from .results import SeedResult, played_task, with_common_optimum
+from .results import SeedResult, played_task
 from .spec import NO_MODEL, Spec, unplayed_notes
 from .tables import (
     ResultTable,
@@ -144,7 +144,6 @@ def make_tables(file: Spec, planned: Sequence[Sweep], results: Mapping[Run, Seed
                     found = [results[one.folder, key, seed] for seed in seeds]
                     runs[one.model, arm.label] = [replace(result, method=arm.label) for result in found]
                     folders |= {(one.model, arm.label, seed): one.job(key, seed).folder for seed in seeds}
-        runs = dict(zip(runs, with_common_optimum([*runs.values()]), strict=True))
         for one in [one for one in here if one.model != NO_MODEL] or here:
             # A method that asks no model stands beside those of each model.
             models = [one.model, NO_MODEL]

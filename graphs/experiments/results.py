@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...memory.errors import UserError, plural
@@ -102,21 +102,6 @@ def optimum_name(rows: Sequence[SeedResult]) -> str:
     return "walkthrough" if any(row.is_walkthrough for row in rows) else "optimum"
 
 
-def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[SeedResult]]:
-    """The results with the same optimum for all methods on a seed: the highest that any of their runs recorded.
-
-    Runs of earlier versions may have recorded different ones, where a world solved its tasks by random numbers.
-    """
-    known: dict[int, SeedResult] = {}
-    for result in (result for seeds in methods for result in seeds):
-        other = known.setdefault(result.seed, result)
-        known[result.seed] = max(other, result, key=lambda one: (one.optimum, not one.is_walkthrough))
-    return [
-        [replace(a, optimum=known[a.seed].optimum, is_walkthrough=known[a.seed].is_walkthrough) for a in seeds]
-        for seeds in methods
-    ]
-
-
 # Read from a run's folder
 
 
@@ -199,8 +184,8 @@ def read_result(job: Job) -> SeedResult:
         solved=result["solved"],
         judged=earned if is_judged else (),
         unjudged=tuple(row.get("unjudged", "") if row.get("earned", 0) is None else None for row in rows),
-        is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
-        refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
+        is_walkthrough=result["is_walkthrough"],
+        refreshes=tuple(row.get("refreshes", 0) for row in rows),
         malformed=sum(row.get("malformed", 0) for row in rows),
         studied=studied,
         look_ups=found.steps,

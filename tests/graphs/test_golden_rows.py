@@ -37,7 +37,7 @@ def test_episodes_of_every_method_are_those_of_before(tmp_path: Path) -> None:
 
 def test_training_free_grpo_learns_and_earns_what_it_did(tmp_path: Path) -> None:
     asked = "run training-free-grpo --env toy --seeds 1 --problems 6 --held-out 4 --test-problems 4 --epochs 1"
-    assert main([*asked.split(), "--compare", "training-free-grpo:empty", "--out", str(tmp_path / "run")]) == 0
+    assert main([*asked.split(), "--compare", "training-free-grpo?arm=empty", "--out", str(tmp_path / "run")]) == 0
     for arm, rewards in GOLDEN["training_free_grpo"].items():
         (path,) = (tmp_path / "run").rglob(f"{arm}-s0/episodes.jsonl")
         assert (arm, [row["score"] for row in sorted(lines(path), key=lambda row: row["episode"])]) == (arm, rewards)

@@ -57,7 +57,7 @@ def check_arms(sweep: Sweep) -> None:
         if name not in arms and arm.method.has_memory:
             raise CommandError(
                 f"--compare {name}: it learns from attempts at one problem, and here each problem is met once; react does, or a "
-                f"preset of {next(iter(arms))} such as training-free-grpo:empty"
+                f"preset of {next(iter(arms))} such as training-free-grpo?arm=empty"
             )
     if options.tool_names:
         if not hasattr(shared_environment(options.env, options.horizon), "read"):

@@ -65,7 +65,7 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
             )
     if not any(settings.arm == "empty" for settings in learning_arms(one.arms).values()):
         notes.append(
-            "what the lessons are worth: the same command with --compare training-free-grpo:empty adds the agent without them"
+            "what the lessons are worth: the same command with --compare training-free-grpo?arm=empty adds the agent without them"
         )
     return parts, notes
 

@@ -15,9 +15,7 @@ from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import progress
-from learngraph.graphs.experiments.costs import ledger_usage
 from learngraph.graphs.experiments.recorded import read_rows
-from learngraph.memory.records import Usage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 ASK = ["--env", "toy", "--model", "openai:me", "--horizon", "2", "--episodes", "2"]
@@ -118,17 +116,6 @@ def test_a_budget_holds_for_a_model_in_this_process(here: Path, capsys: pytest.C
 def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "react", *ASK, "--dollar-budget", "1"]) == 2
     assert "--dollar-budget 1 needs --price-in and --price-out" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Path) -> None:
-    with OpenAIServer(wait) as server:
-        assert paid("react", "--seeds", "1", server=server) == 0
-        counted = results(here)["react"]
-        assert ledger_usage(here / "run")["react-s0"] == Usage(4, read(server), 8)
-        (here / "run" / "costs.sqlite").unlink()
-        assert paid("react", "--seeds", "1", server=server) == 0
-    assert results(here)["react"] == counted
 
 
 @pytest.mark.slow

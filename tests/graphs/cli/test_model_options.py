@@ -78,11 +78,6 @@ def test_a_compared_preset_has_its_own_temperature(here: Path) -> None:
     assert {request.get("temperature") for request in played("static", "--compare", "jitrl:paper")} == {None, 0.8}
 
 
-def test_requests_have_ten_minutes_and_four_further_tries() -> None:
-    model: Any = open_model("openai:me", base_url="http://127.0.0.1:1/v1")
-    assert (model.request_timeout, model.max_retries) == (600, 4)
-
-
 @pytest.mark.slow
 def test_a_timeout_names_the_flag_that_helps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer([{"text": "Action: wait", "delay": 2.0}]) as server:

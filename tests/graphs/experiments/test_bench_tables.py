@@ -197,11 +197,6 @@ def test_who_is_behind_is_marked() -> None:
     assert paired_table(found)[1][-1] == "behind"
 
 
-def test_a_label_with_a_bar_stays_one_cell() -> None:
-    page = markdown_page("", "", "x", [table({"a": [run([0.0])], "k|4": [run([1.0])]}, metrics=["avg"])], [])
-    assert [line.replace(r"\|", "").count("|") for line in page.splitlines() if r"k\|4" in line] == [4, 11]
-
-
 def test_what_went_wrong_without_an_error_is_said_below() -> None:
     """As below the table of `learngraph run`."""
     runs = {

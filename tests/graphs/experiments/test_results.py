@@ -144,7 +144,7 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     rows = [{"id": f"r/{n}", "episode": n, **row, "studied": 5000 * (n == 0)} for n in range(2)]
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "seconds.jsonl").write_text('{"id": "r/0", "seconds": 99.0}\n{"id": "r/1", "seconds": 2.0}\n')
-    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
+    result = {"optimum": 1.0, "is_walkthrough": False, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
     read = read_result("reasoning-bank", tmp_path)
     summed = summary([read, replace(read, studied=1000)])
@@ -195,16 +195,6 @@ def test_a_walkthrough_is_called_so_and_scoring_higher_is_no_negative_regret() -
     known = summary([attempts(0, [0.5, 1.000000002], 1.0)])  # six times 0.166666667
     assert known.regret == 0.5
     assert lines_about([known]) == []
-
-
-def test_all_methods_have_one_optimum_on_a_seed() -> None:
-    """Earlier versions solved a game by random numbers: one run recorded 1 and another, where the horizon cut the way, 0."""
-    one = [attempts(0, [1.0], 1.0), replace(attempts(1, [0.0], 2.0), is_walkthrough=True)]
-    two = [replace(attempts(0, [1.0], 0.0, "static"), is_walkthrough=True), attempts(1, [0.0], 2.0, "static")]
-    ours, theirs = results.with_common_optimum([one, two])
-    for seeds in (ours, theirs):
-        assert [(a.optimum, a.is_walkthrough) for a in seeds] == [(1.0, False), (2.0, False)]
-    assert [a.scores for a in theirs] == [a.scores for a in two]
 
 
 def test_table_is_aligned_markdown() -> None:
@@ -271,23 +261,3 @@ def test_the_best_in_an_episode_is_shown_where_points_were_lost_again() -> None:
     rows = [summary([one]) for one in (kept, lost)]
     assert cells_of(table(rows), "static")["best in episode"] == "2.5"
     assert "best in episode" not in table(rows[:1])
-
-
-def test_the_steps_at_the_end_have_their_column() -> None:
-    """Learning that a score of 1 hides: 21 steps, then 10, 4 and 4."""
-    row = summary([replace(attempts(0, [1.0] * 4), steps=(21, 10, 4, 4))])
-    assert (row.steps, row.last_steps) == (9.75, 6.0)
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_rows_are_read_with_and_without_what_is_counted_today(counted: bool, tmp_path: Path) -> None:
-    """A run of an earlier version counted no strategies; a run that was killed knows the time of some episodes only."""
-    more = {"refreshes": 2, "malformed": 1} if counted else {}
-    rows = [{"id": f"r/{n}", "episode": n, "score": 1.0, "best": 1.0, "steps": 4, **more} for n in range(2)]
-    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 9, "episodes": 2}
-    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "seconds.jsonl").write_text('{"id": "r/1", "seconds": 0.5}\n')
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    read = read_result("adamem", tmp_path)
-    assert (read.refreshes, read.malformed) == (((2, 2), 2) if counted else ((0, 0), 0))
-    assert (read.seconds, read.tokens) == ((None, 0.5), 9)
