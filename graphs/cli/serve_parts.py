@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ..serving.service import Service
 
 __all__ = ["ServeParts"]
+
+log = logging.getLogger(__name__)
 
 
 class ServeParts:
@@ -46,7 +50,9 @@ class ServeParts:
         from ...tools.local.engine import LocalEngine
 
         self.opened = self._open_model(options.model)
-        return LocalEngine(self.opened, rank=lora.rank, targets=lora.targets, max_streams=options.max_streams)
+        return LocalEngine(
+            self.opened, rank=lora.rank, targets=lora.targets, max_streams=options.max_streams, on_failure=_exit_at_once
+        )
 
     def open_learner(self, engine: Any) -> Any | None:
         """The learner of --learner; None: off."""
@@ -132,3 +138,10 @@ class ServeParts:
             return str(json.loads((self._options.out / "service.json").read_text(encoding="utf-8")).get("base", ""))
         except (OSError, ValueError, AttributeError):  # `build_service` says what is wrong with it
             return ""
+
+
+def _exit_at_once() -> None:
+    """End the process, for whatever runs it to start it again: a server whose model is gone answers nothing but errors, and what it
+    was told is on disk already."""
+    log.critical("the model has failed for good; the server exits with code %d, to be started again", os.EX_SOFTWARE)
+    os._exit(os.EX_SOFTWARE)

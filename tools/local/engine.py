@@ -40,6 +40,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +82,8 @@ SHARED_ROWS = 4
 more. A pass of 64 replies takes five times as long as one of a single reply, and a tenant's only reply would wait for it."""
 SHARED_PREFILL = 32
 """Tokens of one tenant's prompts that a pass reads, on average, while other tenants have replies running."""
+MAX_FAILURES = 3
+"""Errors of the network's thread, without a finished reply between them, after which the engine gives up."""
 AWAY = "the model does not answer just now; try again"
 """Message for clients when the engine is closed or has failed."""
 
@@ -99,6 +102,7 @@ class LocalEngine:
         max_streams: replies being made at once; others wait, in the order in which they came and tenants in turn. A tenant that
             has none does not wait.
         cache_megabytes: memory for the keys and values of prompts, for later prompts that begin alike.
+        on_failure: called when the network's thread has ended by an error that it could not leave behind (see `_work`).
 
     Raises:
         UserError: a number that is below 1, or layers that the model does not have.
@@ -114,6 +118,7 @@ class LocalEngine:
         max_prefill_tokens: int = 256,
         max_streams: int = 256,
         cache_megabytes: float = 256,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         for name, value in {
             "max_loras": max_loras,
@@ -154,6 +159,9 @@ class LocalEngine:
         self._swaps: deque[tuple[LoadedVersion, Adapter, Future[None]]] = deque()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closing = False
+        self._on_failure = on_failure
+        self._live: set[ReplyRun] = set()
+        """Submitted replies that have not ended, in whichever queue they are, or between two."""
         self._waiting: deque[ReplyRun] = deque()  # from here on: used by the network's thread only
         self._prefilling: deque[ReplyRun] = deque()
         self._generating: deque[ReplyRun] = deque()  # those whose last token is longest ago first
@@ -248,6 +256,7 @@ class LocalEngine:
             if self._closing:
                 raise Unavailable("the engine is closed", AWAY)
             run.submitted = True
+            self._live.add(run)
             self._inbox.append(run)
             self._wake.notify()
 
@@ -325,6 +334,7 @@ class LocalEngine:
         """Release a run's version, once."""
         if not run.is_over:
             run.is_over = True
+            self._live.discard(run)
             self._release_version(run.version)
 
     def _release_version(self, version: LoadedVersion) -> None:
@@ -371,18 +381,19 @@ class LocalEngine:
         """Put versions that were read in place, on the network's thread between two passes, and evict those used longest
         ago."""
         for _ in range(len(self._swaps)):
-            version, adapter, done = self._swaps.popleft()
+            version, adapter, done = self._swaps[0]
             with self._versions_lock:
                 here = [other for other in self._versions.values() if other.adapter is not None]
                 if len(here) >= self._max_loras:
                     idle = [other for other in here if not other.users]
                     if not idle:
-                        self._swaps.append((version, adapter, done))  # wait until a reply has ended
+                        self._swaps.rotate(-1)  # wait until a reply has ended
                         continue
                     out = min(idle, key=lambda other: other.last_used)
                     self._unloaded_adapters.append(out.adapter)  # the readers' thread frees the memory, which takes time too
                     out.adapter = None
                 version.adapter, version.owner = adapter, next(self._owners)
+            self._swaps.popleft()
             self.counts.swaps += 1
             done.set_result(None)
 
@@ -410,30 +421,53 @@ class LocalEngine:
     # The network's thread
 
     def _work(self) -> None:
+        """Make passes until the engine is closed.
+
+        What fails at one reply ends that reply (`_fail_alone`), what fails at a pass ends its replies (`_run_parts`). An error anywhere
+        else ends the requests under way, and work begins anew with the next. `MAX_FAILURES` such errors without a finished reply
+        between them, or an error while requests are ended, end the engine.
+        """
+        failures, finished = 0, 0
         try:
             while True:
-                with self._wake:
-                    while not self._has_work():
-                        self._wake.wait()
-                    if self._closing:
-                        break
-                    self._waiting.extend(self._inbox)
-                    self._inbox.clear()
-                    job = self._jobs.popleft() if self._jobs else None
-                if self._swaps:
-                    self._apply_swaps()
-                self._clear()
-                if job is not None:
-                    self._run_job(*job)
-                self._admit()
-                self._run_pass()
-                self._deliver()
+                try:
+                    if self._run_round():
+                        continue
+                    break
+                except Exception as error:
+                    log.exception("the network's thread has failed; it begins anew with the next requests")
+                    failures = 1 if self.counts.finished > finished else failures + 1
+                    finished = self.counts.finished
+                    if failures == MAX_FAILURES:
+                        raise
+                    self._fail_all(Unavailable(f"the engine has failed, and has started again: {error!r}", AWAY))
             self._fail_all(Unavailable("the engine was closed", AWAY))
         except BaseException as error:
             log.exception("the network's thread has died")
             with self._wake:
                 self._closing = True
-            self._fail_all(Unavailable(f"the engine has failed: {error!r}", AWAY))
+            with suppress(Exception):
+                self._fail_all(Unavailable(f"the engine has failed: {error!r}", AWAY))
+            self._on_failure()
+
+    def _run_round(self) -> bool:
+        """Wait for work, and do what there is: swaps, one job, one pass. False: the engine is being closed."""
+        with self._wake:
+            while not self._has_work():
+                self._wake.wait()
+            if self._closing:
+                return False
+            self._waiting.extend(self._inbox)
+            self._inbox.clear()
+        if self._swaps:
+            self._apply_swaps()
+        self._clear()
+        if self._jobs:
+            self._run_job(*self._jobs.popleft())
+        self._admit()
+        self._run_pass()
+        self._deliver()
+        return True
 
     def _has_work(self) -> bool:
         if self._closing or self._inbox or self._jobs or self._waiting or self._prefilling or self._generating:
@@ -579,10 +613,13 @@ class LocalEngine:
         wanted = own.clone() if adjusted else own
         for i, changed in adjusted.items():
             wanted[i] = changed
-        tokens = sample_tokens(wanted, [run.draw for run in drawing], own)
-        for run, token in zip(drawing, tokens, strict=True):
+        try:
+            tokens: Sequence[SampledToken | None] = sample_tokens(wanted, [run.draw for run in drawing], own)
+        except Exception:  # then each row is drawn alone, and the one that cannot be drawn fails alone
+            tokens = [None] * len(drawing)
+        for row, (run, token) in enumerate(zip(drawing, tokens, strict=True)):
             try:
-                self._add_token(run, token)
+                self._add_token(run, token or sample_tokens(wanted[[row]], [run.draw], own[[row]])[0])
             except Exception as error:
                 self._fail_alone(run, error)
             if not run.is_over:
@@ -656,17 +693,17 @@ class LocalEngine:
             thoughts=run.decoder.thoughts,
         )
         self.counts.finished += 1
-        self._release_run(run)
         self._queue_item(run, reply)
+        self._release_run(run)
 
     def _fail(self, run: ReplyRun, error: Exception) -> None:
         self.counts.failed += 1
-        self._release_run(run)
         self._queue_item(run, error)
+        self._release_run(run)
 
     def _fail_all(self, error: Unavailable) -> None:
         with self._wake:
-            runs = [*self._inbox, *self._waiting, *self._prefilling, *self._generating]
+            runs = [*self._live]
             swaps, jobs = [*self._swaps], [*self._jobs]
             for queue in (self._inbox, self._waiting, self._prefilling, self._generating, self._swaps, self._jobs):
                 queue.clear()
@@ -684,10 +721,10 @@ class LocalEngine:
 
     def _deliver(self) -> None:
         """Send what the pass made: one call to each event loop, whatever the number of its clients."""
-        for loop, items in self._outbox.items():
+        while self._outbox:
+            loop, items = self._outbox.popitem()
             try:
                 loop.call_soon_threadsafe(hand_over, items)
             except RuntimeError:  # the loop is closed, and its clients are gone
                 for run, _ in items:
                     run.cancelled = True
-        self._outbox = {}

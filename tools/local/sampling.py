@@ -13,6 +13,9 @@ from ...memory.records import Sampling
 
 __all__ = ["Draw", "SampledToken"]
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below it are greedy: float32 log-probabilities that are divided by less may leave its range."""
+
 
 @dataclass(frozen=True)
 class SampledToken:
@@ -33,6 +36,7 @@ class Draw:
     temperature: float
     """0: the most probable token."""
     top_p: float
+    """The most probable tokens that together have this probability; always at least one."""
     generator: torch.Generator
     num_top_logprobs: int = 0
     """How many of the most probable tokens to report."""
@@ -54,7 +58,7 @@ def make_draw(sampling: Sampling, num_top_logprobs: int = 0) -> Draw:
         generator.seed()
     else:
         generator.manual_seed(sampling.seed % 2**64)
-    return Draw(temperature, top_p, generator, num_top_logprobs)
+    return Draw(0.0 if temperature < GREEDY_BELOW else temperature, top_p, generator, num_top_logprobs)
 
 
 @torch.inference_mode()
@@ -76,7 +80,7 @@ def sample_tokens(logps: torch.Tensor, draws: Sequence[Draw], model_logprobs: to
         if draw.top_p < 1 and draw.temperature:
             ordered, order = drawn[row].sort(descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
-            drawn[row] = drawn[row].index_fill(0, order[before >= draw.top_p], -torch.inf).log_softmax(-1)
+            drawn[row] = drawn[row].index_fill(0, order[1:][before[1:] >= draw.top_p], -torch.inf).log_softmax(-1)
     # As `torch.multinomial` draws: the first of exponential waiting times with the probabilities as rates. The times are those of
     # `exponential_`, to the last bit, in a third of its time: it takes logarithms one by one.
     chances = torch.zeros(drawn.shape, dtype=torch.float64)
