@@ -146,7 +146,6 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         return Advice(response, _entry(state, usage, drafted=draft is not None, failure=failure))
 
     def _nodes(self, memory: Trajectories, model: BaseChatModel) -> dict[str, Any]:
-        """The nodes of AdaMEM's graph that a consultation needs."""
         key = id(memory), id(model)
         if (known := self._built.get(key)) is not None:
             return known[0]
@@ -229,7 +228,6 @@ def _tool(name: str, description: str) -> dict[str, Any]:
 
 
 def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, failure: str = "") -> dict[str, Any]:
-    """The record of a consultation as plain data."""
     strategy: Strategy | None = state["strategy"]
     precedents, nearest = state["precedents"], state.get("nearest_similarity")
     sources = [one.rpartition("/")[0] for one in strategy.sources] if strategy else [one.trajectory for one in precedents]

@@ -50,7 +50,6 @@ class ConversationAttempts:
 
     @staticmethod
     def _newest(known: dict[str, Trajectory], count: int) -> Sequence[Trajectory]:
-        """The last `count` attempts, oldest first."""
         found = []
         for _, one in zip(range(count), reversed(known.values()), strict=False):
             found.append(one)

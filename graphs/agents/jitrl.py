@@ -143,7 +143,6 @@ class JitRLMiddleware(LearningMiddleware[Experiences]):
         return taken[0] if len(taken) == 1 else None
 
     def _logits(self, proposed: Sequence[ModelResponse[Any]]) -> dict[str, float]:
-        """The logit in nats of each decision that the model proposed."""
         actions = [str(self._decision(one)) for one in proposed]
         if self.candidates == "samples":
             counts = Counter(actions)
@@ -257,7 +256,6 @@ def _log_probability(message: Any) -> float:
 
 
 def _sources(state: Mapping[str, Any]) -> list[str]:
-    """Ids of the trajectories that were recalled."""
     return sorted({one.id.rpartition("/")[0] for one in state["neighbours"]})
 
 

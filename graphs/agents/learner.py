@@ -252,7 +252,6 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
     # -- within -----------------------------------------------------------------------------------------------------------
 
     def _begin(self, request: ModelRequest[Any]) -> Consultation | None:
-        """The consultation of a model call; None where there is none."""
         if self.mode == "off":
             return None
         try:

@@ -237,14 +237,12 @@ class ScopedLearner(Generic[Index]):
         return self._refreshed(self._labels(scope, strict=True)).index
 
     def _scope_of(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """The values of the scope among other arguments."""
         return {name: given[name] for name in self.scope_names if name in given}
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope, strict=True)).conversations
 
     def _labels(self, values: Mapping[str, Any], *, strict: bool = False) -> tuple[str, ...]:
-        """The namespace of a scope."""
         if strict and (unknown := values.keys() - set(self.scope_names)):
             raise UserError(
                 f"the scope of this agent has {', '.join(self.scope_names) or 'no names'}; got {', '.join(sorted(unknown))}"

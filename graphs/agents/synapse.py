@@ -111,7 +111,6 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
 
 
 def _entry(found: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The record of a consultation as plain data."""
     precedents, nearest = found["precedents"], found["nearest_similarity"]
     entry: dict[str, Any] = {
         "recalled": [one.trajectory for one in precedents],

@@ -171,7 +171,6 @@ def _read_form(text: str) -> DecisionForm:
 
 
 def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that an argument may have; None if they are not listed."""
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:

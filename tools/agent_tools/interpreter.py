@@ -205,7 +205,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
-    """End a session's process, close its pipes and delete its folder."""
     if os.getpid() != owner:
         return  # a fork of the host: the session is not its own
     _kill_group(process)
@@ -237,7 +236,6 @@ def _remove_tree(folder: str) -> None:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The environment variables of a session, without the host's keys."""
     own = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
     own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return own | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -372,7 +370,6 @@ class Interpreter:
         return Cell(f"{note}{text}{gap}{said}", status, time.monotonic() - began)
 
     def _ensure_session(self, printed: _ClippedOutput) -> _LiveSession:
-        """The running session, started if there is none."""
         if self._closed:
             raise InterpreterError("this interpreter is closed; a rollout's sessions end with it")
         if self._live is not None:
@@ -401,7 +398,6 @@ class Interpreter:
         return live
 
     def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> tuple[Any, str]:
-        """Send the cell and collect its output until it ends or has to be stopped."""
         live.cells += 1
         body = json.dumps({"cell": live.cells, "code": code}).encode()
         rest = memoryview(struct.pack(">I", len(body)) + body)
@@ -496,7 +492,6 @@ class Interpreter:
 
 
 def _packages() -> list[str]:
-    """The folders of this Python's packages."""
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)]
 
 
@@ -638,7 +633,6 @@ class Toolbox:
 
 
 def _strip_fence(code: str) -> str:
-    """The code without a Markdown fence around it."""
     lines = code.strip().splitlines()
     if len(lines) > 1 and lines[0].strip() in ("```", "```python", "```py") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])

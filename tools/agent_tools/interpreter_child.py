@@ -190,34 +190,14 @@ def drop_privileges(libc: ctypes.CDLL) -> None:
 # The second line: an audit hook. No boundary, since a cell can do without what Python audits; it says in words what is refused,
 # and where the kernel offers no more, it is all there is.
 
-_PROCESS_EVENTS = (
-    "os.fork",
-    "os.forkpty",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.system",
-    "subprocess.Popen",
-    "pty.spawn",
+_PROCESS_EVENTS = frozenset(
+    "os.fork os.forkpty os.exec os.posix_spawn os.spawn os.system subprocess.Popen pty.spawn".split()  # noqa: SIM905
 )
-_NETWORK_EVENTS = (
-    "socket.connect",
-    "socket.bind",
-    "socket.getaddrinfo",
-    "socket.gethostbyname",
-    "socket.gethostbyaddr",
-    "socket.sendto",
+_NETWORK_EVENTS = frozenset(
+    "socket.connect socket.bind socket.getaddrinfo socket.gethostbyname socket.gethostbyaddr socket.sendto".split()  # noqa: SIM905
 )
-_FILE_EVENTS = (
-    "os.chmod",
-    "os.chown",
-    "os.link",
-    "os.mkdir",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.symlink",
-    "os.truncate",
+_FILE_EVENTS = frozenset(
+    "os.chmod os.chown os.link os.mkdir os.remove os.rename os.rmdir os.symlink os.truncate".split()  # noqa: SIM905
 )
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -10,7 +10,6 @@ search sends the model's queries to the service whose key is set; its results ch
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -21,6 +20,7 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 
 from ...memory.errors import UserError
+from ..environments.support.question_files import read_objects
 from ..environments.support.ranking import Ranking, words
 
 __all__ = ["SearchError", "search_tool", "web_search_tool"]
@@ -73,20 +73,8 @@ def search_tool(corpus: str | Path | Iterable[Mapping[str, str]] | None = None, 
 @lru_cache(maxsize=4)
 def _load_index(path: Path, stamp: int) -> tuple[tuple[tuple[str, str], ...], Ranking]:
     """The passages of a file and their index, shared by the tools of all rollouts; `stamp` is the file's time of change."""
-    passages: dict[tuple[str, str], None] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SearchError(f"search: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                item = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SearchError(f"search: {path}, line {number}: not JSON ({error})") from error
-            for passage in _passages(item, f"{path}, line {number}"):
-                passages[passage] = None
-    known = tuple(passages)
+    items = read_objects("search", path, "expected are passages, one JSON object with title and text in each line")
+    known = tuple(dict.fromkeys(passage for where, item in items for passage in _passages(item, f"{path} {where}")))
     return known, _make_ranking(known, str(path))
 
 

@@ -162,7 +162,6 @@ class AlfWorld(LiveWorld, Solvable):
         self._world.cache_clear()
 
     def _find_data(self) -> Path:
-        """The folder that holds the splits."""
         given = self._given or os.environ.get("ALFWORLD_DATA")
         asked = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
         near = (asked, asked / _GAMES, asked.parent)
@@ -211,8 +210,6 @@ class AlfWorld(LiveWorld, Solvable):
 
 @dataclass(frozen=True)
 class _Game:
-    """The content of a game file."""
-
     domain: str
     grammar: str
     """The grammar without the goal: so it is the same in all games and is parsed once."""
@@ -305,8 +302,6 @@ class _World:
 
 
 class _Episode:
-    """A running game of one episode."""
-
     def __init__(self, world: _World) -> None:
         self.world = world
         with _LOCK:

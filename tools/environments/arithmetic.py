@@ -149,7 +149,6 @@ _Operation = tuple[Fraction, str, Fraction, Fraction]
 
 
 def _operations_in(line: str) -> list[_Operation]:
-    """The operations that a cleaned line can be read as: none, one, or two."""
     lines = [line] if len(line) <= _LONGEST_LINE else []
     if lines and (found := _QUOTIENTS.fullmatch(line)):
         lines = [f"{found[1]} / {found[2]}/{found[3]}{found[4]}", f"{found[1]}/{found[2]} / {found[3]}{found[4]}"]
@@ -238,8 +237,6 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The result of one action."""
-
     left: tuple[_Term, ...]
     """The numbers left, ascending by value."""
     reward: float | None = 0.0
@@ -368,7 +365,6 @@ class Game24(TurnWorld[_Turn]):
 
     @staticmethod
     def _load_order(order: str) -> tuple[str, Sequence[tuple[int, ...]]]:
-        """The order's name and its puzzles."""
         if order not in ("", "published", "difficulty"):
             raise UserError(f"game24: no order {order!r}; there are published, difficulty")
         path = None if order == "difficulty" else tree_of_thoughts_file("24/24.csv")

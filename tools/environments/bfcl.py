@@ -218,7 +218,6 @@ def _run_calls(entry: Mapping[str, Any], calls: Sequence[str], owner: str) -> li
 
 
 def _check(conversation: _Conversation, turns: Sequence[Sequence[Sequence[str]]]) -> float:
-    """The benchmark's verdict on all turns, 1 or 0."""
     check = import_module(f"{_CHECKER}.multi_turn_checker").multi_turn_checker
     owner = f"check{next(_numbers)}"
     entry, called = dict(conversation.entry), [[list(step) for step in turn] for turn in turns]

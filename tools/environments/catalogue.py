@@ -228,7 +228,6 @@ def open_environment(spec: str, horizon: int | None = None) -> Any:
 
 
 def _read_settings(spec: str, text: str) -> dict[str, str]:
-    """The settings after a spec's question mark, by name."""
     settings: dict[str, str] = {}
     for setting in filter(None, text.split(",")):
         key, equals, value = setting.partition("=")

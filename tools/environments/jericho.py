@@ -32,38 +32,8 @@ _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
 _PASSING = ("look", "wait")
 """Actions offered if no action changes the world (detective: a man with a gun stares at you). They let time pass."""
 _TWO_OBJECT_VERBS = frozenset(
-    [
-        "ask",
-        "attack",
-        "break",
-        "burn",
-        "cut",
-        "dig",
-        "feed",
-        "fill",
-        "give",
-        "hit",
-        "insert",
-        "inflat",
-        "kill",
-        "light",
-        "lock",
-        "look",
-        "open",
-        "pour",
-        "push",
-        "put",
-        "read",
-        "show",
-        "shoot",
-        "strike",
-        "tell",
-        "throw",
-        "tie",
-        "turn",
-        "unlock",
-        "untie",
-    ]
+    "ask attack break burn cut dig feed fill give hit insert inflat kill light lock look open pour push put read show shoot strike "  # noqa: SIM905
+    "tell throw tie turn unlock untie".split()
 )
 """Verbs with which templates of two objects are tried. Other verbs are left out, because these templates cost most."""
 _WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
@@ -219,8 +189,6 @@ class Jericho(LiveWorld):
 
 @dataclass
 class _Episode:
-    """A running game of one episode."""
-
     world: Jericho
     seed: int
     emulator: Any

@@ -112,8 +112,6 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The result of one action."""
-
     text: str
     reward: float = 0.0
     over: bool = False
@@ -255,7 +253,6 @@ class Passages(TurnWorld[_Turn]):
         return tuple(name for text in texts for name in _names(text)) if self.listed else ()
 
     def _list_actions(self, task: Task, turn: _Turn) -> tuple[str, ...]:
-        """Actions that are listed with `listed=1`."""
         asked = [word for word in words(self.question(task).text) if word not in _SMALL]
         listed = {f"search[{' '.join(asked)}]", "finish[yes]", "finish[no]"}
         listed |= {f"{kind}[{name}]" for name in turn.names for kind in ("search", "finish")}
@@ -294,8 +291,6 @@ def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
 
 
 def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
-    """A question and its passages, from an object of the file."""
-
     def format_error(what: str) -> UserError:
         return UserError(f"hotpot: {where}: {what}; {_EXPECTED}")
 

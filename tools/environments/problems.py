@@ -38,7 +38,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -170,8 +169,6 @@ class Problems(VerifiedAnswer):
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
         self.workers = Workers("math")
-        self._compared = lru_cache(maxsize=65536)(self._compare)
-        self._normal = lru_cache(maxsize=65536)(self._normalise)
         path = Path(settings.get("file", _OWN))
         self.report, kept = self._check_rows([_row(str(path), *item) for item in read_objects("math", path, _EXPECTED)])
         """Counts of the rows of the file, with the rows left out and why."""
@@ -213,10 +210,8 @@ class Problems(VerifiedAnswer):
         return report, kept
 
     def _agree(self, one: str, other: str) -> bool:
-        if one == other:
-            return True
         try:
-            return self._compared(one, other)[0] is True
+            return self._compare(one, other)[0] is True
         except Unverified:
             return False
 
@@ -248,7 +243,7 @@ class Problems(VerifiedAnswer):
     def _judge(self, task: Task, answer: str) -> tuple[float | None, str]:
         if len(answer) > _LONGEST:
             return 0.0, f"wrong: a final answer has at most {_LONGEST} characters"
-        equal, why = self._compared(self.problem(task).answer, answer)
+        equal, why = self._compare(self.problem(task).answer, answer)
         if equal is None:
             return None, why
         return (1.0, "") if equal else (0.0, f"wrong: the answer read is {answer}")
@@ -263,9 +258,10 @@ class Problems(VerifiedAnswer):
         if answer is None:
             return ""
         try:
-            return self._normal(answer[:_LONGEST])
-        except Unverified:
-            return " ".join(answer.split())
+            normal, why = self.workers.answer("normal", answer=answer[:_LONGEST])
+        except Unverified as cause:
+            normal, why = None, str(cause)
+        return " ".join(answer[:_LONGEST].split()) if why else str(normal)
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """The true answer in its box, without a solution."""
@@ -273,11 +269,7 @@ class Problems(VerifiedAnswer):
 
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
         """True if the answer is right, and no reason; or None and the reason."""
-        return (True, "") if gold == answer else self._work("equal", gold=gold, answer=answer)
-
-    def _normalise(self, answer: str) -> str:
-        normal, why = self._work("normal", answer=answer)
-        return " ".join(answer.split()) if why else str(normal)
+        return (True, "") if gold == answer else self.workers.answer("equal", gold=gold, answer=answer)
 
 
 def _plain(text: str) -> str:
@@ -360,7 +352,6 @@ def _answer(given: Any) -> str:
 
 
 def _boxed_answer(solution: Any) -> str:
-    """The last boxes of a solution; empty without one."""
     if not isinstance(solution, str) or not _boxes(solution):
         return ""
     return final_answer(solution) or ""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,8 +82,6 @@ class Reasoning(VerifiedAnswer):
         self._settings = json.dumps(self._parse_settings(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
         super().__init__(f"reasoning:{generator}" + (f"?{given}" if given else ""), horizon)
-        self._drawn = lru_cache(maxsize=65536)(self._draw)
-        self._scored = lru_cache(maxsize=65536)(self._score)
         if settings:
             self._draw(0)  # also checks the values
 
@@ -104,21 +101,22 @@ class Reasoning(VerifiedAnswer):
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th problem of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train."""
         code = split_seed(self.name, seed, split)
-        text = f"{self._drawn(code)[0]}\n\nReason step by step; then write the answer alone between <answer> and </answer>."
+        text = f"{self._draw(code)[0]}\n\nReason step by step; then write the answer alone between <answer> and </answer>."
         return Task(f"{self.generator}-{split}-{seed}", text, code)
 
     def _statement(self, task: Task) -> str:
         seed_split(self.name, task)
-        return self._drawn(task.seed)[0]
+        return self._draw(task.seed)[0]
 
     def _read_answer(self, reply: str) -> str | None:
         return written_answer(reply)
 
     def _judge(self, task: Task, answer: str) -> tuple[float | None, str]:
-        score, why = self._scored(task.seed, answer)
-        if score is None:
+        problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": task.seed}
+        score, why = self.workers.answer("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
+        if why:
             return None, why
-        return score, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}"
+        return float(score), "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}"
 
     def answer(self, text: str) -> str:
         """The answer in a reply in single spaces, for votes; empty without one."""
@@ -130,7 +128,7 @@ class Reasoning(VerifiedAnswer):
         Raises:
             UserError: it only scores answers, and knows none.
         """
-        answer = self._drawn(task.seed)[1]
+        answer = self._draw(task.seed)[1]
         if answer is None:
             raise UserError(
                 f"{self.name}: this generator scores answers but knows none; learn without ground truth, or take another"
@@ -138,18 +136,15 @@ class Reasoning(VerifiedAnswer):
         return (f"<answer>{answer}</answer>",)
 
     def _draw(self, code: int) -> tuple[str, str | None]:
-        """A problem and its answer, if the generator knows one."""
         try:
-            drawn = self.workers.ask("problem", seconds=_DRAWING, name=self.generator, settings=self._settings, seed=code)
+            drawn, why = self.workers.answer(
+                "problem", seconds=_DRAWING, name=self.generator, settings=self._settings, seed=code
+            )
         except Unverified as cause:
-            raise UserError(f"reasoning: {self.generator} cannot draw problem {code} with {self._settings}: {cause}") from cause
+            drawn, why = None, str(cause)
+        if why:
+            raise UserError(f"reasoning: {self.generator} cannot draw problem {code} with {self._settings}: {why}")
         return drawn["question"], drawn["answer"]
-
-    def _score(self, code: int, answer: str) -> tuple[float | None, str]:
-        """The score of an answer, or why it has none."""
-        problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
-        score, why = self._work("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
-        return (None, why) if why else (float(score), "")
 
 
 def _value(text: str) -> object:

@@ -234,7 +234,6 @@ class ScienceWorld(JavaWorld):
             return server.official_splits("getVariations")
 
     def _variation(self, task: Task) -> tuple[str, int]:
-        """The game and the variation of a task."""
         game = task_name(task.id) if len(self.games) > 1 else self.games[0]
         if game in self.games and any(task.seed in variations for variations in self._official(game).values()):
             return game, task.seed
@@ -298,8 +297,6 @@ class Grounding:
 
 @dataclass
 class _Episode:
-    """A running game of one episode."""
-
     server: GameServer
     listed: str
     classes: Mapping[int, str]

@@ -254,8 +254,6 @@ class TextWorldExpress(JavaWorld):
 
 @dataclass
 class _Episode:
-    """A running game of one episode."""
-
     server: GameServer
     game: str
     score: float = 0.0

@@ -201,7 +201,6 @@ def token_set_ratio(one: str, other: str) -> int:
 
 
 def _common(one: str, other: str) -> int:
-    """The length of the longest common subsequence."""
     row = [0] * (len(other) + 1)
     for sign in one:
         before = 0
@@ -478,7 +477,6 @@ def _product(draw: random.Random, vocabulary: Mapping[str, Any], kind: Mapping[s
 
 
 def _goals(draw: random.Random, product: Product) -> list[Goal]:
-    """Draw two goals that a product meets."""
     made = list[Goal]()
     while len(made) < 2:
         attributes = tuple(draw.sample(product.attributes, draw.randint(1, 3)))
@@ -560,7 +558,6 @@ class WebShop(TurnWorld[Page]):
 
 
 def _splits(goals: Sequence[Goal]) -> dict[str, range]:
-    """The numbers of the goals of each split."""
     size = _PUBLISHED_SPLIT if len(goals) >= 3 * _PUBLISHED_SPLIT else len(goals) // 4 // 2 * 2  # both goals of a product
     return {"train": range(2 * size, len(goals)), "dev": range(size, 2 * size), "test": range(size)}
 

@@ -52,8 +52,6 @@ _KINDS = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer"
 
 @dataclass
 class _Episode:
-    """The running episode."""
-
     task: Task
     gym: Any
     nodes: tuple[AccessibleNode, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import help_desk as desk
+import learning_agents
 import pytest
 from help_desk import play
 from langchain.agents import create_agent
@@ -18,13 +19,9 @@ from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
 
 
-def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
+def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, Any]:
     options = {"settings": JitRL(min_similarity=0.5, temperature=0.0), **options}  # the best call, so that no luck is needed
-    learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, mode=mode, **options)
-    agent = create_agent(
-        model or desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver()
-    )
-    return agent, learner
+    return learning_agents.make("jitrl", store, model or desk.GuessingClerk(), mode=mode, **options)[:2]
 
 
 @pytest.mark.parametrize("mode", ["guide", "observe", "off"])

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import help_desk as desk
+import learning_agents
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import RunnableLambda, RunnableParallel
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from learning_agents import config
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
@@ -23,15 +24,8 @@ from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.memory.errors import UserError
 
 
-def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, JitRLMiddleware]:
-    learner = JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, **options)
-    tools = [desk.lookup_order, desk.resolve]
-    agent = create_agent(model or desk.GuessingClerk(), tools, middleware=[learner], checkpointer=InMemorySaver())
-    return agent, learner
-
-
-def config(thread: str, tenant: str = "acme") -> Any:
-    return {"configurable": {"thread_id": thread, "tenant": tenant}}
+def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, Any]:
+    return learning_agents.make("jitrl", store, model or desk.GuessingClerk(), **options)[:2]
 
 
 def ask(agent: Any, thread: str, number: int = 0, tenant: str = "acme") -> list[Any]:

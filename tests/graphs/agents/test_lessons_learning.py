@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import help_desk as desk
+import learning_agents
 import pytest
 from approved_prompts import assert_approved
 from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from learning_agents import PLAIN
 
 from learngraph.graphs.agents.evaluation import AgentTask
 from learngraph.graphs.agents.learn_lessons import learn_lessons
@@ -28,21 +30,11 @@ from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.nodes.update.accept_test import AcceptSettings
 
 
-def make(
-    store: Any, critic: HeedfulClerk | None = None, **options: Any
-) -> tuple[Any, TrainingFreeGRPOMiddleware, HeedfulClerk]:
+def make(store: Any = None, critic: HeedfulClerk | None = None, **options: Any) -> tuple[Any, Any, HeedfulClerk]:
     model = HeedfulClerk()
-    learner = TrainingFreeGRPOMiddleware(
-        store=store, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options}
+    return learning_agents.make(
+        "lessons", store, model, **{"critic": critic or model, "group_size": 3, "task": desk.issue, **options}
     )
-    agent = create_agent(
-        model,
-        [desk.lookup_order, desk.resolve],
-        system_prompt="You help customers.",
-        middleware=[learner],
-        checkpointer=InMemorySaver(),
-    )
-    return agent, learner, model
 
 
 @pytest.mark.slow
@@ -64,7 +56,7 @@ def test_it_learns_from_feedback(awaited: bool) -> None:
 def test_observing_learns_but_changes_nothing_in_the_request() -> None:
     agent, learner, model = make(InMemoryStore(), mode="observe")
     play(agent, learner, range(32))
-    assert set(model.seen) == {"You help customers."}
+    assert set(model.seen) == {PLAIN}
     assert learner.status(tenant="acme").lessons > 0
 
 
@@ -76,7 +68,7 @@ def test_tenants_have_libraries_of_their_own_and_deleted_conversations_take_thei
     assert library.at(library.head).lessons
     model.seen.clear()
     play(agent, learner, range(3, 4), tenant="carol")
-    assert set(model.seen) == {"You help customers."}
+    assert set(model.seen) == {PLAIN}
     kept = learner._memory(learner._labels({"tenant": "acme"})).conversations.reflections.all()
     one = next(found for found in kept if found.note.startswith("mixed "))
     version = f"{one.note.partition(' ')[2]}/1"
@@ -104,7 +96,7 @@ def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixtur
     assert len(status.unreadable) == 2 - status.alike
     assert "could not be read" in str(status)
     assert any("a comparison of 3 conversations was lost" in said for said in caplog.messages)
-    assert set(model.seen) == {"You help customers."}
+    assert set(model.seen) == {PLAIN}
 
 
 def test_two_processes_that_compare_the_same_conversations_keep_their_lessons_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import search as module
-from learngraph.tools.agent_tools.search import SearchError, search_tool, web_search_tool
+from learngraph.tools.agent_tools.search import search_tool, web_search_tool
 
 bm25 = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: no bm25s (pip install 'learngraph[worlds]')")
 PASSAGES = [
@@ -84,16 +84,16 @@ def test_long_passages_are_cut() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["{"], "line 1: not JSON"),
+        (["{"], "line 1 is no JSON"),
         ([PASSAGES[0], "[1]"], "line 2: a passage is an object"),
         ([{"title": "x"}], "a passage is an object"),
         ([{"title": 3, "text": "x"}], "a passage is an object"),
         ([{"context": [["A"]]}], "`context` is a list"),
-        ([], "holds no passage"),
+        ([], "is empty; expected are passages"),
     ],
 )
 def test_a_corpus_that_cannot_be_read_is_told_where(tmp_path: Path, lines: list[Any], said: str) -> None:
-    with pytest.raises(SearchError, match=said):
+    with pytest.raises(UserError, match=said):
         search_tool(written(tmp_path / "c.jsonl", *lines))
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -380,23 +379,6 @@ class TestInABrowser:
         assert line(after, "page") == 'site/items/{id} "Item"'
         assert "Item /items/7" in after.text
         assert world.observe(TASK, path) == before
-
-    def test_episodes_in_parallel_do_not_mix(self, site: FaultSite) -> None:
-        world = Site(site.url)
-        found: dict[int, str] = {}
-
-        def play(n: int) -> None:
-            path = [f"goto[site/items/{n}]", "back[]", f"goto[site/items/{n}]"]
-            for length in range(4):
-                found[n] = world.observe(Task(f"t{n}", "look", n), path[:length]).text
-
-        threads = [threading.Thread(target=play, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(f"Item /items/{n}" in found[n] for n in range(4))
-        world.close()
 
     @needs_shop
     def test_the_shops_check_leaves_the_agents_page_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,3 +217,17 @@ def test_a_written_answer_is_a_whole_episode(env: Any) -> None:
         actions = env.read(reply)
         assert [env.observe(task, actions[:n]).over for n in range(len(actions) + 1)] == [False] * len(actions) + [True]
     assert env.verify(task, env.read("")) == [None]
+
+
+@pytest.mark.parametrize("name", [_param("hotpot"), _param("webshop")])
+def test_what_can_be_done_stands_below_what_is_shown_and_nowhere_else(name: str) -> None:
+    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
+    world = OPENERS[name]()
+    task = world.task(0)
+    actions, seen = play(world, task, "g", steps=world.horizon)
+    assert "Actions: " not in task.instruction
+    assert [shown.text.count("\nActions: search[words]") for shown in seen] == [1] * len(actions) + [0]
+    for shown in seen:
+        above = shown.text.partition("\nActions: ")[0]
+        assert "Actions: " not in world.abstract(shown)
+        assert world.abstract(shown) == world.abstract(Observation(above))

@@ -14,7 +14,6 @@ import pytest
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation
-from learngraph.tools.environments import passages
 from learngraph.tools.environments.passages import HELP, Passages, exact_match, normalise_answer
 from learngraph.tools.environments.support.ranking import Ranking, words
 
@@ -131,19 +130,6 @@ def test_gold_and_horizon(tmp_path: Path) -> None:
         Passages(horizon=0)
 
 
-def test_what_can_be_done_stands_below_what_is_shown_and_nowhere_else(small: Passages) -> None:
-    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
-    task = small.task(0)
-    assert task.instruction == SMALL["question"]
-    path = ["search[fox]", "hm", "finish[beetles]"]
-    shown = [small.observe(task, path[:n]) for n in range(4)]
-    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 0]
-    assert all(one.text.endswith(HELP) for one in shown[:3])
-    states = [small.abstract(one) for one in shown]
-    assert states[0] == f"question: {SMALL['question']}"
-    assert [one.text.removesuffix(HELP) for one in shown] == states
-
-
 # What is listed
 
 
@@ -169,18 +155,6 @@ def test_listed_actions_are_made_of_what_was_read(tmp_path: Path) -> None:
     later = env.observe(task, ["search[pear]", "search[owl]", "hm"]).actions
     assert {"finish[Pear]", "search[Grey owl]"} <= {*later}
     assert env.observe(task, ["finish[pear]"]).actions == ()
-
-
-def test_names_of_two_are_also_names_of_one() -> None:
-    assert passages._names("The Miller's Ghost and Bread and Thunder, in 1842, of the Bay of Torrin; 63,700. It is.") == (
-        "1842",
-        "63,700",
-        "Bay of Torrin",
-        "Bread",
-        "Miller's Ghost",
-        "Miller's Ghost and Bread and Thunder",
-        "Thunder",
-    )
 
 
 def test_a_listed_reader_of_our_file_can_get_every_answer() -> None:
@@ -264,21 +238,6 @@ def test_splits_share_no_question() -> None:
     whole = Passages({"split": "dev"})
     assert [whole.task(n, "dev").seed for n in range(75)] == [*range(75)]
     assert whole.name == "hotpot?source=own,split=dev"
-
-
-def test_doing_nothing_is_worth_nothing_and_chance_little() -> None:
-    env = Passages({"listed": "1"})
-    total = 0.0
-    for n in range(20):
-        task, draw = env.task(n), random.Random(f"chance {n}")
-        idle = env.observe(task, ["wait"] * env.horizon)
-        assert (idle.reward, idle.over) == (0.0, True)
-        actions, shown = list[str](), env.observe(task, ())
-        while not shown.over:
-            actions.append(draw.choice(shown.actions))
-            shown = env.observe(task, actions)
-        total += shown.reward or 0.0
-    assert total / 20 < 0.3
 
 
 # Files of others

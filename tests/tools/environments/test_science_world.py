@@ -299,25 +299,6 @@ def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(find: Sci
     short.close()
 
 
-@pytest.mark.slow
-@needs_game
-def test_its_java_may_die_in_the_middle(find: ScienceWorld) -> None:
-    task = find.task(0, "train")
-    path = list(find.gold(task))
-    expected = [find.observe(task, path[:n]) for n in range(len(path) + 1)]
-    find._live.close()  # it starts over in the same machine
-    for n in range(len(path) + 1):
-        assert find.observe(task, path[:n]) == expected[n]
-        if n == 2:
-            for java in find._machines.machines:
-                java.process.kill()
-                java.process.wait()
-    machines = list(find._machines.machines)
-    find.close()
-    assert machines
-    assert not any(java.is_alive() for java in machines)
-
-
 # Longer: all tasks.
 
 

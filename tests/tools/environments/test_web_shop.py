@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
-from learngraph.tools.environments import web_shop
 from learngraph.tools.environments.web_shop import (
     HELP,
     SEPARATOR,
@@ -132,20 +131,6 @@ def test_the_reward_of_another_product() -> None:
     # 1 / 6 of the words: 0.5 for the type; x stands in the title, and it is cheap enough: 2 of 2.
     assert reward(half, {}, wanted) == pytest.approx(0.5)
     assert reward(half, {}, replace(wanted, attributes=("x", "y"), price_cap=99)) == pytest.approx(0.5 * 1 / 3)
-
-
-def longest(one: str, other: str) -> int:
-    """Longest common subsequence, from its definition."""
-    if not one or not other:
-        return 0
-    if one[0] == other[0]:
-        return 1 + longest(one[1:], other[1:])
-    return max(longest(one[1:], other), longest(one, other[1:]))
-
-
-@given(st.text("ab ", max_size=7), st.text("ab ", max_size=7))
-def test_the_common_subsequence_against_its_definition(one: str, other: str) -> None:
-    assert web_shop._common(one, other) == longest(one, other)
 
 
 def test_token_set_ratio_by_hand() -> None:
@@ -302,17 +287,6 @@ def test_the_state_leaves_out_what_every_page_has(env: WebShop) -> None:
         "Steel Bottle with Straw Lid, Leak Proof (Norvik) | Price: $19.95"
     )
     assert env.abstract(after(env, task)) == "Search"
-
-
-def test_what_can_be_done_stands_below_the_page_and_nowhere_else(env: WebShop) -> None:
-    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
-    task, path = env.task(0, "train"), ["search[bottle]", "click[nothing]", "click[b1]", "click[buy now]"]
-    assert task.instruction == f"buy {env.goal(task).text}"
-    shown = [env.observe(task, path[:n]) for n in range(5)]
-    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 1, 0]
-    assert all(one.text.endswith(HELP) for one in shown[:4])
-    assert not any("Actions" in env.abstract(one) for one in shown)
-    assert [env.abstract(one) for one in shown] == [env.abstract(replace(one, text=page(one))) for one in shown]
 
 
 def test_a_catalogue_that_cannot_be_clicked_is_refused() -> None:

@@ -16,19 +16,7 @@ from typing import Any
 __all__ = ["AccessibleNode"]
 
 CLICKED = frozenset(
-    [
-        "button",
-        "link",
-        "checkbox",
-        "radio",
-        "switch",
-        "tab",
-        "menuitem",
-        "menuitemcheckbox",
-        "menuitemradio",
-        "option",
-        "treeitem",
-    ]
+    "button link checkbox radio switch tab menuitem menuitemcheckbox menuitemradio option treeitem".split()  # noqa: SIM905
 )
 """Roles of elements that are clicked."""
 FILLED = frozenset(["textbox", "searchbox", "spinbutton", "slider"])

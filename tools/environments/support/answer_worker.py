@@ -27,22 +27,11 @@ __all__ = []
 MEMORY_LIMIT = 2 * 1024**3
 """Bytes of address space that a job may use beyond those of the libraries."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_REFUSED = (
-    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.rmdir"),
-    *(
-        "os.mkdir",
-        "os.chmod",
-        "os.chown",
-        "os.link",
-        "os.symlink",
-        "os.truncate",
-        "os.utime",
-        "shutil.",
-        "subprocess.",
-        "socket.",
-    ),
-    *("ctypes.", "urllib.", "signal.", "resource."),
+_REFUSED = tuple(
+    "os.system os.exec os.posix_spawn os.spawn os.fork os.kill os.remove os.rename os.rmdir os.mkdir os.chmod os.chown os.link "  # noqa: SIM905
+    "os.symlink os.truncate os.utime shutil. subprocess. socket. ctypes. urllib. signal. resource.".split()
 )
+"""Beginnings of the names of audit events that are refused."""
 
 
 class _Forbidden(Exception):
@@ -102,7 +91,6 @@ def _parse(text: str) -> Any:
 
 
 def _equal(gold: str, answer: str) -> bool:
-    """True if an answer equals the true one."""
     from math_verify import verify
 
     right, came = _parse(gold), _parse(answer)
@@ -143,7 +131,6 @@ def _math() -> Mapping[str, Callable[..., Any]]:
 
 @lru_cache(maxsize=4096)
 def _item(name: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """A data set of one problem, and that problem."""
     import numpy
     import reasoning_gym  # type: ignore[import-untyped]
 
@@ -160,7 +147,6 @@ def _names() -> list[str]:
 
 
 def _fields(name: str) -> list[str]:
-    """The names of a generator's settings."""
     from dataclasses import fields
 
     from reasoning_gym.factory import DATASETS

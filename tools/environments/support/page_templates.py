@@ -29,52 +29,12 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 __all__ = ["HostMap"]
 
 KEPT_VALUES = frozenset(
-    [
-        "q",
-        "query",
-        "search",
-        "search_query",
-        "s",
-        "term",
-        "terms",
-        "keyword",
-        "keywords",
-        "sort",
-        "sort_by",
-        "order",
-        "order_by",
-        "orderby",
-        "dir",
-        "direction",
-        "by",
-        "tab",
-        "view",
-        "mode",
-        "type",
-        "state",
-        "status",
-        "scope",
-        "action",
-    ]
+    "q query search search_query s term terms keyword keywords sort sort_by order order_by orderby dir direction by tab view mode "  # noqa: SIM905
+    "type state status scope action".split()
 )
 """Query keys whose values say what a page shows, rather than which item: they stay in the template."""
 CUT_KEYS = frozenset(
-    [
-        "form_key",
-        "key",
-        "token",
-        "csrf",
-        "csrf_token",
-        "authenticity_token",
-        "session",
-        "sid",
-        "phpsessid",
-        "ref",
-        "referer",
-        "fbclid",
-        "gclid",
-        "_",
-    ]
+    "form_key key token csrf csrf_token authenticity_token session sid phpsessid ref referer fbclid gclid _".split()  # noqa: SIM905
 )
 """Query keys that say nothing on a page."""
 _CUT_PAIRS = frozenset(("filter", "form_key"))

@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ class Workers:
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._process = os.getpid()
+        self._answers = lru_cache(maxsize=65536)(self._answer)
         weakref.finalize(self, _end, self._free)
 
     def ask(self, what: str, *, seconds: float | None = None, **job: Any) -> Any:
@@ -87,6 +89,22 @@ class Workers:
         if "error" in reply:
             raise Unverified(reply["error"])
         return reply["value"]
+
+    def answer(self, what: str, *, seconds: float | None = None, **job: Any) -> tuple[Any, str]:
+        """The result of a job and no reason, or None and the reason. It is remembered: the same job is done once.
+
+        Raises:
+            Unverified: no process could do it, and another try may succeed.
+        """
+        return self._answers(what, seconds, json.dumps(job))
+
+    def _answer(self, what: str, seconds: float | None, job: str) -> tuple[Any, str]:
+        try:
+            return self.ask(what, seconds=seconds, **json.loads(job)), ""
+        except Unverified as cause:
+            if cause.is_transient:
+                raise
+            return None, str(cause)
 
     def close(self) -> None:
         """End the idle processes. The next `ask` starts new ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ....memory.errors import UserError
 from ....memory.records import Observation, Task
@@ -258,12 +258,3 @@ class VerifiedAnswer(WrittenAnswer):
     def close(self) -> None:
         """End the worker processes."""
         self.workers.close()
-
-    def _work(self, what: str, **job: Any) -> tuple[Any, str]:
-        """The worker's result, or None and the reason. A failure that another try may change is raised, so that it is not cached."""
-        try:
-            return self.workers.ask(what, **job), ""
-        except Unverified as cause:
-            if cause.is_transient:
-                raise
-            return None, str(cause)
