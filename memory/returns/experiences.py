@@ -521,8 +521,7 @@ class Experiences:
         """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
             view, shown = self._view(**scope)
-            seen = view.total(shown)
-            return seen.mean, seen.m2 / max(seen.count - 1, 1)
+            return view.moments(shown)
 
     def raw_neighbours(
         self, state: str, threshold: float = 0.0, k: int | None = None, **scope: Unpack[ExperienceScope]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ __all__ = ["Scope", "ScopeCopy", "Tally"]
 
 PART_ROWS = 1 << 15
 """Rows of an index in Python's objects, which take 12 kB for a new text of 60 words, before they become a segment, of 2 kB."""
-_STRIDE = 1 << 12
-"""Experiences between two notes of the statistics of all: after a change, they are counted again from the note before it."""
 _COLUMNS = {"episode": "i", "step": "i", "action": "i", "row": "i", "value": "d", "lost": "b"}
 
 
@@ -95,8 +92,7 @@ class Scope:
         )
         self._visits: dict[int, array[int]] = {}  # row -> its places after those
         self._tallies: dict[int, dict[str, Tally]] = {}  # row -> action -> statistics, of the rows that were asked for
-        self._all: Tally | None = Tally()  # None: to be counted
-        self._bases: list[Tally] = []  # of the first _STRIDE experiences, of twice as many, and so on, as far as they are known
+        self._moments: tuple[float, float] | None = None  # of all returns; None: to be counted
 
     def __len__(self) -> int:
         """The number of experiences."""
@@ -130,10 +126,7 @@ class Scope:
         if row not in self._visits:
             self._visits[row] = array("i")
         self._visits[row].append(place)
-        if self._all is not None:
-            self._all.add(experience.id, experience.value, experience.lost)
-            if len(self) == (len(self._bases) + 1) * _STRIDE:
-                self._bases.append(replace(self._all))
+        self._moments = None
         if (tallies := self._tallies.get(row)) is not None:
             tallies.setdefault(experience.action, Tally()).add(experience.id, experience.value, experience.lost)
 
@@ -171,10 +164,9 @@ class Scope:
             self._columns["value"][place], self._columns["lost"][place] = new.value, new.lost
             rows.add(self._columns["row"][place])
             self.saved = self.saved if place >= self.saved else -1
-            del self._bases[place // _STRIDE :]
         for row in rows:
             self._tallies.pop(row, None)
-        self._all = None  # counted again when it is asked for
+        self._moments = None
 
     def tallies(self, row: int, shown: Callable[[int], bool] | None) -> dict[str, Tally]:
         """action -> statistics of the visible experiences of a row."""
@@ -191,26 +183,16 @@ class Scope:
             found.setdefault(self._action_texts[actions[place]], Tally()).add(self.id_at(place), values[place], lost[place])
         return found
 
-    def total(self, shown: Callable[[int], bool] | None) -> Tally:
-        """The statistics of all visible returns."""
-        if shown is None and self._all is not None:
-            return self._all
-        base = self._bases[-1] if shown is None and self._bases else Tally()
-        count, mean, m2, losses, newest = base.count, base.mean, base.m2, base.losses, base.count - 1
-        returns = zip(self._columns["value"], self._columns["lost"], strict=True)
-        for place, (value, lost) in enumerate(islice(returns, base.count, None), base.count):
-            if shown is not None and not shown(place):
-                continue
-            count, newest = count + 1, place  # as `Tally.add`, to the last bit
-            off = value - mean
-            mean += off / count
-            m2 += off * (value - mean)
-            losses += lost
-            if shown is None and count % _STRIDE == 0:
-                self._bases.append(Tally("", count, mean, m2, losses))
-        found = Tally(self.id_at(newest) if count else "", count, mean, m2, losses)
+    def moments(self, shown: Callable[[int], bool] | None) -> tuple[float, float]:
+        """Mean and variance of all visible returns; zeros if there are none."""
+        if shown is None and self._moments is not None:
+            return self._moments
+        values = np.array(self._columns["value"])
+        if shown is not None:
+            values = values[[place for place in range(len(values)) if shown(place)]]
+        found = (float(values.mean()), float(values.var(ddof=1)) if len(values) > 1 else 0.0) if len(values) else (0.0, 0.0)
         if shown is None:
-            self._all = found
+            self._moments = found
         return found
 
     def visible(self, before: tuple[str, int] | None, window: int | None) -> Callable[[int], bool] | None:
@@ -277,13 +259,7 @@ class Scope:
     def copy(self) -> ScopeCopy:
         """All that a snapshot needs. From now on a new part of the index grows."""
         self.index.begin_part()
-        total = self._all
-        meta = {
-            "episodes": list(self._episodes),
-            "actions": list(self._action_texts),
-            "total": None if total is None else astuple(total),
-            "rows": self.row_count,
-        }
+        meta = {"episodes": list(self._episodes), "actions": list(self._action_texts), "rows": self.row_count}
         columns = {name: np.array(column) for name, column in self._columns.items()}
         return ScopeCopy(meta, columns, [part for part in self.index.parts[:-1] if len(part)])
 
@@ -299,7 +275,6 @@ class Scope:
         made._actions = {action: number for number, action in enumerate(made._action_texts)}
         for name, column in made._columns.items():
             column.frombytes(columns[name].tobytes())
-        made._all = None if meta["total"] is None else Tally(*meta["total"])
         rows = columns["row"]
         made._older = (
             np.argsort(rows, kind="stable"),

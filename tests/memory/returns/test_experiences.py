@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -215,11 +214,6 @@ def test_the_same_id_with_other_content_replaces():
 @given(st.lists(trajectories(), min_size=1, max_size=6), st.data())
 def test_rewards_that_change_in_an_open_memory_count_as_in_one_made_anew(stored, data):
     """What was counted already is counted again, to the last bit; also where a reward was missing, or is now."""
-    with patch("learngraph.memory.returns.scope._STRIDE", 3):  # notes of the statistics, from which they are counted again
-        change_rewards(stored, data)
-
-
-def change_rewards(stored, data):
     memory = filled(stored)
     last = {one.id: one for one in stored}
     for task in {one.task.id for one in stored}:
