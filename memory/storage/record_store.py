@@ -52,8 +52,6 @@ class RecordStore(Generic[R]):
         store: any LangGraph store.
         namespace: labels of the namespace.
         record: the type of the records.
-        index: the fields that the store's vector index embeds, if it has one. None by default: embedding a whole trajectory
-            is slow and finds little.
         changes_kept: writes that what-ifs can look behind (memory/storage/branches.py); each keeps the record that it replaced in memory.
         on_damage: told of items that are no such record, which are then left out; None: they are errors.
 
@@ -67,14 +65,12 @@ class RecordStore(Generic[R]):
         namespace: Sequence[str],
         record: type[R],
         *,
-        index: Sequence[str] = (),
         changes_kept: int = MAX_CHANGES,
         on_damage: Callable[[BadRecord], None] | None = None,
     ) -> None:
         self.store, self._on_damage = store, on_damage
         self.namespace = tuple(namespace)
         self.record = record
-        self.index: Literal[False] | list[str] = list(index) or False
         try:
             validate_op_namespace(GetOp(self.namespace, ""))
         except InvalidNamespaceError as error:
@@ -86,7 +82,7 @@ class RecordStore(Generic[R]):
 
     def put(self, records: Iterable[R], /) -> None:
         """Store these records in one batch; one with a stored id replaces it."""
-        self._write([PutOp(self.namespace, r.id, to_json(r), self.index) for r in records])
+        self._write([PutOp(self.namespace, r.id, to_json(r), index=False) for r in records])
 
     def _write(self, puts: Sequence[PutOp]) -> None:
         if not puts:
@@ -129,9 +125,7 @@ class RecordStore(Generic[R]):
         A record that another process changed since counts with its present value, unless the store is a `BranchingStore`.
         """
         items = copy_items(self.store, self.namespace, self._history, moment)
-        made = RecordStore(items, self.namespace, self.record, on_damage=self._on_damage)
-        made.index = self.index
-        return made
+        return RecordStore(items, self.namespace, self.record, on_damage=self._on_damage)
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
         """id -> record, of those written since a moment; `ABSENT` for those deleted."""
@@ -321,33 +315,30 @@ def _object(record: type) -> Callable[[Any], Any]:
                 raise _Wrong(f"{record.__name__} has no such field; it has {', '.join(readers)}", "." + min(unknown))
             if missing := needed - value.keys():
                 raise _Wrong(f"missing, a {record.__name__} needs it", "." + min(missing))
-        found = {}
-        for name, item in value.items():
-            if type(item) is plain.get(name):
-                found[name] = item
-                continue
-            try:
-                found[name] = readers[name](item)
-            except _Wrong as wrong:
-                wrong.path.append("." + name)
-                raise
-        return record(**found)
+        return record(
+            **{
+                name: item if type(item) is plain.get(name) else _part(readers[name], item, ".{}", name)
+                for name, item in value.items()
+            }
+        )
 
     return read
+
+
+def _part(reader: Callable[[Any], Any], value: Any, form: str, place: object) -> Any:
+    """A part of a value; an error in it says where it is."""
+    try:
+        return reader(value)
+    except _Wrong as wrong:
+        wrong.path.append(form.format(place))
+        raise
 
 
 def _sequence(kind: Callable[[list[Any]], Any], reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _mismatch("a list", value)
-        found = []
-        for i, item in enumerate(value):
-            try:
-                found.append(reader(item))
-            except _Wrong as wrong:
-                wrong.path.append(f"[{i}]")
-                raise
-        return kind(found)
+        return kind([_part(reader, item, "[{}]", i) for i, item in enumerate(value)])
 
     return read
 
@@ -356,14 +347,7 @@ def _mapping(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _mismatch("an object", value)
-        found = {}
-        for key, item in value.items():
-            try:
-                found[key] = reader(item)
-            except _Wrong as wrong:
-                wrong.path.append(f".{key}")
-                raise
-        return found
+        return {key: _part(reader, item, ".{}", key) for key, item in value.items()}
 
     return read
 
