@@ -51,14 +51,14 @@ from ..memory.errors import UserError
 from ..memory.records import Task
 from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
-from ..nodes.extract.critic import Critic, contrast, discriminate, invent, propose, summarise
+from ..nodes.extract.critic import Critic, LessonSettings, contrast, invent, propose, summarise
 from ..nodes.extract.groups import RewardSettings, Truth
 from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, RolloutSettings, success_reward
 from ..nodes.extract.rule_critic import RuleCritic
 from ..nodes.state import GroupInput
 from ..nodes.update import library as steps
 from ..nodes.update.accept_test import AcceptSettings, Rule
-from ..nodes.update.consolidate import LessonSettings, consolidate
+from ..nodes.update.consolidate import consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
@@ -147,7 +147,7 @@ class TrainingFreeGRPO:
     rewards: RewardSettings = field(default_factory=RewardSettings)
     """Equation (1): costs, majorities, and rewards that count as equal (nodes/extract/groups.py)."""
     lessons: LessonSettings = field(default_factory=LessonSettings)
-    """(2) to (4): insights, edits, and the limits of the library (nodes/update/consolidate.py)."""
+    """(2) to (4): insights, edits, and the limits of the library (nodes/extract/critic.py)."""
     trial: AcceptSettings = field(default_factory=AcceptSettings)
     """The accept test (nodes/update/accept_test.py)."""
 
@@ -167,7 +167,6 @@ class TrainingFreeGRPO:
             ("min_agreement", self.rewards.min_agreement, 0 < self.rewards.min_agreement <= 1),
             ("regression_share", self.trial.regression_share, 0 <= self.trial.regression_share < 1),
             ("timeout", self.rollouts.timeout, self.rollouts.timeout is None or self.rollouts.timeout > 0),
-            ("duplicate_similarity", self.lessons.duplicate_similarity, self.lessons.duplicate_similarity > 0),
         ):
             if not fits:
                 raise UserError(f"training-free-grpo: {name} is {_RANGES[name]}, got {share}")
@@ -192,15 +191,12 @@ class TrainingFreeGRPO:
         return "rule-written" if self.author == "rule" and self.arm == "learned" else ""
 
 
-_LEAST: Mapping[str, int] = dict.fromkeys(
-    ("problems", "epochs", "group_size", "rollouts", "max_insights", "max_words", "max_lessons", "max_library_tokens"), 1
-)
+_LEAST: Mapping[str, int] = dict.fromkeys(("problems", "epochs", "group_size", "rollouts", "max_insights"), 1)
 """The least value of a number, where it is not 0."""
 _RANGES: Mapping[str, str] = {
     "min_agreement": "a share above 0 and at most 1",
     "regression_share": "a share from 0 to below 1",
     "timeout": "a positive number of seconds",
-    "duplicate_similarity": "above 0 (above 1: no two lessons are alike)",
 }
 
 
@@ -326,16 +322,11 @@ def group_graph(settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Criti
     """The graph of a group, from `GroupInput` to `GroupOutput`."""
     world: Any = player.environment
     reward = groups.AssignRewards(
-        truth=settings.truth,
-        min_agreement=settings.rewards.min_agreement,
-        min_reward_std=settings.rewards.min_reward_std,
-        hard=settings.rewards.compare_failed_groups,
-        token_cost=settings.rewards.token_cost,
-        action_cost=settings.rewards.action_cost,
+        settings.truth,
+        settings.rewards,
         success_threshold=lambda task: success_reward(world, task),
         reference=critic.reference,
         answer=getattr(world, "answer", groups.normalize_answer),
-        discriminate=discriminate(model("discriminate"), critic) if settings.truth == "self" else None,
     )
     compare = RuleCritic(settings.truth) if settings.author == "rule" else contrast(model("contrast"), critic)
     nodes: dict[str, Node] = {

@@ -10,7 +10,6 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.conversations.messages import REPLY
-from ...memory.lessons.library import LibraryLimits
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Comparison, Rollout, Task, Trajectory
 from ...nodes.act.policies import steps_text
@@ -80,17 +79,10 @@ class GroupComparison:
         return {"run": group_name(group), "step": 0, "library": self.versions.head}
 
     def _critic(self, group: Sequence[Trajectory]) -> Critic:
-        settings = self.settings.lessons
-        limits = LibraryLimits(
-            settings.max_words, settings.max_lessons, settings.max_library_tokens, settings.duplicate_similarity
-        )
         return Critic(
             self.versions,
             critic_prompts(),
-            limits,
-            max_insights=settings.max_insights,
-            max_step_edits=settings.max_step_edits,
-            objective=settings.objective,
+            self.settings.lessons,
             count=estimate_tokens,
             max_prompt_tokens=int(self.window * SHARE_FOR_PROMPT),
             tasks={group[0].task.id: _task(group)},

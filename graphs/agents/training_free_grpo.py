@@ -238,7 +238,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def _compare(self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], versions: LibraryVersions) -> Study:
         """Have a group compared, and its edits made the next version."""
-        from ...nodes.update.consolidate import LessonSettings
+        from ...nodes.extract.critic import LessonSettings
         from ..training_free_grpo import TrainingFreeGRPO
         from .lesson_groups import GroupComparison, group_name
 

@@ -9,13 +9,12 @@ from typing import Any, Literal, Protocol, cast
 from langchain_core.runnables import Runnable
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.lessons.library import LibraryLimits
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit, model_name
-from ...nodes.extract.critic import Critic, critic_prompts
+from ...nodes.extract.critic import Critic, LessonSettings, critic_prompts
 from ...nodes.extract.groups import RewardSettings, Truth
 from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
@@ -31,7 +30,6 @@ from ...nodes.update.accept_test import (
     fan_out_probes,
     split_held_out,
 )
-from ...nodes.update.consolidate import LessonSettings
 from ...nodes.update.library import RouteCandidate
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
@@ -202,12 +200,6 @@ def make_players(
     return player(rollouts.learning, "rollout"), player(rollouts.trial, "trial")
 
 
-def library_limits(inputs: MethodInputs, settings: LessonSettings) -> LibraryLimits:
-    """The limits of a library that these prompts have room for."""
-    tokens = max(min(settings.max_library_tokens, inputs.prompting.max_prompt_tokens // 2), 1)
-    return LibraryLimits(settings.max_words, settings.max_lessons, tokens, settings.duplicate_similarity)
-
-
 def make_critic(
     inputs: MethodInputs,
     settings: ComparisonSettings,
@@ -226,14 +218,12 @@ def make_critic(
     """
     world: Any = inputs.environment
     has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.rewards.compare_failed_groups)
+    tokens = max(min(settings.lessons.max_library_tokens, inputs.prompting.max_prompt_tokens // 2), 1)
     return Critic(
         resources.versions,
         critic_prompts(inputs.prompting.prompts),
-        library_limits(inputs, settings.lessons),
-        max_insights=settings.lessons.max_insights,
-        max_step_edits=settings.lessons.max_step_edits,
+        replace(settings.lessons, max_library_tokens=tokens),
         truth=settings.truth,
-        objective=settings.lessons.objective,
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
         bare_answers=true_answers(world),
         final_answer=getattr(world, "answer", None),

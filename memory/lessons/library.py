@@ -27,21 +27,23 @@ class LibraryError(UserError, ValueError):
     """A library that cannot be read or made, or a lesson or version that does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LibraryLimits:
     """Limits of a library, enforced by `Library.apply`."""
 
-    max_lesson_words: int = 32
-    """Words of a lesson at most. A longer text is rejected, not cut."""
+    max_words: int = 32
+    """Words of a lesson at most; a longer text is rejected, not cut. Paper: 32, in a prompt only."""
     max_lessons: int = 40
-    """Number of lessons at most."""
+    """Lessons of the library at most. Paper: not given (shipped: 27 and 46)."""
     max_library_tokens: int = 2000
-    """Tokens of all lessons together at most, as prompts show them."""
+    """Tokens of the library in a prompt at most, and at most half of what a prompt has room for. Paper: not given (shipped:
+    about 1300 and 2800)."""
     duplicate_similarity: float = 0.8
-    """Similarity (`lesson_similarity`) from which two lessons count as the same; above 1: never."""
+    """Jaccard similarity of shingles (`lesson_similarity`) from which two lessons count as the same; above 1: never. Paper: a
+    model's judgement."""
 
     def __post_init__(self) -> None:
-        if min(self.max_lesson_words, self.max_lessons, self.max_library_tokens) < 1 or not self.duplicate_similarity > 0:
+        if min(self.max_words, self.max_lessons, self.max_library_tokens) < 1 or not self.duplicate_similarity > 0:
             raise LibraryError(f"limits of a library are at least 1 and duplicate_similarity is above 0, got {self}")
 
 
@@ -530,8 +532,8 @@ class _Draft:
         text = one_line(edit.text)
         if not text:
             return "", f"{edit.op} needs a text"
-        if (size := len(text.split())) > self.limits.max_lesson_words:
-            return text, f"{size} words are more than {self.limits.max_lesson_words}"
+        if (size := len(text.split())) > self.limits.max_words:
+            return text, f"{size} words are more than {self.limits.max_words}"
         line = _line(Lesson(f"L{max(self.next, self.library.free_from)}", text))
         if (tokens := self.count(line)) > self.limits.max_library_tokens:
             return text, f"{tokens} tokens are more than the {self.limits.max_library_tokens} of all lessons together"

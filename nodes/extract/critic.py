@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -28,8 +28,8 @@ from ..act.policies import steps_text
 from ..ask import Ask, BadReply, State, estimate_tokens
 from ..lenient_json import json_values
 from ..prompt import Prompt
-from ..read_reply import Unreadable, answer_text, read_number, read_values
-from ..reply_schemas import EDITS, NUMBERS, TEXTS, reply_schema
+from ..read_reply import Unreadable, answer_text
+from ..reply_schemas import EDITS, TEXTS, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
 from ..text import cut_middle
@@ -41,9 +41,9 @@ from .trim import split_tokens, trim_transcript
 __all__ = [
     "AskUnlessKnown",
     "Critic",
+    "LessonSettings",
     "contrast",
     "critic_prompts",
-    "discriminate",
     "invent",
     "propose",
     "summarise",
@@ -53,7 +53,7 @@ Node = Callable[[Any], Any] | Runnable[Any, Any]
 # fmt: off
 _PROMPT_NAMES = (
     "summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "contrast_single", "propose", "consolidate",
-    "invent", "discriminate",
+    "invent",
 )
 # fmt: on
 
@@ -67,6 +67,24 @@ def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
     }
 
 
+ConsolidationMode = Literal["model", "code"]
+
+
+@dataclass(frozen=True)
+class LessonSettings(LibraryLimits):
+    """Settings of the comparison of a group, and of the library that its edits go into."""
+
+    max_insights: int = 2
+    """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
+    objective: str = ""
+    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
+    consolidate: ConsolidationMode = "model"
+    """The edits of a step become one library by one call of a model (paper), or by code. Without a model that writes: code."""
+    max_step_edits: int = 16
+    """Changes of the library that a step may make at most: the first of the model's list; by code, those that most groups ask for.
+    0: any number. Paper: none."""
+
+
 @dataclass(frozen=True)
 class Critic:
     """The settings and functions of the nodes that compare rollouts and edit the library."""
@@ -74,15 +92,9 @@ class Critic:
     versions: LibraryVersions
     prompts: Mapping[str, Prompt] = field(default_factory=critic_prompts, repr=False)
     """See `critic_prompts`."""
-    limits: LibraryLimits = field(default_factory=LibraryLimits)
-    max_insights: int = 2
-    """Insights and edits of a group at most."""
-    max_step_edits: int = 0
-    """Changes of the library in a step at most; 0: any number."""
+    limits: LessonSettings = field(default_factory=LessonSettings)
     truth: Truth = "given"
     """The source of rewards (`RewardSettings`)."""
-    objective: str = ""
-    """The agent's purpose and what it is to learn, in words; part of every prompt."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """Gives the true answer of a problem, as prompts show it. Used with ground truth only."""
     bare_answers: Callable[[Task], Sequence[str]] | None = field(default=None, repr=False)
@@ -135,7 +147,7 @@ class Critic:
     @property
     def aim(self) -> str:
         """The objective as prompts show it; empty without one."""
-        return f"What the agent is for: {self.objective}\n" if self.objective else ""
+        return f"What the agent is for: {self.limits.objective}\n" if self.limits.objective else ""
 
     def problem(self, task: Task) -> str:
         """A problem's instruction as prompts show it: a long one loses its middle."""
@@ -202,10 +214,8 @@ class Critic:
                 worth = f"reward {rewards[rollout.number]:.3g}"
             case "majority":
                 worth = f"its answer {'agrees' if plain[rollout.number] >= 0.5 else 'does not agree'} with most"
-            case "implicit":
-                worth = ""
             case _:
-                worth = f"an examiner without the answer gave it {plain[rollout.number]:.3g}"
+                worth = ""
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
         return ", ".join(filter(None, [worth, *took]))
 
@@ -227,7 +237,7 @@ class Critic:
             task: the problem that it was drawn from.
             rollouts: the attempts that it was drawn from. Without ground truth it may tell none of their answers.
         """
-        size, limit = len(insight.split()), self.limits.max_lesson_words
+        size, limit = len(insight.split()), self.limits.max_words
         if size > limit:
             return f"asked for lessons of at most {limit} words, got {size}: {insight!r}"
         if self.truth == "given":
@@ -308,16 +318,6 @@ class AskUnlessKnown(Runnable[Any, Any]):
         return await self.question.ainvoke(input, config) if known is None else known
 
 
-@dataclass(frozen=True)
-class SkipSummaries:
-    """Takes the place of summaries for a model that only writes a line: it is shown the attempts themselves."""
-
-    role: ClassVar[str] = "compute"
-
-    def __call__(self, state: State) -> dict[str, Any]:
-        return {"summaries": []}
-
-
 # Summaries
 
 
@@ -331,8 +331,6 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
     If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks. So does an
     attempt of one line, which a report could only make longer.
     """
-    if critic.line_only:
-        return SkipSummaries()
     prompt = critic.prompts["summary" if critic.truth == "given" else "summary_blind"]
 
     def messages(state: State) -> list[BaseMessage]:
@@ -375,7 +373,7 @@ def _current_rollout(state: State) -> Rollout:
 
 
 def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """The node that compares the rollouts of a group: at most `critic.max_insights` insights, and votes on lessons shown.
+    """The node that compares the rollouts of a group: at most `critic.limits.max_insights` insights, and votes on lessons shown.
 
     Insights that are too long, or contain the answer, are asked for again; after the last try the acceptable ones are kept.
     """
@@ -394,15 +392,15 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             "aim": critic.aim,
             "instruction": critic.problem(task),
             "lessons": critic.lessons(critic.visible_library(state, state["rollouts"])),
-            "most": str(critic.max_insights),
-            "words": str(critic.limits.max_lesson_words),
+            "most": str(critic.limits.max_insights),
+            "words": str(critic.limits.max_words),
         }
         if critic.truth == "given":
             values["answer"] = critic.answer(task)
         return asked.messages(**values, attempts=critic.attempts(state, critic.remaining_tokens(asked, *values.values())))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = [one_line(item) for item in read_list(answer_text(reply), "lessons", critic.max_insights)]
+        found = [one_line(item) for item in read_list(answer_text(reply), "lessons", critic.limits.max_insights)]
         if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"], state["rollouts"]))]:
             raise Unreadable(wrong[0])
         votes, unknown = _votes(answer_text(reply), critic.visible_library(state, state["rollouts"]))
@@ -411,7 +409,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         try:
-            found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.max_insights)]
+            found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.limits.max_insights)]
         except Unreadable:
             found = []
         kept = [item for item in found if not critic.rejection_reason(item, state["task"], state["rollouts"])]
@@ -514,12 +512,12 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
             "ruling": f"Say of each of these what becomes of it, and why: {named}.\n" if named else "",
             "insights": "".join(f"- {insight}\n" for insight in state["insights"]) or "(nothing new)\n",
             "most": str(max_edits(state)),
-            "words": str(critic.limits.max_lesson_words),
+            "words": str(critic.limits.max_words),
         }
         return prompt.messages(**values, attempts=critic.attempts(state, critic.remaining_tokens(prompt, *values.values())))
 
     def max_edits(state: State) -> int:
-        return max(critic.max_insights, len(state["insights"]), len(harmful(state)))
+        return max(critic.limits.max_insights, len(state["insights"]), len(harmful(state)))
 
     def found_edits(reply: str, state: State) -> tuple[list[Edit], list[Ruling], list[Ruling], list[str]]:
         """The edits of a reply, rulings of items that are no edits, rulings of edits that tell an answer, and harmful lessons that
@@ -551,53 +549,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
     return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply, edits=EDITS))
 
 
-# Without ground truth, and without rollouts
-
-
-def discriminate(model: Runnable[Any, Any], critic: Critic) -> Runnable[Any, Any]:
-    """The node that has the model grade the attempts of the group from 0 to 1 without the answer: `rewards`, by number.
-
-    A rollout without transcript and answer gets None, and so do all of them if no reply can be read.
-
-    Raises:
-        UserError: the model only writes a line.
-    """
-    _require_writer(critic, "truth=self")
-    prompt, blind = critic.prompts["discriminate"], replace(critic, truth="self")
-
-    def attempts(state: State) -> list[Rollout]:
-        ended = [rollout for rollout in state["rollouts"] if rollout.transcript or rollout.answer]
-        return sorted(ended, key=lambda rollout: rollout.number)
-
-    def known_update(state: State) -> Mapping[str, Any] | None:
-        return None if attempts(state) else {"rewards": [None] * len(state["rollouts"])}
-
-    def messages(state: State) -> list[BaseMessage]:
-        found = attempts(state)
-        values = {"aim": blind.aim, "instruction": blind.problem(state["task"]), "number": str(len(found))}
-        heads = [f"Attempt {n}:\n" for n in range(1, len(found) + 1)]
-        room = blind.remaining_tokens(prompt, *values.values())
-        transcripts = [blind.transcript(rollout) for rollout in found]
-        return prompt.messages(**values, attempts=_fit_sections(heads, transcripts, room, blind.count))
-
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = attempts(state)
-        grades = read_values(answer_text(reply), "grades")
-        if isinstance(grades, dict):
-            grades = [grades.get(str(n)) for n in range(1, len(found) + 1)]
-        numbers = [read_number(grade) for grade in grades] if isinstance(grades, list) else []
-        if len(numbers) != len(found) or not all(number is not None and 0 <= number <= 1 for number in numbers):
-            raise Unreadable(f'asked for {{"grades": [...]}} with {len(found)} numbers from 0 to 1, got {str(grades)[:80]}')
-        rewards: list[float | None] = [None] * len(state["rollouts"])
-        for rollout, number in zip(found, numbers, strict=True):
-            rewards[rollout.number] = number
-        return {"rewards": rewards}
-
-    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
-        failure = f"the attempts at {state['task'].id} have no grades: {bad}"
-        return {"rewards": [None] * len(state["rollouts"]), "failures": [failure]}
-
-    return AskUnlessKnown(known_update, critic.ask("discriminate", model, messages, read, on_bad_reply, grades=NUMBERS))
+# Without rollouts
 
 
 def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask[Any, Any]:
@@ -609,11 +561,12 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask[Any, An
         UserError: the model only writes a line.
         BadReply: no reply could be read.
     """
-    _require_writer(critic, "arm=self-generated")
+    if critic.line_only:
+        raise UserError("arm=self-generated has a model write, and this one only scores actions; use --model openai:NAME")
     prompt = critic.prompts["invent"]
 
     def messages(state: State) -> list[BaseMessage]:
-        values = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.max_lesson_words)}
+        values = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.max_words)}
         room, problems = critic.remaining_tokens(prompt, *values.values()), ""
         for task in cast(Sequence[Task], state["tasks"])[:_SAMPLE]:
             problem = f"- {cut_middle(task.instruction, room // _SAMPLE - _SEAMS // 8, critic.count)}\n"
@@ -623,11 +576,11 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask[Any, An
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(answer_text(reply), "lessons", count)]
         known = {task.id: task for task in cast(Sequence[Task], state["tasks"])}
-        short = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
+        short = [item for item in found if 0 < len(item.split()) <= critic.limits.max_words]
         kept = [item for item in short if not critic.leak_reason(item, list(known), known)]
         if not kept:
             raise Unreadable(
-                f"asked for {count} lessons of at most {critic.limits.max_lesson_words} words, got {len(found)}, none of which can be used"
+                f"asked for {count} lessons of at most {critic.limits.max_words} words, got {len(found)}, none of which can be used"
             )
         return {"insights": kept}
 
@@ -637,8 +590,3 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask[Any, An
 
 _SAMPLE = 16
 """Number of problems that self-generated lessons are written from."""
-
-
-def _require_writer(critic: Critic, what: str) -> None:
-    if critic.line_only:
-        raise UserError(f"{what} has a model write, and this one only scores actions or writes a line; use --model openai:NAME")

@@ -246,8 +246,8 @@ class _EditReader:
         if op in ("add", "modify", "merge"):
             if not re.search(r"\w", edit.text):
                 return f"{op} needs a text, got {_short(edit.text)}" if edit.text else f"{op} needs a text"
-            if (size := len(edit.text.split())) > self.limits.max_lesson_words:
-                return f"{size} words are more than {self.limits.max_lesson_words}: {_short(edit.text)}"
+            if (size := len(edit.text.split())) > self.limits.max_words:
+                return f"{size} words are more than {self.limits.max_words}: {_short(edit.text)}"
         return ""
 
 

@@ -7,12 +7,11 @@ group teaches nothing. Here the advantage is put into words instead of weights, 
 |---|---|
 | `given` | the environment: its score as a share of the best possible score |
 | `majority` | no ground truth: 1 for the most frequent answer, if enough rollouts agree, else 0 |
-| `self` | no ground truth: a model's grades of the attempts, side by side |
 | `implicit` | no ground truth, and no rewards: every group is compared, and the model has to judge for itself (the paper's ablation) |
 
 A group of one rollout (the paper's "without group computation") has no advantage; the rollout is studied by itself.
 
-In all three cases tokens and actions may cost reward (`net_reward`).
+In all cases tokens and actions may cost reward (`net_reward`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ from typing_extensions import TypedDict
 
 from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
 from ..cached_model import BudgetSpent
+from ..evaluate.statistics import mean
 from ..state import GroupChannels, TaskChannel
+from .rule_critic import Truth
 
 __all__ = [
     "COMPARABLE_KINDS",
@@ -47,13 +48,11 @@ __all__ = [
     "fan_out_rollouts",
     "fan_out_summaries",
     "is_lost_comparison",
-    "mean",
     "net_reward",
     "normalize_answer",
     "route_comparison",
 ]
 
-Truth = Literal["given", "majority", "self", "implicit"]
 _SAME = 1e-9
 """Standard deviation up to which rewards count as equal: sums of floats are not exact."""
 
@@ -72,11 +71,6 @@ class RewardSettings:
     """Reward taken off for 1000 tokens. Paper: 0."""
     action_cost: float = 0.0
     """Reward taken off for an action. Paper: 0."""
-
-
-def mean(rewards: Sequence[float]) -> float:
-    """The mean of at least one reward."""
-    return math.fsum(rewards) / len(rewards)
 
 
 def reward_std(rewards: Sequence[float]) -> float:
@@ -244,90 +238,64 @@ class OpenGroup:
         }
 
 
+class GroupRollouts(TaskChannel):
+    """The rollouts of a group, in the order in which they ended."""
+
+    rollouts: list[Rollout]
+
+
+class GroupRewards(GroupKind):
+    """The rewards of a group's rollouts."""
+
+    rewards: list[float | None]
+    plain: list[float | None]
+    failures: list[str]
+    usage: Usage
+
+
 @dataclass(frozen=True)
-class AssignRewards(Runnable[Any, Any]):
-    """Give each rollout of the group its reward, and the group its kind (see `memory.records.Comparison`). Fields: `RewardSettings`."""
+class AssignRewards:
+    """Give each rollout of the group its reward, and the group its kind (see `memory.records.Comparison`)."""
 
     role: ClassVar[str] = "compute"
 
     truth: Truth = "given"
-    min_agreement: float = 0.6
-    """Least share of rollouts with the same answer, for a majority."""
-    min_reward_std: float = 0.0
-    """Standard deviation up to which rewards count as equal."""
-    hard: bool = False
-    """Compare groups in which every rollout failed with the reference."""
-    token_cost: float = 0.0
-    """Reward per 1000 tokens."""
-    action_cost: float = 0.0
-    """Reward per action."""
+    settings: RewardSettings = field(default_factory=RewardSettings)
     success_threshold: Callable[[Task], float] = field(default=lambda task: 1.0, repr=False)
     """The reward from which a rollout of the task is a success."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """The true answer, where it is known."""
     answer: Callable[[str], str] = field(default=normalize_answer, repr=False)
-    """The normal form of an answer: equal for two answers that say the same."""
-    discriminate: Runnable[Any, Any] | None = field(default=None, repr=False)
-    """Asks a model for grades and returns them in the channel `rewards`. Called where `truth` is `self`."""
+    """The normal form of an answer: equal for two answers that say the same. It may take seconds."""
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state = self._with_sorted_rollouts(input)
-        asks = self._asks(state)
-        grades = self.discriminate.invoke(state, config) if asks and self.discriminate else {}
-        return self._update(state, grades)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state = self._with_sorted_rollouts(input)
-        asks = self._asks(state)
-        grades = await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {}
-        if self.truth != "majority":
-            return self._update(state, grades)
-        return await asyncio.to_thread(self._update, state, grades)  # normalizing an answer may take seconds
-
-    @staticmethod
-    def _with_sorted_rollouts(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "rollouts": sort_rollouts(state["rollouts"])}
+    def __call__(self, state: GroupRollouts) -> GroupRewards:
+        rollouts, settings = sort_rollouts(state["rollouts"]), self.settings
+        plain, agreed = self._plain(rollouts)
+        rewards = [
+            None if reward is None else net_reward(reward, _tokens(r.usage), r.steps, settings.token_cost, settings.action_cost)
+            for reward, r in zip(plain, rollouts, strict=True)
+        ]
+        return {
+            "rewards": rewards,
+            "plain": plain,
+            "kind": self._kind(state["task"], rewards, plain, agreed),
+            "failures": [f"rollout {r.number}: {r.error or 'no reward'}" for r in rollouts if r.reward is None],
+            "usage": sum((rollout.usage for rollout in rollouts), Usage()),
+        }
 
     def _has_result(self, rollout: Rollout) -> bool:
         """True if a rollout can be compared. Without ground truth, an answer is enough: the verifier's reward is not used."""
         return rollout.reward is not None if self.truth == "given" else bool(rollout.answer)
 
-    def _asks(self, state: Mapping[str, Any]) -> bool:
-        return self.truth == "self" and sum(map(self._has_result, state["rollouts"])) >= 2
-
-    def _update(self, state: Mapping[str, Any], grades: Mapping[str, Any]) -> dict[str, Any]:
-        rollouts: list[Rollout] = state["rollouts"]
-        failures = [f"rollout {r.number}: {r.error or 'no reward'}" for r in rollouts if r.reward is None]
-        usage: Usage = grades.get("usage", Usage())
-        for rollout in rollouts:
-            usage += rollout.usage
-        plain, agreed = self._plain(rollouts, grades)
-        rewards = [
-            None if reward is None else net_reward(reward, _tokens(r.usage), r.steps, self.token_cost, self.action_cost)
-            for reward, r in zip(plain, rollouts, strict=True)
-        ]
-        kind = self._kind(state["task"], rewards, plain, agreed)
-        return {
-            "rewards": rewards,
-            "plain": plain,
-            "kind": kind,
-            "failures": [*failures, *grades.get("failures", ())],
-            "usage": usage,
-        }
-
-    def _plain(self, rollouts: Sequence[Rollout], grades: Mapping[str, Any]) -> tuple[list[float | None], bool]:
+    def _plain(self, rollouts: Sequence[Rollout]) -> tuple[list[float | None], bool]:
         """The rewards before costs, and True if they can be relied on."""
         if self.truth == "given":
             return [rollout.reward for rollout in rollouts], True
-        if self.truth == "self":
-            found = list(grades.get("rewards") or [])
-            known = len(found) == len(rollouts)
-            return found if known else [None] * len(rollouts), known
         if self.truth == "implicit":  # 0 stands for a rollout that can be read; no prompt shows it
             return [0.0 if self._has_result(rollout) else None for rollout in rollouts], True
         answers = [self.answer(rollout.answer) if self._has_result(rollout) else "" for rollout in rollouts]
         most, share = majority(answers)
-        return [float(given == most) if given else None for given in answers], share >= self.min_agreement
+        return [float(given == most) if given else None for given in answers], share >= self.settings.min_agreement
 
     def _kind(self, task: Task, rewards: Sequence[float | None], plain: Sequence[float | None], agreed: bool) -> str:
         known = [reward for reward in plain if reward is not None]
@@ -339,9 +307,14 @@ class AssignRewards(Runnable[Any, Any]):
             return "single"
         if not agreed:
             return "disagreed"
-        if has_spread(rewards, self.min_reward_std):
+        if has_spread(rewards, self.settings.min_reward_std):
             return "mixed"
-        if self.hard and self.reference and self.truth == "given" and max(known) < self.success_threshold(task) - _SAME:
+        if (
+            self.settings.compare_failed_groups
+            and self.reference
+            and self.truth == "given"
+            and max(known) < self.success_threshold(task) - _SAME
+        ):
             return "hard"
         return "alike"
 

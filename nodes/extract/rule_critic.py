@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
@@ -24,8 +24,8 @@ from ..synthesize.strategy import _cue, _item
 
 __all__ = ["ActionWorth", "RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
 
-Truth = Literal["given", "majority", "self", "implicit"]
-"""Source of rewards: the environment's verifier, agreement with the group's answers, or a model's grades."""
+Truth = Literal["given", "majority", "implicit"]
+"""Source of rewards: the environment's verifier, agreement with the group's answers, or none."""
 
 
 class RewardedGroup(TypedDict):
@@ -151,8 +151,6 @@ class RuleCritic:
     """Items from a group at most."""
     discount: float = 0.9
     """Discount factor of returns, used if only last steps are rewarded."""
-    include_negative: bool = False
-    """Write insights from worse actions, too (`door black not fern`), after all others."""
 
     def __call__(self, state: RewardedGroup) -> RuleInsights:
         found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
@@ -161,8 +159,6 @@ class RuleCritic:
             if worth.gain > 1e-9 and worth.mean_reward > 1e-9:
                 best.setdefault(worth.state, worth)
         items = [_item(worth.state, worth.action) for worth in best.values()]
-        if self.include_negative:
-            items += [f"{_cue(w.state)}not {w.action}" for w in reversed(found) if w.gain < -1e-9]
         return {"insights": list(dict.fromkeys(items))[: self.max_items], "votes": []}
 
 
@@ -191,7 +187,7 @@ class RuleProposer:
     def __call__(self, state: GroupInsights) -> RuleEdits:
         library = self.versions.at(state["library"])
         steps = {(s.state, s.action) for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
-        done = {_normalize(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}
+        done = {_normalize(f"{_cue(at)}{action}") for at, action in steps}
         named = bool(steps) and all(_cue(at) for at, _ in steps)
         rewards = tuple(reward for reward in state["rewards"] if reward is not None)
         where: dict[str, Any] = {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
@@ -203,8 +199,7 @@ class RuleProposer:
             why = f"at {cue}: {_text_after_cue(insight, cue)}" if cue else ""
             here = [lesson for lesson in library.lessons if cue and named_state(lesson.text, [cue])]
             same = next((lesson for lesson in library.lessons if _normalize(lesson.text) == _normalize(insight)), None)
-            clashes = [x for x in here if x is not same and x.id not in changed and _is_clash(x.text, insight, cue)]
-            better = [x for x in here if _is_negative(insight, cue) and not _is_negative(x.text, cue) and x not in clashes]
+            clashes = [x for x in here if x is not same and x.id not in changed]
             if named and _normalize(insight) not in done:
                 rulings.append(Ruling(Edit("add", (), insight, why, **where), False, "no rollout of this group did that"))
                 continue
@@ -213,8 +208,6 @@ class RuleProposer:
             elif clashes:
                 changed.add(clashes[0].id)
                 edits[Edit("modify", (clashes.pop(0).id,), insight, why, **where)] = None
-            elif better:
-                rulings.append(Ruling(Edit("add", (), insight, why, **where), False, f"{better[0].id} says what to do there"))
             else:
                 edits[Edit("add", (), insight, why, **where)] = None
             for other in clashes:
@@ -230,17 +223,6 @@ def _normalize(text: str) -> str:
 def _text_after_cue(text: str, cue: str) -> str:
     """The part of a lesson after the state that it begins with."""
     return text.removeprefix(cue).strip()
-
-
-def _is_negative(text: str, cue: str) -> bool:
-    return _text_after_cue(text, cue).startswith("not ")
-
-
-def _is_clash(old: str, new: str, cue: str) -> bool:
-    """True if two lessons about one state cannot both be followed. `not fern` only contradicts `fern`; an action replaces a
-    warning."""
-    before, after = _text_after_cue(old, cue), _text_after_cue(new, cue)
-    return before == after.removeprefix("not ") if _is_negative(new, cue) else before != after
 
 
 # Controls
@@ -284,37 +266,27 @@ def random_lessons(
     fit = (
         x
         for x in dict.fromkeys(rounds)
-        if len(x.split()) <= limits.max_lesson_words and tokens(f"- [L0] {x}\n") <= limits.max_library_tokens
+        if len(x.split()) <= limits.max_words and tokens(f"- [L0] {x}\n") <= limits.max_library_tokens
     )
     texts = list(islice(fit, min(count, limits.max_lessons)))
     return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts)), len(texts)).trim_to_limits(limits, tokens)[0]
 
 
-def shuffle_lessons(library: Library, seed: int, states: Collection[str] = ()) -> Library:
+def shuffle_lessons(library: Library, seed: int) -> Library:
     """The lessons with their words exchanged among them. Each place keeps its id and its number of words.
 
-    If all lessons name a state and an action, only the actions are exchanged, and each goes to another state.
-
-    Args:
-        library: the lessons.
-        seed: seed of the draw.
-        states: the short states of the world; without them, lessons of two to four words count as a state and an action of one
-            word.
+    If all lessons have two to four words, they count as a state and an action of one word: only the actions are exchanged, and each
+    goes to another state.
     """
     draw = Random(f"shuffled {seed}")
     texts = [lesson.text for lesson in library.lessons]
-    if states:
-        heads = [named_state(text, states) for text in texts]
-    else:
-        heads = [text.rpartition(" ")[0] if 2 <= len(text.split()) <= 4 else "" for text in texts]
-    if texts and all(heads):
+    if texts and all(2 <= len(text.split()) <= 4 for text in texts):
         order = draw.sample(range(len(texts)), len(texts))
-        actions = [text.removeprefix(head).strip() for text, head in zip(texts, heads, strict=True)]
         after = dict(zip(order, [*order[1:], order[0]], strict=True))
-        mixed = [f"{head} {actions[after[n]]}" for n, head in enumerate(heads)]
+        mixed = [f"{text.rpartition(' ')[0]} {texts[after[n]].rpartition(' ')[2]}" for n, text in enumerate(texts)]
     else:
         words = [word for text in texts for word in text.split()]
         draw.shuffle(words)
-        lengths = [len(text.split()) for text in texts]
-        mixed = [" ".join(words[sum(lengths[:n]) : sum(lengths[: n + 1])]) for n in range(len(texts))]
+        left = iter(words)
+        mixed = [" ".join(islice(left, len(text.split()))) for text in texts]
     return replace(library, lessons=tuple(replace(le, text=text) for le, text in zip(library.lessons, mixed, strict=True)))

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -22,43 +22,18 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ...memory.lessons.library import Library, LibraryLimits, lesson_similarity
 from ...memory.records import Comparison, Edit, Ruling, Usage
 from ..ask import Ask, BadReply, State
-from ..extract.critic import Critic
+from ..extract.critic import ConsolidationMode, Critic
 from ..extract.edits import as_edits, read_edits
 from ..lenient_json import json_values
 from ..read_reply import Unreadable, answer_text
 from ..reply_schemas import EDITS
 
-__all__ = ["EditDecision", "LessonSettings", "ReviseLibrary", "consolidate"]
+__all__ = ["EditDecision", "ReviseLibrary", "consolidate"]
 
-ConsolidationMode = Literal["model", "code"]
 MIN_LIKENESS = 0.3
 """Similarity (`lesson_similarity`) from which a text counts as a reworded form of another one."""
 OUTVOTED = 2
 """Surplus of votes against a lesson at which code deletes the lesson, where nobody says what becomes of it."""
-
-
-@dataclass(frozen=True)
-class LessonSettings:
-    """Settings of the comparison of a group, and of the library that its edits go into."""
-
-    max_insights: int = 2
-    """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
-    objective: str = ""
-    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
-    consolidate: ConsolidationMode = "model"
-    """The edits of a step become one library by one call of a model (paper), or by code. Without a model that writes: code."""
-    max_step_edits: int = 16
-    """Changes of the library that a step may make at most: the first of the model's list; by code, those that most groups ask for.
-    0: any number. Paper: none."""
-    max_words: int = 32
-    """Words of a lesson at most. Paper: 32, in a prompt only."""
-    max_lessons: int = 40
-    """Lessons of the library at most. Paper: not given (shipped: 27 and 46)."""
-    max_library_tokens: int = 2000
-    """Tokens of the library in a prompt at most, and at most half of what a prompt has room for. Paper: not given (shipped:
-    about 1300 and 2800)."""
-    duplicate_similarity: float = 0.8
-    """Jaccard similarity of shingles from which two lessons count as the same; above 1: never. Paper: a model's judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +233,8 @@ class ReviseLibrary(Runnable[Any, Any]):
         return _leave_out(decision, leaks)
 
     def _within_budget(self, decision: EditDecision) -> EditDecision:
-        """The decision with the first `Critic.max_step_edits` changes; the others get a ruling. Equal changes count once."""
-        most = self.critic.max_step_edits
+        """The decision with the first `LessonSettings.max_step_edits` changes; the others get a ruling. Equal changes count once."""
+        most = self.critic.limits.max_step_edits
         changes = dict.fromkeys((e.op, e.lessons, _normalize(e.text)) for e in decision.edits if e.op != "keep")
         if not most or len(changes) <= most:
             return decision
@@ -367,7 +342,7 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask[Any, Any]:
             f"{id} {'helped' if good else 'harmed'} in {n} group{'s' * (n > 1)}" for (id, good), n in sorted(voted.items())
         ]
         contested = ", ".join(contested_lessons(critic, state))
-        most = critic.max_step_edits
+        most = critic.limits.max_step_edits
         return {
             "aim": critic.aim,
             "lessons": critic.evidence(library, state.get("lesson_rewards") or {}),
@@ -377,7 +352,7 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask[Any, Any]:
             else "",
             "rejected": critic.rejected_text(state),
             "budget": f" The list has at most {most} changes, the most useful first." if most else "",
-            "words": str(critic.limits.max_lesson_words),
+            "words": str(critic.limits.max_words),
             "size": str(critic.limits.max_lessons),
         }
 

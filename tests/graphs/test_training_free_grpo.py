@@ -44,12 +44,12 @@ from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
+from learngraph.nodes.extract.critic import LessonSettings
 from learngraph.nodes.extract.groups import RewardSettings
 from learngraph.nodes.extract.rollouts import RolloutSettings
 from learngraph.nodes.lesson_prompts import SameLessonsShown
 from learngraph.nodes.update import library as learning
 from learngraph.nodes.update.accept_test import AcceptSettings
-from learngraph.nodes.update.consolidate import LessonSettings
 from learngraph.nodes.update.library import Schedule, deduplicate
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
@@ -114,7 +114,6 @@ KINDS = {
     "You study an attempt": "contrast",
     "Several reviewers": "consolidate",
     "You keep a library": "propose",
-    "You examine attempts": "discriminate",
     "You write lessons": "invent",
 }
 
@@ -175,10 +174,6 @@ class Chat(BaseChatModel):
 
     def _consolidate(self, told: str, draw: random.Random) -> str:
         return json.dumps({"edits": [{"op": "add", "text": self.teaches, "from": [1]}]})
-
-    def _discriminate(self, told: str, draw: random.Random) -> str:
-        answers = re.findall(r"^> (.*)$", told, re.MULTILINE)
-        return json.dumps({"grades": [0.0 if self.wrong in answer else 1.0 for answer in answers]})
 
     def _invent(self, told: str, draw: random.Random) -> str:
         return json.dumps({"lessons": [LESSON, "When in doubt, read the riddle again."]})
@@ -1067,7 +1062,7 @@ def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() ->
     assert all("agrees with most" in told for told in blind)
 
 
-@pytest.mark.parametrize("truth", ["given", "majority", "self"])
+@pytest.mark.parametrize("truth", ["given", "majority"])
 def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(truth: Any) -> None:
     toy, versions, told = KeywordKeep(), LibraryVersions(), list[str]()
     task, gold = toy.task(0), toy.gold(toy.task(0))
@@ -1108,15 +1103,6 @@ def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
     assert whole.run()["best"] == unsure.run()["best"]
     assert unsure.rows[0]["rewards"] == whole.rows[0]["rewards"]
     assert unsure.rows[0]["truths"]["train-0"] == [None] * 5
-
-
-def test_the_model_itself_may_say_which_attempts_are_right() -> None:
-    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group_size=4, epochs=1, truth="self", accept="always"))
-    out = bench.run()
-    assert bench.rows[0]["rewards"] == bench.rows[0]["truths"]  # the scripted examiner is right
-    assert bench.chat.kinds()["discriminate"] >= 3
-    assert not any("VERDICT" in told or "True answer" in told for _, told, _ in bench.chat.asked)
-    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
 
 
 # Budget, arms, problems
@@ -1469,12 +1455,11 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
     [
         ({"group_size": 0}, "group_size is at least 1, got 0"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
-        ({"truth": "none"}, "truth is one of given, majority, self"),
+        ({"truth": "none"}, "truth is one of given, majority, implicit"),
         ({"arm": "best"}, "arm is one of learned, empty"),
         ({"rewards": RewardSettings(min_agreement=0.0)}, "min_agreement is a share"),
         ({"rollouts": RolloutSettings(timeout=0)}, "timeout is a positive number"),
         ({"epochs": 0}, "epochs is at least 1"),
-        ({"lessons": LessonSettings(duplicate_similarity=0.0)}, "duplicate_similarity is above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:

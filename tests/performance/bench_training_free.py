@@ -40,7 +40,7 @@ from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
-from learngraph.nodes.update.consolidate import LessonSettings
+from learngraph.nodes.extract.critic import LessonSettings
 from learngraph.tools.models.models import open_model
 
 MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "consolidate": 0.5}

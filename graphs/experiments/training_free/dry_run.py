@@ -23,7 +23,6 @@ TYPICAL_TOKENS: Mapping[str, tuple[float, float]] = {
     "rollout": (1500, 600),
     "summarise": (4000, 500),
     "contrast": (4000, 700),
-    "discriminate": (8000, 200),
     "propose": (2500, 300),
     "consolidate": (6000, 1500),
     "invent": (2000, 1500),
@@ -174,7 +173,6 @@ def stage_usage(sweep: Sweep, arm: Arm, paid: Mapping[str, Usage]) -> dict[str, 
         writes = s.author == "model" and not plain
         counts |= {
             "rollout": groups * s.group_size * turns,
-            "discriminate": groups * (s.truth == "self"),
             "summarise": compared * s.group_size * writes,
             "contrast": compared,
             "propose": compared * writes,

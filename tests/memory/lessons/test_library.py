@@ -28,7 +28,7 @@ TEXTS = (
     "Open the fridge only when you are hungry",
     "Count small cases before you look for a rule",
 )
-LOOSE = LibraryLimits(max_lesson_words=100, max_lessons=100, max_library_tokens=100_000)
+LOOSE = LibraryLimits(max_words=100, max_lessons=100, max_library_tokens=100_000)
 
 
 def size(text: str) -> int:
@@ -229,7 +229,7 @@ def test_the_similarity_may_be_another() -> None:
 
 
 def test_a_text_over_the_limits_is_rejected_with_a_reason() -> None:
-    limits = LibraryLimits(max_lesson_words=5, max_lessons=10, max_library_tokens=6)
+    limits = LibraryLimits(max_words=5, max_lessons=10, max_library_tokens=6)
     held, rulings = apply(Library(), Edit("add", text="one two three four five six"), limits=limits)
     assert held.lessons == ()
     assert rulings[0].reason == "6 words are more than 5"
@@ -265,7 +265,7 @@ def test_over_the_limits_the_least_valued_lessons_go_and_the_ledger_says_so() ->
 
 def test_a_library_from_elsewhere_is_brought_within_the_limits() -> None:
     held = replace(library("one two three", "word " * 9, "four five", "six seven"), next=9).with_votes([("L0", -1), ("L3", -2)])
-    limits = LibraryLimits(max_lesson_words=5, max_lessons=2, max_library_tokens=12)
+    limits = LibraryLimits(max_words=5, max_lessons=2, max_library_tokens=12)
     made, rulings = held.trim_to_limits(limits, size)
     assert texts(made) == {"L0": "one two three", "L2": "four five"}
     assert made.next == 9
@@ -280,7 +280,7 @@ def test_a_library_from_elsewhere_is_brought_within_the_limits() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"max_lesson_words": 0},
+        {"max_words": 0},
         {"max_lessons": 0},
         {"max_library_tokens": -1},
         {"duplicate_similarity": 0},
@@ -321,7 +321,7 @@ EDITS = st.builds(
     rewards=st.lists(st.sampled_from([0.0, 1.0]), max_size=3).map(tuple),
     step=st.integers(0, 3),
 )
-TIGHT = LibraryLimits(max_lesson_words=6, max_lessons=4, max_library_tokens=30)
+TIGHT = LibraryLimits(max_words=6, max_lessons=4, max_library_tokens=30)
 
 
 @settings(max_examples=60)
@@ -339,7 +339,7 @@ def test_any_sequence_of_edits_keeps_ids_and_limits_and_rules_on_every_edit(step
                 lineage[lesson.id] = number
             assert re.fullmatch(r"L\d+", lesson.id)
             assert int(lesson.id[1:]) < held.next
-            assert len(lesson.text.split()) <= TIGHT.max_lesson_words
+            assert len(lesson.text.split()) <= TIGHT.max_words
             assert lesson.text == one_line(lesson.text) != ""
         assert held.next >= before.next
         assert len(held.lessons) <= TIGHT.max_lessons

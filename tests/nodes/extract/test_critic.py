@@ -22,9 +22,9 @@ from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.critic import (
     Critic,
+    LessonSettings,
     contrast,
     critic_prompts,
-    discriminate,
     invent,
     propose,
     summarise,
@@ -34,7 +34,6 @@ from learngraph.nodes.extract.rule_critic import (
     RuleProposer,
     as_library,
     compare_actions,
-    named_state,
     random_lessons,
     shuffle_lessons,
 )
@@ -99,7 +98,10 @@ TWO = [
 
 def test_a_summary_is_asked_with_problem_lessons_transcript_grade_and_answer() -> None:
     model = Scripted("1. It added the numbers, as L0 says.")
-    node = summarise(model, critic("when numbers are given, add them", objective="sums", reference=lambda task: "forty-two"))
+    node = summarise(
+        model,
+        critic("when numbers are given, add them", limits=LessonSettings(objective="sums"), reference=lambda task: "forty-two"),
+    )
     out = node.invoke({**group(TWO), "number": 0})
     assert out["summaries"] == [Summary(0, "1. It added the numbers, as L0 says.")]
     (prompt,) = model.prompts
@@ -399,7 +401,9 @@ def test_what_cannot_be_read_becomes_additions_and_says_so() -> None:
 
 def test_a_delete_with_null_content_and_an_unknown_id_both_leave_a_trace() -> None:  # D1, D8
     reply = '[{"operation": "DELETE", "id": "[L0]", "content": null}, {"operation": "UPDATE", "id": "G7", "content": "x y"}]'
-    out = propose(Scripted(reply), critic("guess", max_insights=4)).invoke(group(TWO, insights=[INSIGHT]))
+    out = propose(Scripted(reply), critic("guess", limits=LessonSettings(max_insights=4))).invoke(
+        group(TWO, insights=[INSIGHT])
+    )
     assert [edit.op for edit in out["edits"]][:1] == ["delete"]
     traces = [*out["edits"], *(ruling.edit for ruling in out["rulings"])]
     assert len(traces) == 2
@@ -419,11 +423,10 @@ def secret(number: int, reward: float) -> Rollout:
     return rollout(number, reward, told, f"say {number}", trajectory=lived, error="VERDICT" if number else "")
 
 
-@pytest.mark.parametrize("truth", ["majority", "self", "implicit"])
+@pytest.mark.parametrize("truth", ["majority", "implicit"])
 @pytest.mark.parametrize("plain", [False, True])
 def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any, plain: bool) -> None:
     replies = {
-        "You examine": '{"grades": [0.9, 0.2]}',
         "You study": "It looked.",
         "You compare": '{"lessons": ["when in doubt, look"], "helpful": ["L0"], "harmful": []}',
         "You keep": '{"edits": [{"op": "add", "text": "when in doubt, look"}], "sheet": ["when in doubt, look"]}',
@@ -434,7 +437,6 @@ def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any,
     rollouts = [secret(0, 0.8125), secret(1, 0.1875)]
     state = group(rollouts, rewards=[1.0, 0.0])
     if not plain:
-        state |= discriminate(model, known).invoke(state)
         for number in (0, 1):
             written = summarise(model, known).invoke({**state, "number": number})
             state["summaries"] = [*state["summaries"], *written["summaries"]]
@@ -446,17 +448,13 @@ def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any,
     state |= node(state) if plain else node.invoke(state)
     comparison = Comparison("sum-1", tuple(state["rewards"]), (0.8125, 0.1875), "mixed", state["insights"], state["edits"])
     consolidate(model, known, "model").invoke({"run": "r", "step": 0, "library": "r/0", "comparisons": [comparison]})
-    assert len(model.asked) >= (1 if plain else 8)
+    assert len(model.asked) >= (1 if plain else 7)
     for prompt in model.prompts:
         for canary in CANARIES:
             assert canary not in prompt, prompt
-
-
-def test_with_ground_truth_the_same_canaries_do_arrive() -> None:
-    """The test above would see them."""
-    model = Scripted("It looked.")
-    summarise(model, critic(reference=lambda task: "TRUEANSWER")).invoke({**group([secret(0, 0.8125)]), "number": 0})
-    assert all(canary in model.prompts[0] for canary in ("TRUEANSWER", "0.8125"))
+    told = Scripted("It looked.")  # with ground truth the same canaries do arrive
+    summarise(told, critic(reference=lambda task: "TRUEANSWER")).invoke({**group([secret(0, 0.8125)]), "number": 0})
+    assert all(canary in told.prompts[0] for canary in ("TRUEANSWER", "0.8125"))
 
 
 def test_agreement_stands_beside_attempts_as_a_hint() -> None:
@@ -466,14 +464,11 @@ def test_agreement_stands_beside_attempts_as_a_hint() -> None:
     assert "Attempt 2 (its answer does not agree with most)" in model.prompts[0]
 
 
-@pytest.mark.parametrize(
-    ("truth", "told"), [("majority", "its answer agrees with most"), ("self", "an examiner without the answer gave it 1")]
-)
-def test_costs_do_not_change_what_is_said_without_ground_truth(truth: Any, told: str) -> None:
+def test_costs_do_not_change_what_is_said_without_ground_truth() -> None:
     model = Scripted('{"lessons": []}')
     dear = group([rollout(0, 1.0, steps=8), rollout(1, 1.0, steps=1)], rewards=[0.2, 0.9], plain=[1.0, 1.0])
-    contrast(model, critic(truth=truth)).invoke(dear)
-    assert model.prompts[0].count(told) == 2
+    contrast(model, critic(truth="majority")).invoke(dear)
+    assert model.prompts[0].count("its answer agrees with most") == 2
     assert "0.2" not in model.prompts[0]
     assert "0.9" not in model.prompts[0]
 
@@ -488,24 +483,12 @@ def test_without_ground_truth_only_rewards_are_taken_out_of_a_transcript() -> No
     )
 
 
-def test_the_model_grades_attempts_itself() -> None:
-    rollouts = [*TWO, Rollout("r/sum-1/2", TASK, 2, None, error="out of time")]
-    model = Scripted('{"grades": [2, 0.1]}', 'Hm. {"grades": [0.9, 0.1]}')
-    out = discriminate(model, critic()).invoke(group(rollouts))
-    assert out["rewards"] == [0.9, 0.1, None]
-    assert "2 numbers from 0 to 1" in model.prompts[1]
-    assert "= 1" not in model.prompts[0]
-    lost = discriminate(Scripted("no"), critic()).invoke(group(rollouts))
-    assert lost["rewards"] == [None] * 3
-    assert "no grades" in lost["failures"][0]
-
-
 # Without rollouts
 
 
 def test_lessons_are_invented_from_objective_and_problems() -> None:
     model = Scripted('{"lessons": ["when a sum is asked, add", "when in doubt, check"]}')
-    out = invent(model, critic(objective="sums"), 5).invoke({"run": "r", "tasks": [TASK]})
+    out = invent(model, critic(limits=LessonSettings(objective="sums")), 5).invoke({"run": "r", "tasks": [TASK]})
     assert out["insights"] == ["when a sum is asked, add", "when in doubt, check"]
     assert "Write 5 different lessons" in model.prompts[0]
     assert TASK.instruction in model.prompts[0]
@@ -515,9 +498,8 @@ def test_lessons_are_invented_from_objective_and_problems() -> None:
 
 
 def test_a_model_that_only_writes_a_line_cannot_be_asked_for_more() -> None:
-    for node in (lambda c: invent(Scripted(""), c, 5), lambda c: discriminate(Scripted(""), c)):
-        with pytest.raises(UserError, match="openai"):
-            node(critic(line_only=True))
+    with pytest.raises(UserError, match="openai"):
+        invent(Scripted(""), critic(line_only=True), 5)
 
 
 # By rule
@@ -534,7 +516,6 @@ def test_the_rule_says_what_did_better_than_other_things_tried_there() -> None:
         walk(1, ("door black", "mist", 1.0), ("gate wolf", "lamp", 0.0), ("exit", "on", 2.0)),
     ]
     assert RuleCritic()(group(rollouts))["insights"] == ["door black mist"]  # of gate and exit, all did the same
-    assert RuleCritic(include_negative=True)(group(rollouts))["insights"] == ["door black mist", "door black not fern"]
 
 
 def test_what_earned_nothing_is_no_advice_though_others_lost_something_there() -> None:
@@ -543,7 +524,6 @@ def test_what_earned_nothing_is_no_advice_though_others_lost_something_there() -
         walk(1, ("gate wolf", "wait", 0.0), ("exit", "on", 2.0)),
     ]
     assert RuleCritic()(group(rollouts))["insights"] == []
-    assert RuleCritic(include_negative=True)(group(rollouts))["insights"] == ["gate wolf not attack"]
 
 
 def test_the_rule_goes_by_what_followed_where_only_the_end_is_paid() -> None:
@@ -599,7 +579,7 @@ def test_what_the_rule_writes_about_the_toy_is_true() -> None:
 
 
 def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() -> None:
-    known = critic("door black mist", "gate wolf lamp", "fork oak not left", "gate wolf coin")
+    known = critic("door black mist", "gate wolf lamp", "fork oak left", "gate wolf coin")
     steps = [("door black", "mist"), ("door black", "fern"), ("gate wolf", "bell"), ("fork oak", "right"), ("door red", "salt")]
     rollouts = [walk(0, *((state, action, 1.0) for state, action in steps))]
     insights = [
@@ -607,7 +587,6 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
         "gate wolf bell",
         "fork oak right",
         "door red salt",
-        "door black not fern",
         "door red",
         "gate elf bow",
     ]
@@ -621,7 +600,6 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
         ("add", (), "door red salt"),
     ]
     assert [(ruling.edit.text, ruling.accepted, ruling.reason) for ruling in out["rulings"]] == [
-        ("door black not fern", False, "L0 says what to do there"),
         ("door red", False, "no rollout of this group did that"),
         ("gate elf bow", False, "no rollout of this group did that"),
     ]
@@ -633,11 +611,6 @@ def test_free_sentences_about_long_states_are_added_as_they_are() -> None:
     assert [edit.text for edit in out["edits"]] == ["open fridge", "look before you leap"]
 
 
-def test_what_a_lesson_is_about_is_the_longest_state_it_begins_with() -> None:
-    assert named_state("door black mist", ["door", "door black", "gate wolf"]) == "door black"
-    assert named_state("take the lamp", ["door black"]) == ""
-
-
 # A model that only writes a line
 
 
@@ -645,8 +618,6 @@ def test_a_plain_writer_is_shown_the_attempts_and_its_items_are_insights() -> No
     rollouts = [walk(0, ("door black", "mist", 1.0)), walk(1, ("door black", "fern", 0.0))]
     model = Scripted(" door black mist. gate wolf lamp. door black mist")
     known = critic(line_only=True)
-    assert summarise(model, known)({}) == {"summaries": []}
-    assert not model.asked
     out = contrast(model, known).invoke(group(rollouts))
     assert out["insights"] == ["door black mist", "gate wolf lamp"]
     assert "Attempt 1:\ndoor black\n> mist\n= 1\ntotal 1\nAttempt 2:\n" in model.prompts[0]
@@ -697,7 +668,7 @@ def test_random_lessons_keep_to_the_limits(steps: int) -> None:
     told = [rollout(n, 1.0, f"> it is {'x' * 400}{n} then.\n", trajectory=None) for n in range(9)]
     if steps:
         told = [replace(told[0], trajectory=Trajectory("a", TASK, lived))]  # type: ignore[arg-type]
-    drawn = random_lessons(told, 9, LibraryLimits(max_lesson_words=12, max_library_tokens=300), 1, lambda text: len(text) // 4)
+    drawn = random_lessons(told, 9, LibraryLimits(max_words=12, max_library_tokens=300), 1, lambda text: len(text) // 4)
     assert 0 < len(drawn.lessons) < 9
     assert len(drawn.text()) // 4 <= 300
     assert all(len(lesson.text.split()) <= 12 for lesson in drawn.lessons)
@@ -721,9 +692,6 @@ def test_shuffling_gives_each_state_the_action_of_another() -> None:
         mixed = [lesson.text for lesson in shuffle_lessons(library, seed).lessons]
         assert [text.rsplit(" ", 1)[0] for text in mixed] == ["door black", "gate wolf", "fork oak"]
         assert all(new != old.text for new, old in zip(mixed, library.lessons, strict=True))
-    two = as_library(["door black go in", "gate wolf hold up the lamp"], LibraryLimits(), len)
-    told = shuffle_lessons(two, 0, ["door black", "gate wolf"])
-    assert [x.text for x in told.lessons] == ["door black hold up the lamp", "gate wolf go in"]
 
 
 # Prompts
@@ -737,9 +705,3 @@ def test_prompts_ask_for_json_that_is_json() -> None:
         for line in system.splitlines():
             if line.startswith("{"):
                 assert isinstance(json.loads(line), dict), name
-
-
-def test_relate_is_exact_about_where_edits_come_from() -> None:
-    known = critic()
-    out = RuleProposer(known.versions)(group([walk(0, ("door black", "mist", 1.0))], insights=["door black mist"], step=2))
-    assert out["edits"] == [Edit("add", (), "door black mist", "at door black: mist", ("sum-1",), (0.5,), 2)]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.runnables import RunnableLambda
 
 from learngraph.memory.records import Rollout, Task, Usage
 from learngraph.nodes.extract.groups import (
     AssignRewards,
     EmitComparison,
     OpenGroup,
+    RewardSettings,
     advantages,
     fan_out_summaries,
     has_spread,
@@ -101,33 +101,34 @@ def test_the_majority_and_ties() -> None:
     ],
 )
 def test_kinds_of_groups(rewards: tuple[float | None, ...], hard: bool, kind: str) -> None:
-    node = AssignRewards(hard=hard, reference=lambda task: "7", success_threshold=lambda task: 0.8)
-    found = node.invoke(group(*rewards))
+    node = AssignRewards(
+        settings=RewardSettings(compare_failed_groups=hard), reference=lambda task: "7", success_threshold=lambda task: 0.8
+    )
+    found = node(group(*rewards))  # type: ignore[arg-type]
     assert found["kind"] == kind
     assert found["rewards"] == list(rewards)  # by number, whichever ended first
     assert found["failures"] == [f"rollout {n}: lost" for n, reward in enumerate(rewards) if reward is None]
     assert route_comparison({"kind": kind}) == ("compare" if kind in ("mixed", "hard") else "no lesson")  # type: ignore[typeddict-item]
 
 
+HARD = RewardSettings(compare_failed_groups=True)
+
+
 def test_hard_groups_need_the_answer_and_ground_truth() -> None:
-    assert AssignRewards(hard=True).invoke(group(0.0, 0.0))["kind"] == "alike"
-    blind = AssignRewards("majority", hard=True, reference=lambda task: "7")
-    assert blind.invoke(group(0.0, 0.0))["kind"] == "alike"
+    assert AssignRewards(settings=HARD)(group(0.0, 0.0))["kind"] == "alike"
+    blind = AssignRewards("majority", HARD, reference=lambda task: "7")
+    assert blind(group(0.0, 0.0))["kind"] == "alike"
 
 
 def test_costs_may_make_a_group_mixed_and_a_failure_stays_one() -> None:
     state = group(1.0, 1.0, 0.0)
     state["rollouts"] = [rollout(n, r, usage=Usage(1, 900 * n, 100 * n), steps=n) for n, r in enumerate((1.0, 1.0, 0.0))]
-    found = AssignRewards(token_cost=0.1, action_cost=0.01).invoke(state)
+    found = AssignRewards(settings=RewardSettings(token_cost=0.1, action_cost=0.01))(state)
     assert found["rewards"] == pytest.approx([1.0, 1 - 0.1 - 0.01, 0 - 0.2 - 0.02])
     assert found["plain"] == [1.0, 1.0, 0.0]  # what is said of an attempt
     assert found["usage"] == Usage(3, 2700, 300)
-    assert (
-        AssignRewards(token_cost=0.1, hard=True, reference=lambda t: "7").invoke({**state, "rollouts": state["rollouts"][:2]})[
-            "kind"
-        ]
-        == "mixed"
-    )
+    dear = AssignRewards(settings=RewardSettings(token_cost=0.1, compare_failed_groups=True), reference=lambda t: "7")
+    assert dear({**state, "rollouts": state["rollouts"][:2]})["kind"] == "mixed"  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize(
@@ -143,37 +144,21 @@ def test_costs_may_make_a_group_mixed_and_a_failure_stays_one() -> None:
 def test_majority_votes(answers: str, agreement: float, rewards: list[float], kind: str) -> None:
     # What the verifier says is against it, or nothing at all: it makes no difference.
     for truths in ([0.0] * 5, [None] * 5, [1.0, None, 0.0, 1.0, 0.0]):
-        found = AssignRewards("majority", agreement).invoke(group(*truths, answers=answers))
+        found = AssignRewards("majority", RewardSettings(agreement))(group(*truths, answers=answers))
         assert (found["rewards"], found["kind"]) == (rewards, kind)
 
 
 def test_rollouts_without_an_answer_are_in_no_vote_but_count_in_the_group() -> None:
     state = group(1.0, 1.0, 1.0, None)
     state["rollouts"] = [rollout(0, 1.0, "x"), rollout(1, 1.0, "x"), rollout(2, 1.0, "y"), rollout(3, None, "")]
-    found = AssignRewards("majority", 0.5).invoke(state)
+    found = AssignRewards("majority", RewardSettings(0.5))(state)
     assert (found["rewards"], found["kind"]) == ([1, 1, 0, None], "mixed")
-    assert AssignRewards("majority", 0.51).invoke(state)["kind"] == "disagreed"  # 2 of 4
-
-
-async def test_a_models_opinion_in_the_place_of_rewards() -> None:
-    asked: list[Any] = []
-
-    def opinion(state: Any) -> dict[str, Any]:
-        asked.append([r.number for r in state["rollouts"]])
-        return {"rewards": [0.2, None, 0.9], "usage": Usage(1, 5, 5), "failures": ["a reply"]}
-
-    node = AssignRewards("self", discriminate=RunnableLambda(opinion))
-    for found in (node.invoke(group(1.0, 1.0, 1.0)), await node.ainvoke(group(1.0, 1.0, 1.0))):
-        assert (found["rewards"], found["kind"], found["usage"]) == ([0.2, None, 0.9], "mixed", Usage(1, 5, 5))
-        assert found["failures"] == ["a reply"]
-    assert asked == [[0, 1, 2]] * 2  # in order
-    lost = AssignRewards("self", discriminate=RunnableLambda(lambda state: {"rewards": [None] * 3}))
-    assert lost.invoke(group(1.0, 1.0, 1.0))["kind"] == "failed"
+    assert AssignRewards("majority", RewardSettings(0.51))(state)["kind"] == "disagreed"  # 2 of 4
 
 
 def test_what_a_group_hands_over_is_by_number() -> None:
     state = {**group(1.0, None, 0.0), **OpenGroup()(group(1.0))}  # type: ignore[arg-type]
-    state |= AssignRewards().invoke(state)
+    state |= AssignRewards()(state)
     state |= {"insights": ["look first"], "votes": [("L0", 1)]}
     (found,) = EmitComparison()(state)["comparisons"]  # type: ignore[arg-type]
     assert (found.task, found.rewards, found.truths, found.kind) == ("t", (1.0, None, 0.0), (1.0, None, 0.0), "mixed")

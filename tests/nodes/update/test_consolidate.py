@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 
-from learngraph.memory.lessons.library import Library, LibraryLimits, one_line
+from learngraph.memory.lessons.library import Library, one_line
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task
-from learngraph.nodes.extract.critic import Critic, propose
+from learngraph.nodes.extract.critic import Critic, LessonSettings, propose
 from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts
 
 ADD = "when a sum is asked for, add the numbers"
@@ -114,7 +114,7 @@ def test_one_call_a_step_sees_edits_and_library_and_merges_them() -> None:
     model = Scripted(
         plan({"op": "add", "text": CHECK, "from": [1, 3]}, {"op": "modify", "id": "[L0]", "text": f"{ADD} up", "from": [2]})
     )
-    known = critic(ADD, objective="sums")
+    known = critic(ADD, limits=LessonSettings(objective="sums"))
     comparisons = [
         compared("b", add("when done, check again", "it erred"), Edit("modify", ("L0",), f"{ADD} up")),
         compared("c", add("when finished, verify")),
@@ -252,7 +252,7 @@ def test_latex_arrives_as_it_was_written() -> None:  # D10
 
 def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
     edits = [add(f"when case {n} comes up, look into chapter {n} of the manual") for n in range(60)]
-    known = critic(max_prompt_tokens=1500, limits=LibraryLimits(max_lessons=100, max_library_tokens=9000))
+    known = critic(max_prompt_tokens=1500, limits=LessonSettings(max_lessons=100, max_library_tokens=9000, max_step_edits=0))
     comparisons = [compared(f"t{n:02}", edit) for n, edit in enumerate(edits)]
     model = Scripted(plan())
     consolidate(model, known, "model").invoke(step(*comparisons))
@@ -360,7 +360,7 @@ def test_final_edits_of_one_text_are_told_apart() -> None:
             {"op": "modify", "id": "L1", "text": DRAW, "from": [2]},
         )
     )
-    known = critic(ADD, CHECK, limits=LibraryLimits(duplicate_similarity=2.0))
+    known = critic(ADD, CHECK, limits=LessonSettings(duplicate_similarity=2.0))
     comparisons = [compared("a", Edit("modify", ("L0",), "x y")), compared("b", Edit("modify", ("L1",), "y z"))]
     consolidate(model, known, "model").invoke(step(*comparisons))
     assert [lesson.problems for lesson in known.versions.at("r/1").lessons] == [("a",), ("b",)]
@@ -454,13 +454,13 @@ def test_by_code_a_lesson_goes_that_two_more_found_harmful_than_helpful(against:
 
 
 def test_a_step_makes_so_many_changes_at_most_and_the_others_have_a_ruling() -> None:
-    known = replace(critic(ADD), max_step_edits=1)
+    known = critic(ADD, limits=LessonSettings(max_step_edits=1))
     comparisons = [compared("a", add(CHECK)), compared("b", add(DRAW)), compared("c", add(DRAW))]
     consolidate(Silent(), known, "code").invoke(step(*comparisons))
     assert texts(known) == [ADD, DRAW], "what most groups ask for comes first"
     assert [r.reason for r in known.versions.rulings("r/1") if not r.accepted] == ["beyond the 1 change of a step"]
     assert accounted(known, comparisons)
-    told = replace(critic(ADD), max_step_edits=3)
+    told = critic(ADD, limits=LessonSettings(max_step_edits=3))
     model = Scripted(plan({"op": "add", "text": DRAW, "from": [2, 3]}))
     consolidate(model, told, "model").invoke(step(*comparisons))
     assert "at most 3 changes" in model.prompts[0]
@@ -501,7 +501,7 @@ REPLIES = st.one_of(
     st.sampled_from(["model", "code"]),
 )
 def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str, how: Any) -> None:
-    limits = LibraryLimits(max_lessons=4)
+    limits = LessonSettings(max_lessons=4, max_step_edits=0)
     known = critic(ADD, CHECK, "gate wolf lamp", limits=limits)
     early = Ruling(Edit("add", (), "cut before"), False, "more than were asked for")
     comparisons = [compared(f"t{n}", *edits) for n, edits in enumerate(groups)]
@@ -511,7 +511,7 @@ def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str
     assert accounted(known, comparisons)
     library = known.versions.at("r/1")
     assert len(library.lessons) <= limits.max_lessons
-    assert all(len(lesson.text.split()) <= limits.max_lesson_words for lesson in library.lessons)
+    assert all(len(lesson.text.split()) <= limits.max_words for lesson in library.lessons)
     now = {lesson.id: lesson.text for lesson in library.lessons}
     rulings = [ruling for ruling in known.versions.rulings("r/1") if ruling.accepted]
     gone = {r.lesson for r in rulings if r.edit.op == "delete"}
