@@ -190,7 +190,6 @@ class Library:
         count: Callable[[str], int],
         *,
         instructions: Mapping[str, str] | None = None,
-        similarity: Callable[[str, str], float] = lesson_similarity,
     ) -> tuple[Library, tuple[Ruling, ...]]:
         """The library after these edits, and a ruling for each of them. Pure; no edit raises an error.
 
@@ -211,14 +210,13 @@ class Library:
             limits: the limits of the library.
             count: counts the tokens of a text.
             instructions: task id -> instruction, of the edits' problems; `select` finds lessons by them.
-            similarity: similarity of two lessons' texts, in [0, 1].
 
         Returns:
             The library, and the rulings in the order of the edits, one or more each; those of evicted lessons are last.
         """
         if not edits:
             return self, ()
-        draft = _Draft(self, limits, count, instructions or {}, similarity)
+        draft = _Draft(self, limits, count, instructions or {})
         steps: Mapping[str, Callable[[Edit], list[Ruling]]] = {
             "delete": draft.delete,
             "merge": draft.merge,
@@ -243,7 +241,7 @@ class Library:
         """The library without the lessons that `apply` would refuse or evict, and a ruling for each of those: for libraries from
         elsewhere. Duplicates stay.
         """
-        draft = _Draft(self, limits, count, {}, lesson_similarity)
+        draft = _Draft(self, limits, count, {})
         gone = []
         for lesson in self.lessons:
             if wrong := draft.check_text(Edit("add", (), lesson.text))[1]:
@@ -399,10 +397,9 @@ class _Draft:
         limits: LibraryLimits,
         count: Callable[[str], int],
         instructions: Mapping[str, str],
-        similarity: Callable[[str, str], float],
     ) -> None:
         self.library, self.limits, self.count = library, limits, count
-        self.instructions, self.similarity = instructions, similarity
+        self.instructions = instructions
         self.lessons = {lesson.id: lesson for lesson in library.lessons}
         self.next = library.next
         self.deleted: set[str] = set()
@@ -493,7 +490,7 @@ class _Draft:
         if wrong:
             return [Ruling(edit, False, wrong)]
         if self.limits.duplicate_similarity <= 1:
-            near = [(self.similarity(text, lesson.text), -int(id[1:])) for id, lesson in self.lessons.items()]
+            near = [(lesson_similarity(text, lesson.text), -int(id[1:])) for id, lesson in self.lessons.items()]
             best, number = max(near, default=(0.0, 0))
             if best >= self.limits.duplicate_similarity:
                 return self.vote(edit, f"L{-number}", best)
@@ -541,7 +538,7 @@ class _Draft:
 
     def vote_if_same(self, edit: Edit, text: str, id: str) -> list[Ruling]:
         """A vote for the lesson if a second edit says the same; an empty list if it says something else."""
-        near = 1.0 if text == self.lessons[id].text else self.similarity(text, self.lessons[id].text)
+        near = 1.0 if text == self.lessons[id].text else lesson_similarity(text, self.lessons[id].text)
         return self.vote(edit, id, near) if near >= min(self.limits.duplicate_similarity, 1.0) else []
 
     def vote(self, edit: Edit, id: str, near: float) -> list[Ruling]:

@@ -212,7 +212,7 @@ class ComparedGroup(TaskChannel, GroupKind):
     stops: NotRequired[list[str]]
 
 
-class GroupComparison(TypedDict):
+class ComparisonChannel(TypedDict):
     """The result of a group."""
 
     comparisons: list[Comparison]
@@ -346,7 +346,7 @@ class EmitComparison:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: ComparedGroup) -> GroupComparison:
+    def __call__(self, state: ComparedGroup) -> ComparisonChannel:
         if state.get("stops"):
             return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(state["stops"][0],))]}
         rollouts = sort_rollouts(state["rollouts"])

@@ -31,19 +31,18 @@ from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import lesson_react, tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.fingerprint import model_fingerprint
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
-from learngraph.memory.lessons.library import Library, LibraryError
+from learngraph.memory.lessons.library import Library
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
+from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
 from learngraph.nodes.extract.critic import LessonSettings
 from learngraph.nodes.extract.groups import RewardSettings
 from learngraph.nodes.extract.rollouts import RolloutSettings
@@ -296,12 +295,18 @@ def test_a_lesson_is_learned_tested_kept_and_obeyed() -> None:
     assert kinds["propose"] == 0
 
 
-async def test_awaited_it_comes_to_the_same() -> None:
-    plain, awaited = Bench(), Bench()
+async def test_awaited_it_comes_to_the_same_and_seeds_reach_the_model() -> None:
+    plain, awaited = Bench(), Bench(Chat(delay=0.01))
     out = plain.run()
     assert await awaited.graph().ainvoke({"run": "r"}) == out
     assert awaited.product(out).to_yaml() == plain.product(out).to_yaml()
     assert [quiet(row) for row in awaited.rows] == [quiet(row) for row in plain.rows]
+    seeds = [seed for kind, _, seed in plain.chat.asked if kind == "act"]
+    assert None not in seeds
+    assert len(set(seeds)) == 2 * 4 * 4 + 5  # both libraries are tried with the same ones
+    other = Bench()
+    other.run("another run")
+    assert not set(seeds) & {seed for kind, _, seed in other.chat.asked if kind == "act"}
 
 
 def test_chained_it_comes_to_the_same() -> None:
@@ -319,17 +324,6 @@ def test_chained_it_comes_to_the_same() -> None:
 def quiet(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the log without the time that it took, and what all that was paid for comes to."""
     return {**row, "seconds": None, "dollars": None}
-
-
-def test_every_rollout_is_shown_the_library_of_its_step_at_the_same_place() -> None:
-    bench = Bench()
-    bench.run()
-    for kind, told, _ in bench.chat.asked:
-        if kind == "act":
-            lessons = [line for line in told.splitlines() if line.startswith("- [")]
-            assert lessons in ([], [f"- [L0] {LESSON}"])
-            if lessons:
-                assert told.index("Lessons:") < told.index("What is the secret", told.index("Lessons:"))
 
 
 def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_episode() -> None:
@@ -656,35 +650,6 @@ def test_d13_a_library_that_gains_nothing_ends_the_run() -> None:
     assert strict.product(strict.run()).lessons == ()
 
 
-def test_d14_groups_in_which_all_failed_are_compared_with_the_answer_if_asked_for() -> None:
-    settings = TrainingFreeGRPO(group_size=4, epochs=1, rewards=RewardSettings(compare_failed_groups=True))
-    bench = Bench(Chat(luck=0.0), settings)
-    out = bench.run()
-    assert bench.rows[0]["kinds"] == {"hard": 4}
-    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
-    asked = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
-    assert all("all of which failed" in told and "True answer: pmalniart" in told for told in asked if "trainlamp" in told)
-    assert Bench(Chat(luck=1.0), settings).run()["best"] == "r/0"  # nobody failed
-
-
-def test_d14_what_an_attempt_costs_may_count() -> None:
-    """All are right, but some take longer: with a price per action the group has winners."""
-
-    def play(asked: dict[str, Any]) -> dict[str, Any]:
-        return {"score": 1.0, "step": asked["episode"], "transcript": "> a\n" * asked["episode"], "answer": "a"}
-
-    for turns, kind in ((0.0, "alike"), (0.1, "mixed")):
-        bench = Bench(
-            settings=TrainingFreeGRPO(group_size=3, epochs=1, accept="always", rewards=RewardSettings(action_cost=turns)),
-            rollout=RunnableLambda(play),
-            problems=[Riddles().task(0)],
-            held_out=[],
-        )
-        bench.run()
-        assert bench.rows[0]["kinds"] == {kind: 1}
-    assert bench.rows[0]["rewards"]["train-0"] == pytest.approx([1.0, 0.9, 0.8])
-
-
 def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> None:
     versions = LibraryVersions()
 
@@ -707,56 +672,6 @@ def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> 
     assert bench.rows[0]["accepted"]
 
 
-def test_5_6_graded_rewards_that_are_all_the_same_are_no_reason_to_compare() -> None:
-    bench = Bench(world=Riddles(grade=lambda right: 0.5), settings=TrainingFreeGRPO(group_size=4, epochs=1))
-    bench.run()
-    assert bench.rows[0]["kinds"] == {"alike": 4}
-    near = Riddles(grade=lambda right: 1.0 if right else 0.999)
-    kinds = [
-        Bench(world=near, settings=TrainingFreeGRPO(group_size=4, epochs=1, rewards=RewardSettings(min_reward_std=spread)))
-        for spread in (0.0, 0.01)
-    ]
-    for bench in kinds:
-        bench.run()
-    assert kinds[0].rows[0]["kinds"]["mixed"] == 3
-    assert kinds[1].rows[0]["kinds"] == {"alike": 4}
-
-
-def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end() -> None:
-    def play(asked: dict[str, Any]) -> dict[str, Any]:
-        middle = "".join(f"line {n} of what a tool said\n" for n in range(20_000))
-        return {"score": float(asked["episode"] % 2), "transcript": f"> begin\n{middle}> the end\n", "answer": "a"}
-
-    bench = Bench(
-        settings=TrainingFreeGRPO(group_size=2, epochs=1, accept="always"),
-        rollout=RunnableLambda(play),
-        problems=[Riddles().task(0)],
-        held_out=[],
-    )
-    bench.run()
-    told = [told for kind, told, _ in bench.chat.asked if kind == "summary"]
-    assert told
-    assert all("> begin\n" in one and "> the end\n" in one and "left out" in one for one in told)
-    assert all(len(one) < 150_000 for one in told)
-    assert bench.rows[0]["failures"] == []
-
-
-def test_d16_a_group_keeps_its_size_when_nobody_can_summarise() -> None:
-    bench = Bench(Chat(mangled=("summary",)), TrainingFreeGRPO(group_size=4, epochs=1))
-    bench.run()
-    told = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
-    assert told
-    assert all(one.count("I have no idea.") == 4 for one in told)  # an answer in words is a summary, too
-    assert not [failure for failure in bench.rows[0]["failures"] if "no summary" in failure]
-    silent = Bench(Silent(), TrainingFreeGRPO(group_size=4, epochs=1))
-    out = silent.run()
-    told = [told for kind, told, _ in silent.chat.asked if kind == "contrast"]
-    assert len(told) == 3
-    assert all(f"Attempt {n}" in one for one in told for n in range(1, 5))
-    assert len([failure for failure in silent.rows[0]["failures"] if "no summary" in failure]) == 3 * 4
-    assert [lesson.text for lesson in silent.product(out).lessons] == [LESSON]
-
-
 def test_lost_comparisons_are_counted() -> None:
     """A group whose comparison nobody could read; one that has nothing to compare is not lost."""
     bench = Bench(Chat(mangled=("contrast",)), TrainingFreeGRPO(group_size=4, epochs=1))
@@ -767,37 +682,6 @@ def test_lost_comparisons_are_counted() -> None:
     whole = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1))
     whole.run()
     assert whole.rows[0]["lost"] == 0
-
-
-class Silent(Chat):
-    """Summarises nothing."""
-
-    def _summary(self, told: str, draw: random.Random) -> str:
-        return " "
-
-
-@pytest.mark.slow
-def test_d17_the_order_in_which_things_end_changes_nothing_and_seeds_reach_the_model() -> None:
-    whole = Bench()
-    out = whole.run()
-    for _ in range(3):
-        slow = Bench(Chat(delay=0.01))
-        assert slow.run() == out
-        assert slow.product(out).to_yaml() == whole.product(out).to_yaml()
-        assert [quiet(row) for row in slow.rows] == [quiet(row) for row in whole.rows]
-    seeds = [seed for kind, _, seed in whole.chat.asked if kind == "act"]
-    assert None not in seeds
-    assert len(set(seeds)) == 2 * 4 * 4 + 5  # both libraries are tried with the same ones
-    other = Bench()
-    other.run("another run")
-    assert not set(seeds) & {seed for kind, _, seed in other.chat.asked if kind == "act"}
-
-
-async def test_d17_awaited_too() -> None:
-    whole, slow = Bench(), Bench(Chat(delay=0.01))
-    out = whole.run()
-    assert await slow.graph().ainvoke({"run": "r"}) == out
-    assert slow.product(out).to_yaml() == whole.product(out).to_yaml()
 
 
 # Its engineering
@@ -850,8 +734,8 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     assert not seeds & {seed for kind, _, seed in batched.chat.asked if kind == "act"}
 
 
-def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools() -> None:
-    world, versions, cache, chat = Riddles(), LibraryVersions(), Cache(), Chat()
+def test_e2_rollouts_are_known_by_their_tools() -> None:
+    versions, cache, chat = LibraryVersions(), Cache(), Chat()
 
     @tool
     def look(place: str) -> str:
@@ -863,44 +747,14 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
         """Turn a word."""
         return word
 
-    def name(model: Any, *tools: Any) -> str:
-        inputs = MethodInputs.with_chat_model(world, Journal(), model)
-        settings = TrainingFreeGRPO()
-        graph: Any = lesson_graph(inputs, settings, versions)
-        if tools:
-            graph = tool_agent.build(inputs, tools=lambda run, task, episode: tools, lessons=versions)
-        roll = player_of(inputs, settings, versions, cache, graph)
-        if not tools:  # it stays the same when something was played
-            roll.invoke({"task": world.task(0), "run": "r/0", "episode": 0, "library": "r/0"})
-            assert player_of(inputs, settings, versions, cache, graph).name == roll.name
-        return roll.name
+    def name(*tools: Any) -> str:
+        inputs = MethodInputs.with_chat_model(Riddles(), Journal(), chat)
+        graph = tool_agent.build(inputs, tools=lambda run, task, episode: tools, lessons=versions)
+        return player_of(inputs, TrainingFreeGRPO(), versions, cache, graph).name
 
-    versions.put("r/0", Library((Lesson("L0", LESSON),)))
-    openai: Any = pytest.importorskip("langchain_openai").ChatOpenAI
-    known = {"model": "m", "api_key": "none", "base_url": "http://one.test/v1"}
-    models = [
-        *(chat, chat.bind(temperature=0.0), chat.bind(temperature=1.0), chat.bind(stop=["a", "b"]), chat.bind(stop=["a"])),
-        *(
-            CachedChatModel(chat, "x", cache),
-            CachedChatModel(chat.bind(top_p=0.5), "x", cache),
-            CachedChatModel(chat, "y", cache),
-        ),
-    ]
-    names = [name(model) for model in models]
-    names += [name(chat, look), name(chat, turn), name(chat, look, turn)]
-    assert len({*names}) == len(names)
-    assert names == [*map(name, models), name(chat, look), name(chat, turn), name(chat, look, turn)]
-    others = [known, {**known, "base_url": "http://other.test/v1"}, {**known, "top_p": 0.5}, {**known, "temperature": 0.5}]
-    assert len({model_fingerprint(openai(**each)) for each in others}) == len(others)
-
-
-def test_e2_a_name_that_stands_for_another_library_is_refused() -> None:
-    bench = Bench()
-    bench.run()
-    other = Bench(Novel())
-    other.versions = bench.versions
-    with pytest.raises(LibraryError, match="another library already"):
-        other.run()
+    names = [name(look), name(turn), name(look, turn)]
+    assert len({*names}) == 3
+    assert names == [name(look), name(turn), name(look, turn)]
 
 
 class Broken(Riddles):
@@ -1003,16 +857,6 @@ def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     assert len(names) == 2  # other settings, other rollouts
 
 
-def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
-    cache = Cache()
-    forwards = Bench(Chat(luck=1.0), cache=cache, world=Riddles())
-    backwards = Bench(Chat(luck=1.0), cache=cache, world=Riddles(gold=lambda word: "never"))
-    forwards.run()
-    backwards.run()
-    assert forwards.rows[0]["train"] == 1.0
-    assert backwards.rows[0]["train"] == 0.0
-
-
 # Without ground truth
 
 
@@ -1087,48 +931,7 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
         assert bool(paid) is (truth == "given")
 
 
-def test_a_majority_that_is_too_small_is_none() -> None:
-    bench = Bench(
-        Chat(luck=0.3), TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", rewards=RewardSettings(min_agreement=1.0))
-    )
-    bench.run()
-    assert set(bench.rows[0]["kinds"]) <= {"disagreed", "alike"}
-    assert "contrast" not in bench.chat.kinds()
-
-
-def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
-    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority")
-    assert settings.truth == "majority"
-    whole, unsure = Bench(Chat(luck=0.7), settings), Bench(Chat(luck=0.7), settings, world=Unsure())
-    assert whole.run()["best"] == unsure.run()["best"]
-    assert unsure.rows[0]["rewards"] == whole.rows[0]["rewards"]
-    assert unsure.rows[0]["truths"]["train-0"] == [None] * 5
-
-
 # Budget, arms, problems
-
-
-@pytest.mark.slow
-def test_a_spent_budget_ends_the_run_with_the_library_so_far() -> None:
-    whole = Bench()
-    out = whole.run()
-    total = sum(one.calls for one in whole.cache.usage_by_stage().values())
-    seen = set()
-    for calls in (1, 10, 20, 30, 34, 40, 60):
-        cache = Cache()
-        limited = Bench(cache=cache, meter=SpendingLimit(cache, Prices(1, 1), max_tokens=110 * calls))
-        ended = limited.run()
-        seen.add(ended["best"])
-        if calls < total:
-            assert ended["stopped"].startswith(f"the budget of {110 * calls:,} tokens is spent"), calls
-            assert limited.rows[-1]["stopped"] == ended["stopped"]
-        assert limited.versions.head == ended["best"]
-        # With a larger budget it goes on, and pays for nothing again.
-        more = Bench(limited.chat, cache=cache)
-        assert {**more.run(), "usage": None} == {**out, "usage": None}
-        assert more.product(out).to_yaml() == whole.product(out).to_yaml()
-        assert limited.chat.kinds()["act"] == whole.chat.kinds()["act"]
-    assert {"r/0", "r/2-kept"} <= seen
 
 
 class Hiccup(Chat):
@@ -1390,30 +1193,6 @@ class Killed(BaseException):
     """The end of the process, as far as the graph can tell: no failure of a rollout."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("node", ["begin", "batch", "group", "consolidate", "hold_out", "probe", "accept", "close", "finish"])
-def test_stopped_at_any_stage_a_run_goes_on_from_there(node: str, tmp_path: Path) -> None:
-    whole = Bench()
-    out, told = whole.run(), Counter(whole.chat.asked)
-    bench = Bench()
-    config: Any = {"configurable": {"thread_id": "t"}}
-    asked: Any = {"run": "r"}
-    with open_checkpoints(tmp_path / "checkpoints.db") as saver:
-        for _ in range(20):
-            graph = bench.graph(checkpointer=saver)  # everything is made anew, from the files
-            ended = graph.invoke(asked, config, interrupt_before=[node])
-            asked = None
-            if not graph.get_state(config).next:
-                break
-        else:
-            raise AssertionError("it does not end")
-    assert {name: ended[name] for name in out} == out
-    assert bench.product(out).to_yaml() == whole.product(out).to_yaml()
-    assert [quiet(row) for row in bench.rows] == [quiet(row) for row in whole.rows]
-    assert set(bench.chat.asked) == set(told)  # two that are equal may be asked at the same time, and twice then
-    assert bench.chat.kinds()["act"] == whole.chat.kinds()["act"]
-
-
 def test_checkpoints_hold_names_and_no_libraries(tmp_path: Path) -> None:
     bench = Bench()
     with open_checkpoints(tmp_path / "checkpoints.db") as saver:
@@ -1495,18 +1274,6 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
     assert bench.versions.head == out["best"] == out["library"] == "r/2-kept"
     assert bench.chat.kinds()["act"] == 2 * 4 * 4 + 4 * 5  # in each step the candidate, and the library afresh
     assert bench.run() == out
-
-
-def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
-    (tmp_path / "start.yaml").write_text("".join(f"- When it is {n}, go on.\n" for n in range(9)) + f"- {'word ' * 60}\n")
-    bench = Bench(
-        settings=TrainingFreeGRPO(
-            group_size=2, epochs=1, library=str(tmp_path / "start.yaml"), lessons=LessonSettings(max_lessons=5, max_words=8)
-        )
-    )
-    bench.run()
-    assert len(bench.versions.at("r/0").lessons) == 5
-    assert len(bench.versions.rulings("r/0")) == 5
 
 
 def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_version() -> None:

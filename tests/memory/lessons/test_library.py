@@ -65,11 +65,6 @@ def test_each_operation_does_what_it_says() -> None:
     assert (held.lesson("L3").problems, held.lesson("L3").rewards, held.lesson("L3").step) == (("q",), (0.0, 1.0), 4)
 
 
-def test_no_edits_change_nothing() -> None:
-    held = library()
-    assert apply(held) == (held, ())
-
-
 def test_the_rules_are_the_same_in_whatever_order_the_operations_come() -> None:
     """Delete beats merge and modify, merge beats modify, and votes follow a lesson to where it went."""
     edits = (
@@ -217,12 +212,6 @@ def test_lessons_that_differ_in_a_number_or_a_negation_are_never_the_same(one: s
     assert changed != one
     assert lesson_similarity(one, one) == 1.0
     assert lesson_similarity(one, changed) == 0.0
-
-
-def test_the_similarity_may_be_another() -> None:
-    held, (ruling,) = library().apply([Edit("add", text="xyz")], LOOSE, size, similarity=lambda a, b: float(b == TEXTS[1]))
-    assert held.lesson("L1").helpful == 1
-    assert ruling.lesson == "L1"
 
 
 # Limits

@@ -31,7 +31,6 @@ from learngraph.nodes.extract.critic import (
 )
 from learngraph.nodes.extract.rule_critic import (
     RuleCritic,
-    RuleProposer,
     as_library,
     compare_actions,
     random_lessons,
@@ -258,12 +257,6 @@ def test_only_lessons_that_rollouts_were_shown_are_told_of_and_voted_on() -> Non
     assert "- [L1] add up" in edits.prompts[0], "edits are of the whole library"
 
 
-def test_an_insight_with_latex_is_kept_as_it_is() -> None:  # D10
-    reply = r'{"lessons": ["when $\frac{a}{b}$ meets \sqrt{x}, use \theta"], "helpful": [], "harmful": []}'
-    out = contrast(Scripted(reply), critic()).invoke(group(TWO))
-    assert out["insights"] == [r"when $\frac{a}{b}$ meets \sqrt{x}, use \theta"]
-
-
 def test_insights_that_are_too_long_are_asked_for_again_with_the_reason_and_the_others_kept() -> None:
     long = " ".join(["word"] * 33)
     model = Scripted(f'{{"lessons": ["{long}", "when a sum is asked, add"]}}')
@@ -309,15 +302,6 @@ def test_all_failed_is_asked_with_the_reference() -> None:
     without = Scripted('{"lessons": []}')
     contrast(without, critic()).invoke(group(failed, kind="hard"))
     assert "all of which failed" not in without.prompts[0]
-
-
-async def test_asked_from_an_event_loop_it_says_the_same() -> None:
-    reply = '{"lessons": ["when a sum is asked, add"], "helpful": ["L0"], "harmful": []}'
-    known = critic("add up")
-    assert await contrast(Scripted(reply), known).ainvoke(group(TWO)) == contrast(Scripted(reply), known).invoke(group(TWO))
-    state = group(TWO, insights=["when a sum is asked, add"])
-    edits = '{"edits": [{"op": "keep", "id": "L0"}]}'
-    assert await propose(Scripted(edits), known).ainvoke(state) == propose(Scripted(edits), known).invoke(state)
 
 
 # Edits
@@ -397,17 +381,6 @@ def test_what_cannot_be_read_becomes_additions_and_says_so() -> None:
     assert [(edit.op, edit.text, edit.problems) for edit in out["edits"]] == [("add", INSIGHT, ("sum-1",))]
     assert "added as they are" in out["failures"][0]
     assert len(model.asked) == 3
-
-
-def test_a_delete_with_null_content_and_an_unknown_id_both_leave_a_trace() -> None:  # D1, D8
-    reply = '[{"operation": "DELETE", "id": "[L0]", "content": null}, {"operation": "UPDATE", "id": "G7", "content": "x y"}]'
-    out = propose(Scripted(reply), critic("guess", limits=LessonSettings(max_insights=4))).invoke(
-        group(TWO, insights=[INSIGHT])
-    )
-    assert [edit.op for edit in out["edits"]][:1] == ["delete"]
-    traces = [*out["edits"], *(ruling.edit for ruling in out["rulings"])]
-    assert len(traces) == 2
-    assert all(not ruling.accepted and ruling.reason for ruling in out["rulings"])
 
 
 # Without ground truth
@@ -603,12 +576,6 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
         ("door red", False, "no rollout of this group did that"),
         ("gate elf bow", False, "no rollout of this group did that"),
     ]
-
-
-def test_free_sentences_about_long_states_are_added_as_they_are() -> None:
-    rollouts = [walk(0, ("You are in a kitchen. There is a table and a stove here.", "open fridge", 1.0))]
-    out = RuleProposer(critic().versions)(group(rollouts, insights=["open fridge", "look before you leap"]))
-    assert [edit.text for edit in out["edits"]] == ["open fridge", "look before you leap"]
 
 
 # A model that only writes a line

@@ -19,7 +19,7 @@ from learngraph.memory.lessons.library import Library, one_line
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task
 from learngraph.nodes.extract.critic import Critic, LessonSettings, propose
-from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts
+from learngraph.nodes.update.consolidate import consolidate
 
 ADD = "when a sum is asked for, add the numbers"
 CHECK = "when a result was found, check it in another way"
@@ -168,23 +168,6 @@ def test_a_consolidation_that_cannot_be_read_is_told_why_and_then_done_by_code()
     assert accounted(known, comparisons)
 
 
-def test_a_delete_with_null_content_deletes() -> None:  # D1
-    model = Scripted('[{"operation": "DELETE", "id": "L0", "content": null}]')
-    known = critic(ADD, CHECK)
-    consolidate(model, known, "model").invoke(step(compared("a", Edit("delete", ("L0",)))))
-    assert texts(known) == [CHECK]
-
-
-def test_an_unknown_id_is_refused_in_the_open() -> None:  # D8
-    model = Scripted(plan({"op": "add", "text": CHECK, "from": [1]}, {"op": "modify", "id": "L77", "text": DRAW, "from": [1]}))
-    known = critic(ADD)
-    consolidate(model, known, "model").invoke(step(compared("a", add(CHECK))))
-    assert texts(known) == [ADD, CHECK]
-    accepted, reason = reasons(known)[DRAW]
-    assert not accepted
-    assert "L77" in reason
-
-
 MALFORMED = [
     "",
     "I would keep everything as it is.",
@@ -240,14 +223,6 @@ def test_no_malformed_reply_poisons_the_step(reply: str) -> None:  # D3
     assert consolidate(Scripted(reply), again, "model").invoke(step(*comparisons))["candidate"] == "r/1"
     assert accounted(again, comparisons)
     assert all("\x0c" not in text and "\t" not in text for text in texts(again))  # D10
-
-
-def test_latex_arrives_as_it_was_written() -> None:  # D10
-    told = r"when \sqrt{x} \le \frac{1}{2}, use \theta \neq \rho"
-    model = Scripted('{"edits": [{"op": "add", "text": "' + told + '", "from": [1]}]}')
-    known = critic()
-    consolidate(model, known, "model").invoke(step(compared("a", add(told))))
-    assert texts(known) == [told]
 
 
 def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
@@ -520,24 +495,3 @@ def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str
         done = ruling.lesson in gone or now.get(ruling.lesson) == one_line(ruling.edit.text)
         elsewhere = ruling.reason.startswith(("consolidated into", "says what"))
         assert ruling.edit.op in ("delete", "keep") or done or elsewhere, ruling
-
-
-@settings(max_examples=50)
-@given(st.lists(EDITS, max_size=12))
-def test_settling_neither_loses_nor_invents_an_edit(edits: list[Edit]) -> None:
-    kept, rulings = resolve_conflicts(edits, from_code=True)
-    assert sorted(map(repr, [*kept, *(ruling.edit for ruling in rulings)])) == sorted(map(repr, edits))
-    assert all(not ruling.accepted and ruling.reason for ruling in rulings)
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(EDITS, max_size=6), st.lists(EDITS, max_size=6), st.dictionaries(st.integers(0, 5), st.lists(st.integers(0, 5)))
-)
-def test_a_proposal_goes_into_one_final_edit_at_most(
-    proposals: list[Edit], final: list[Edit], named: dict[int, list[int]]
-) -> None:
-    named = {at: [n for n in sources if n < len(proposals)] for at, sources in named.items() if at < len(final)}
-    into = match_proposals(proposals, final, named)
-    assert all(0 <= n < len(proposals) and 0 <= at < len(final) for n, at in into.items())
-    assert {n for sources in named.values() for n in sources} <= into.keys()
