@@ -20,7 +20,7 @@ from langgraph.store.memory import InMemoryStore
 
 from .branches import ABSENT, BranchError, History, current_branch, moment_of_time
 
-__all__ = ["BranchingStore"]
+__all__ = ["BranchingStore", "StoreView"]
 
 FETCHED = 256
 """Items that a search in a branch asks for at first, beyond its limit."""
@@ -81,9 +81,9 @@ class BranchingStore(BaseStore):
         for address, item in zip(addresses, before, strict=True):
             self._history.note(address, item if isinstance(item, Item) else ABSENT)
 
-    def as_of(self, moment: str) -> _StoreView:
+    def as_of(self, moment: str) -> StoreView:
         """A store that shows this one as it was at a moment, and takes writes in without passing them on."""
-        return _StoreView(self.store, self._history, moment)
+        return StoreView(self.store, self._history, moment)
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
         """(namespace, key) -> value, of the items written since a moment; `ABSENT` for those deleted."""
@@ -94,10 +94,15 @@ class BranchingStore(BaseStore):
         return found
 
 
-class _StoreView(BaseStore):
+class StoreView(BaseStore):
     """A store as it was at a moment, with writes of its own on top.
 
     It holds only the items that differ from those of the store: the others are read there.
+
+    Args:
+        store: any LangGraph store.
+        history: the changes of its items by (namespace, key), to which later ones are added.
+        moment: the moment; empty: the store is seen as it is at each time.
     """
 
     def __init__(self, store: BaseStore, history: History[Item], moment: str) -> None:

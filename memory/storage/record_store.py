@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, validate_op_namespace
-from langgraph.store.memory import InMemoryStore
 
 from ..errors import UserError
 from .branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
+from .branching_store import StoreView
 from .open_store import all_items
 from .snapshot import Snapshots, snapshots_of
 
@@ -89,7 +89,7 @@ class RecordStore(Generic[R]):
             return
         before = self.store.batch([GetOp(put.namespace, put.key) for put in puts])
         for put, item in zip(puts, before, strict=True):
-            self._history.note(put.key, item if isinstance(item, Item) else ABSENT)
+            self._history.note((put.namespace, put.key), item if isinstance(item, Item) else ABSENT)
         self.store.batch(puts)
 
     def get(self, id: str, /) -> R | None:
@@ -120,16 +120,16 @@ class RecordStore(Generic[R]):
         return [(moment_of_time(item.created_at), record) for item in items for record in self._records([item])]
 
     def as_of(self, moment: str) -> RecordStore[R]:
-        """A copy of the records as they were at a moment (memory/storage/branches.py), in memory.
+        """The records as they were at a moment (memory/storage/branches.py), with writes that do not reach the store.
 
         A record that another process changed since counts with its present value, unless the store is a `BranchingStore`.
         """
-        items = copy_items(self.store, self.namespace, self._history, moment)
-        return RecordStore(items, self.namespace, self.record, on_damage=self._on_damage)
+        seen = StoreView(self.store, self._history, moment)
+        return RecordStore(seen, self.namespace, self.record, on_damage=self._on_damage)
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
         """id -> record, of those written since a moment; `ABSENT` for those deleted."""
-        found = {id: self.get(str(id)) for id in self._history.keys_since(moment)}
+        found = {id: self.get(str(id)) for _, id in self._history.keys_since(moment)}
         return {id: ABSENT if record is None else record for id, record in found.items()}
 
     def _records(self, items: Iterable[Any]) -> Iterator[R]:
@@ -154,27 +154,6 @@ class RecordStore(Generic[R]):
 
     def _record(self, key: str, value: dict[str, Any]) -> R:
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
-
-
-def copy_items(store: BaseStore, namespace: tuple[str, ...], history: History[Any], moment: str) -> InMemoryStore:
-    """The items of a namespace as they were at a moment, in a store of their own that keeps their times.
-
-    Args:
-        store: where they are.
-        namespace: theirs.
-        history: what was written in this process, by key.
-        moment: the moment; empty: now.
-    """
-    found: dict[str, Any] = {item.key: item for item in all_items(store, namespace) if item.namespace == namespace}
-    made = InMemoryStore()
-    for key, item in history.undo(found, moment).items():
-        if moment and moment_of_time(item.created_at) >= moment:  # another process wrote it later
-            continue
-        made.put(namespace, key, item.value)
-        copied = made.get(namespace, key)
-        assert copied is not None
-        copied.created_at, copied.updated_at = item.created_at, item.updated_at
-    return made
 
 
 def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:
