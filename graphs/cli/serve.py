@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
+from ..arms import preset_names
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
 from .serve_options import HEADINGS, LOOPBACK_HOSTS, ServeOptions
@@ -45,10 +46,10 @@ LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 def serve(args: Sequence[str]) -> int:
     """a chat API (OpenAI's) that learns from feedback while it answers: learngraph serve --api-key KEY"""
     preset, args = _take_preset(args)
-    if preset != "default" and preset.replace("-", "_") not in _presets():
-        raise CommandError(f"claas has no preset '{preset}'; it has default, {', '.join(_presets())}")
+    if preset.replace("_", "-") not in (presets := preset_names(CLaaS)):
+        raise CommandError(f"claas has no preset '{preset}'; it has {', '.join(presets)}")
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
-    about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
+    about = f"A chat API that learns from feedback. --preset {{{','.join(presets)}}} sets other defaults."
     options, settings = parse_options_and_settings(
         *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"),
         headings=HEADINGS,
@@ -80,10 +81,6 @@ def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
             del rest[i : i + (1 if "=" in arg else 2)]
             break
     return preset, rest
-
-
-def _presets() -> list[str]:
-    return [name for name, made in vars(CLaaS).items() if isinstance(made, classmethod)]
 
 
 def find_tenants(options: ServeOptions) -> Any:
