@@ -44,55 +44,35 @@ def source_of_lesson(lesson: str) -> str:
 
 
 class _TaskLessons:
-    """The lessons of one domain by the task that they were learned on, with an exact index of the tasks' texts.
-
-    The index gives the newest of equal rows first. So a task that teaches again gets a new row, at the end, and its old one is left
-    empty; only where lessons were changed or deleted may rows be out of order, and equals have to be sorted.
-    """
+    """The lessons of one domain by the task that they were learned on, with an exact index of the tasks' texts."""
 
     def __init__(self) -> None:
         self.index = JaccardIndex()
         self.rows: dict[tuple[str, str], int] = {}  # task and its text -> its row in the index
         self.lessons: list[dict[str, int]] = []  # row -> ids of its lessons with the number of each, in the order of learning
         self.newest = np.full(64, -1, np.int64)  # row -> number of the lesson learned last, -1 without one; longer than needed
-        self.highest = -1  # of all numbers
-        self.in_order = True
 
     def add(self, lesson: Lesson, number: int) -> None:
         key = lesson.task, lesson.instruction
-        row, last = self.rows.get(key), len(self.lessons) - 1
-        if row is None or (row != last and number > self.highest):
-            known = {} if row is None else self.lessons[row]
-            if row is not None:
-                self.lessons[row], self.newest[row] = {}, -1
-            row = self.rows[key] = last + 1
+        if (row := self.rows.get(key)) is None:
+            row = self.rows[key] = len(self.lessons)
             self.index.add(shingles(lesson.instruction))
-            self.lessons.append(known)
+            self.lessons.append({})
             if row == len(self.newest):
                 self.newest = np.concatenate([self.newest, np.full(row, -1, np.int64)])
         known = self.lessons[row]
         known[lesson.id] = number
-        if number < self.highest:  # one that was changed keeps its place
+        if number < self.newest[row]:  # one that was changed keeps its place
             self.lessons[row] = dict(sorted(known.items(), key=lambda item: item[1]))
         self.newest[row] = max(self.newest[row], number)
-        if number < self.highest:
-            self._check_order(row)
-        self.highest = max(self.highest, number)
 
     def remove(self, lesson: Lesson) -> None:
         row = self.rows[lesson.task, lesson.instruction]
         del self.lessons[row][lesson.id]
         self.newest[row] = next(reversed(self.lessons[row].values()), -1)
-        self._check_order(row)
 
-    def _check_order(self, row: int) -> None:
-        here = self.newest[row]
-        later = self.newest[row + 1 : len(self.lessons)]
-        if here >= 0 and (self.newest[:row].max(initial=-1) > here or later[later >= 0].min(initial=self.highest + 1) < here):
-            self.in_order = False
-
-    def visible(self, hidden: Iterable[Lesson]) -> tuple[NDArray[np.int64], bool]:
-        """As `newest`, without these lessons; and True if rows are in that order."""
+    def visible(self, hidden: Iterable[Lesson]) -> NDArray[np.int64]:
+        """As `newest`, without these lessons."""
         newest = self.newest[: len(self.lessons)]
         by_row: dict[int, set[str]] = {}
         for lesson in hidden:
@@ -101,15 +81,14 @@ class _TaskLessons:
             newest = newest.copy()
         for row, ids in by_row.items():
             newest[row] = next((number for id, number in reversed(self.lessons[row].items()) if id not in ids), -1)
-        return newest, self.in_order and not by_row
+        return newest
 
     def nearest(self, instruction: str, k: int, min_similarity: float, hidden: Iterable[Lesson]) -> list[int]:
         """The rows of the k tasks most like this text, best first; among equals the one that taught something last."""
-        newest, in_order = self.visible(hidden)
-        asked, fetch = shingles(instruction), k if in_order else 4 * k
+        newest, asked, fetch = self.visible(hidden), shingles(instruction), 4 * k
         while True:
             rows, similarities = self.index.nearest(asked, fetch, min_similarity, newest >= 0)
-            if in_order or len(rows) < fetch or similarities[-1] < similarities[k - 1]:  # all equals of the last one are there
+            if len(rows) < fetch or similarities[-1] < similarities[k - 1]:  # all equals of the last one are there
                 found: list[int] = rows[np.lexsort((-newest[rows], -similarities))][:k].tolist()
                 return found
             fetch *= 8
@@ -313,5 +292,5 @@ class Lessons:
         with self._lock:
             if (known := self._domains.get(domain)) is None:
                 return 0.0
-            among = known.visible(())[0] >= 0
+            among = known.visible(()) >= 0
             return float(next(iter(known.index.nearest(shingles(instruction), 1, 0.0, among)[1]), 0.0))
