@@ -92,27 +92,23 @@ class StudyIndex(Generic[Content]):
             self._news.clear()
             return changed
 
-    def claim(self) -> Trajectory | None:
-        """A conversation that waits and that no other thread is studying; None without one. It is to be released."""
-        with self._lock:
-            found = next((one for id, one in self.waiting.items() if id not in self._busy), None)
-            if found is not None:
-                self._busy.add(found.id)
-            return found
-
     @property
     def has_news(self) -> bool:
         """True if conversations changed since the last `take_news`."""
         return bool(self._news)
 
-    def claim_group(self, size: int) -> list[Trajectory]:
-        """Conversations of one task with a reward, `size` of them, as `claim` gives one; empty if no task has so many."""
+    def claim(self, size: int | None = None) -> list[Trajectory]:
+        """Conversations that wait and that no other thread is studying, to be released: one, or none.
+
+        Args:
+            size: as many conversations of one task with a reward instead; none if no task has so many.
+        """
         with self._lock:
             tasks: dict[str, list[Trajectory]] = {}
             for id, one in self.waiting.items():
-                if id not in self._busy and one.value is not None:
-                    tasks.setdefault(one.task.id, []).append(one)
-            group = next((found[:size] for found in tasks.values() if len(found) >= size), [])
+                if id not in self._busy and (size is None or one.value is not None):
+                    tasks.setdefault(one.task.id if size else id, []).append(one)
+            group = next((found[: size or 1] for found in tasks.values() if len(found) >= (size or 1)), [])
             self._busy |= {one.id for one in group}
             return group
 
@@ -238,9 +234,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         self._take_news(memory)
         count = 0
         while critic is not None and (most is None or count < most) and time.monotonic() >= index.resume_at:
-            trajectory = index.claim()
-            if trajectory is None:
+            if not (claimed := index.claim()):
                 return
+            (trajectory,) = claimed
             try:
                 index.add(trajectory)  # another process may have studied it by now
                 self._take_news(memory)

@@ -65,11 +65,6 @@ class ToolDecisions:
         if isinstance(self.decide, str) or not self.decide:
             raise UserError(f"decide names the tools that are decisions, such as ['resolve']; got {self.decide!r}")
 
-    @property
-    def tools(self) -> tuple[str, ...]:
-        """Names of the tools that are decisions."""
-        return tuple(self.decide)
-
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of the schemas of the tools that the agent has now; returns True if one is new or has changed.
 

@@ -226,7 +226,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             versions.refresh()
         self._take_news(memory)
         while (most is None or count < GROUPS_AT_ONCE) and time.monotonic() >= index.resume_at:
-            group = index.claim_group(self.group_size)
+            group = index.claim(self.group_size)
             if not group:
                 return
             try:

@@ -270,11 +270,6 @@ def _holds(rule: Rule, scenario: Scenario, words: Sequence[str]) -> bool:
             return not any(_KIND.get(word) == kind for word in words)
 
 
-def compliant_length(scenario: Scenario) -> int:
-    """The number of words in a fact and in the words that rules ask for, apart from `short`."""
-    return 3 + sum(rule.family in ("begin", "end", "call") for rule in scenario.rules)
-
-
 def compliant_reply(scenario: Scenario, user: str) -> str:
     """A reply that the verifier accepts: the fact that was asked for, or `no`, with the words that the rules ask for."""
     fact = requested_fact(scenario, user)

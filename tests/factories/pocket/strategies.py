@@ -35,8 +35,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from learngraph.memory.records import Observation, Task
-from learngraph.tools.environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
+from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
 
+from .expert import PosteriorExpert
 from .games import GameAttempt, clip, invent_word, rename
 from .transcripts import IDLE_ACTIONS, DecisionPiece, Reader, RewardPiece, TranscriptPiece, soften
 

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learngraph.memory.records import Observation, Task
-from learngraph.tools.environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, PosteriorExpert, domain
+from learngraph.tools.environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, domain
+
+from .expert import PosteriorExpert
 
 EXPLORATION_SHARE = 0.05
 """Share of the uniform distribution in every label, so that no admissible action has probability 0 (methods that learn

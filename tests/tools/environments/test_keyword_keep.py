@@ -6,9 +6,10 @@ import random
 import statistics
 
 import pytest
+from pocket.expert import PosteriorExpert
 
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments.keyword_keep import ANSWERS, MOVES, KeywordKeep, PosteriorExpert, domain
+from learngraph.tools.environments.keyword_keep import ANSWERS, MOVES, KeywordKeep, domain
 
 KNOWN_PLACES = ("door red", "door silver", "door violet", "gate giant", "gate monk", "fork snake", "fork oak", "chest gem")
 KNOWN_LESSONS = ["door red mist", "door silver gold"]
