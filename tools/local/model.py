@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -34,7 +33,7 @@ from typing_extensions import override
 
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest, Sampling
-from .calls import ANSWER, ToolOffer, UnlistableCall, call_text, calls_as_text, list_calls, read_choice
+from .calls import calls_as_text, read_choice
 from .chats import langchain_turn, openai_turn
 from .grammar import Grammar, GrammarFactory, open_grammar_factory
 from .prefixes import Prefix, Prefixes
@@ -54,7 +53,6 @@ MAX_FUSED_TOKENS = 384
 own, which needs no mask (tests/performance/bench_scoring.py)."""
 
 CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
-TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass
@@ -399,12 +397,8 @@ class LocalChatModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """The model with tools that it may call.
 
-        How it calls them depends on the checkpoint. Where its chat template writes tools as Hermes and Qwen models do, replies
-        are generated, and a grammar holds calls to the tools' schemas (`pip install llguidance`). For any other
-        template, calls that can be listed (`list_calls`: enums, true or false, bounded whole numbers) are scored, and one is drawn
-        at the call's `temperature` and `seed`; if the model need not call a tool, one more option stands for a reply in words. The
-        message's `response_metadata` then has `call_logprobs`: the options as texts, with log-probabilities in nats that are
-        normalised over the options. Calls that cannot be listed are generated under a grammar in that case, too.
+        A chat template that writes tools as Hermes and Qwen models do describes them; for any other template they stand in the
+        prompt's text. A grammar holds the calls of replies to the tools' schemas (`pip install llguidance`).
 
         Args:
             tools: functions, LangChain tools, classes or schemas.
@@ -414,64 +408,27 @@ class LocalChatModel(BaseChatModel):
             kwargs: options of the calls, such as `temperature`.
 
         Raises:
-            UserError: no tool of that name, or the model can neither list nor write such calls.
+            UserError: no tool of that name, or there is no grammar, and the model does not write calls by itself.
         """
         functions = [convert_to_openai_tool(tool) for tool in tools]
         bound = {"tools": functions, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-        self._offer(**bound)
+        self._offered(**bound)
         return self.bind(**bound, **kwargs)
 
-    def _offer(
-        self, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any, parallel_tool_calls: bool | None
-    ) -> ToolOffer:
-        """How the tools can be called. Raises `UserError` where they cannot."""
+    def _offered(
+        self, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any, parallel_tool_calls: bool | None = None
+    ) -> ChatRequest:
+        """The tools that a reply may call, and which of them it must; a `UserError` where it cannot."""
         functions = tuple(dict(tool) for tool in tools or ())
-        names = [str(tool["function"]["name"]) for tool in functions]
-        choice = read_choice(tool_choice, names)
+        choice = read_choice(tool_choice, [str(tool["function"]["name"]) for tool in functions])
         if not functions or choice == "none":
-            return ToolOffer()
-        single = parallel_tool_calls is False
-        can_hold = self.grammar_factory is not None
-        generated = ToolOffer(functions, choice, single, held=can_hold)
-        if self._template.writes_calls and can_hold:
-            return generated
-        named = choice["function"]["name"] if isinstance(choice, dict) else ""
-        try:
-            listed = list_calls([tool for tool in functions if named in ("", tool["function"]["name"])])
-        except UnlistableCall as error:
-            if can_hold or (self._template.writes_calls and choice == "auto"):
-                return generated
+            return ChatRequest()
+        if self.grammar_factory is None and (choice != "auto" or not self._template.writes_calls):
             raise UserError(
-                f"{self.model}: {error}, and this model can only choose among calls that can be listed: give the argument an enum "
-                "(Literal) or fewer values, or use a model whose chat template writes tools, such as local:Qwen/Qwen3-0.6B, with "
-                "pip install llguidance"
-            ) from error
-        words = [{"name": ANSWER, "arguments": {}}] if choice == "auto" else []
-        return ToolOffer(functions, choice, single, listed=(*listed, *words))
-
-    def _listed_call(self, messages: Sequence[BaseMessage], offer: ToolOffer, draw: Draw) -> AIMessage | None:
-        """A message with one of the listed calls, drawn by their scores; None: a reply in words was drawn."""
-        options = [call_text(call) for call in offer.listed]
-        shown = offer.tools_in_prompt
-        prompt = self._prompt(self._turns(messages, shown), shown if self._template.writes_calls else ())
-        scores = self._score_replies(prompt, self._distinct_replies(options))
-        logprobs = torch.tensor(scores).log_softmax(-1)
-        (choice,) = sample_tokens(logprobs[None], [replace(draw, num_top_logprobs=0)])
-        drawn = offer.listed[choice.id]
-        if drawn["name"] == ANSWER:
-            return None
-        size = len(prompt)
-        metadata = {
-            "model_name": self.model,
-            "finish_reason": "tool_calls",
-            "call_logprobs": dict(zip(options, logprobs.tolist(), strict=True)),
-        }
-        return AIMessage(
-            content="",
-            tool_calls=[tool_call(name=drawn["name"], args=drawn["arguments"], id=f"call_{secrets.token_hex(12)}")],
-            response_metadata=metadata,
-            usage_metadata=UsageMetadata(input_tokens=size, output_tokens=0, total_tokens=size),
-        )
+                f"{self.model}: calls of tools are held to their schemas by a grammar, which this model's tokenizer or installation has "
+                "not: pip install llguidance; or let a model that writes tools choose by itself, such as local:Qwen/Qwen3-0.6B"
+            )
+        return ChatRequest(tools=functions, tool_choice=choice)
 
     def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any]) -> tuple[Sampling, int | None]:
         """How a call is sampled, and how many likeliest tokens it asks for; None: no log-probabilities."""
@@ -514,28 +471,22 @@ class LocalChatModel(BaseChatModel):
     ) -> Iterator[tuple[str, AIMessage | None]]:
         """The reply's text in parts, and last an empty part with the message that has its metadata."""
         frame = self._template.chat_frame()
-        offer = self._offer(*(kwargs.pop(name, None) for name in TOOL_OPTIONS))
+        single = kwargs.pop("parallel_tool_calls", None) is False
+        request = self._offered(kwargs.pop("tools", None), kwargs.pop("tool_choice", None))
         sampling, top = self._sampling(stop, kwargs)
         try:
             draw = make_draw(sampling, top or 0)
         except UserError as error:
             raise UserError(f"{self.model}: {error}") from None
-        if offer.listed:
-            message = self._listed_call(messages, offer, draw)
-            if message is not None:
-                yield "", message
-                return
-            offer = ToolOffer()
-        prompt = self._prompt(self._turns(messages, offer.tools), offer.tools if self._template.writes_calls else ())
-        grammar = None
-        if offer.held and self.grammar_factory is not None:
-            request = ChatRequest(tools=offer.tools, tool_choice=offer.choice)
-            grammar = self.grammar_factory.make(request, hold_calls=True, single=offer.single)
+        tools, grammar = request.tools, None
+        prompt = self._prompt(self._turns(messages, tools), tools if self._template.writes_calls else ())
+        if tools and self.grammar_factory is not None:
+            grammar = self.grammar_factory.make(request, hold_calls=True, single=single)
         prefix = self._prefixes.take(prompt)
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
         drawn: list[SampledToken] = []
-        decoder = StreamingDecoder(self._template.decode, frame, sampling.stop, bool(offer.tools))
+        decoder = StreamingDecoder(self._template.decode, frame, sampling.stop, bool(tools))
         shown, reason, stopped = 0, "length", False
         for token in self._generate_tokens(prefix, prompt, sampling.max_tokens, draw, grammar):
             drawn.append(token)
@@ -549,7 +500,7 @@ class LocalChatModel(BaseChatModel):
                 reason = "stop"
                 break
         decoder.end()
-        text, calls = read_calls(decoder.text) if offer.tools else (decoder.text, ())
+        text, calls = read_calls(decoder.text) if tools else (decoder.text, ())
         if text[shown:]:
             yield text[shown:], None
         self._prefixes.keep(prefix)

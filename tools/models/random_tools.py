@@ -16,10 +16,10 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json_schema import dereference_refs
 from pydantic import PrivateAttr
 
 from ...memory.errors import UserError
-from ..local.calls import UnlistableCall, argument_values
 
 __all__ = ["RandomToolModel"]
 
@@ -54,16 +54,28 @@ class RandomToolModel(BaseChatModel):
         if not tools or isinstance(messages[-1], ToolMessage):
             return ChatResult(generations=[ChatGeneration(message=AIMessage("It is done."))])
         tool = self._random.choice(tools)
-        properties = tool.get("parameters", {}).get("properties", {})
-        required = set(tool.get("parameters", {}).get("required", properties))
+        parameters = dereference_refs(tool.get("parameters", {}))
+        properties = parameters.get("properties", {})
+        required = set(parameters.get("required", properties))
         arguments = {name: self._draw(tool["name"], name, schema) for name, schema in properties.items() if name in required}
         call = {"name": tool["name"], "args": arguments, "id": f"call-{self._random.getrandbits(64):016x}"}
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
     def _draw(self, tool: str, name: str, schema: Mapping[str, Any]) -> Any:
-        try:
-            return self._random.choice(argument_values(schema, name))
-        except UnlistableCall as error:
-            raise UserError(
-                f"RandomToolModel draws from listed values, and the tool {tool} lists none for {name!r}; give it a Literal type or a default"
-            ) from error
+        kind, properties = schema.get("type"), schema.get("properties", {})
+        if union := schema.get("anyOf") or schema.get("oneOf"):
+            return self._draw(tool, name, self._random.choice(union))
+        if isinstance(kind, list):
+            return self._draw(tool, name, {**schema, "type": self._random.choice(kind)})
+        if "const" in schema or kind == "null":
+            return schema.get("const")
+        if "enum" in schema or kind == "boolean":
+            return self._random.choice(schema.get("enum", [True, False]))
+        if kind == "integer" and {"minimum", "maximum"} <= schema.keys():
+            return self._random.randint(int(schema["minimum"]), int(schema["maximum"]))
+        if kind == "object" and properties:
+            return {key: self._draw(tool, key, value) for key, value in properties.items()}
+        raise UserError(
+            f"RandomToolModel draws from listed values, and the tool {tool} lists none for {name!r} (it takes any {kind or 'value'}); "
+            "give it a Literal type or a default"
+        )
