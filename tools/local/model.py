@@ -33,8 +33,7 @@ from typing_extensions import override
 
 from ...memory.errors import UserError, WindowError
 from ...memory.records import ChatRequest, Sampling
-from .calls import calls_as_text, read_choice
-from .chats import langchain_turn, openai_turn
+from .chats import calls_as_text, langchain_turn, openai_turn, read_choice
 from .grammar import Grammar, GrammarFactory, open_grammar_factory
 from .prefixes import Prefix, Prefixes
 from .replies import StreamingDecoder, read_calls

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict, override
 
 from learngraph.memory.errors import UserError
-from learngraph.tools.local.calls import call_text, calls_as_text
+from learngraph.tools.local.chats import call_text, calls_as_text
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 
