@@ -82,9 +82,9 @@ def practised() -> Kept:
 RECORDS = practised()
 
 
-def build(method: str, steps: int, journal: Journal | None = None, **compile: Any) -> Any:
+def build(method: str, steps: int, journal: Journal | None = None, policy: Any = None, **compile: Any) -> Any:
     journal = journal if journal is not None else Journal()
-    inputs = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: Stay())
+    inputs = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: policy or Stay())
     if method == "static":
         return static.build(inputs, static.Static(temperature=0), **compile)
     memory = Experiences(RECORDS, gamma=0.8)

@@ -1,48 +1,25 @@
 """What an env step costs, in things that can be counted: the part of the performance targets that a test can hold."""
 
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_engine as bench
 import pytest
 from langchain_core.messages import BaseMessage
 
 from learngraph.graphs import jitrl
-from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
-from learngraph.memory.records import Candidate, Trajectory
+from learngraph.memory.records import Trajectory
 from learngraph.memory.returns.experiences import Experiences
-from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
-from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, admissible_actions
+from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-
-CONFIG: Any = {"configurable": {"thread_id": "t"}}
-
-
-class Stay:
-    """A policy that never leaves the first place, so that only the number of steps varies."""
-
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
-        return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in admissible_actions(state, "stay")]}
-
-
-def attempt(world: KeywordKeep) -> dict[str, Any]:
-    return {"task": world.task(0), "run": "r", "episode": 0}
-
-
-def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
-    inputs = MethodInputs(world, make_policy=lambda view: policy)
-    if method == "static":
-        return static.build(inputs, **compile)
-    return jitrl.build(inputs, **compile)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +28,10 @@ def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
 def test_super_steps_per_env_step(method: str, merged: bool, expected: int) -> None:
     """One for merged nodes, else one per node."""
     taken = []
-    for world in (KeywordKeep(10), KeywordKeep(30)):
-        graph = build(method, world, Stay())
+    for steps in (10, 30):
+        graph = bench.build(method, steps)
         graph = merge_steps(graph) if merged else graph
-        taken.append(len(list(graph.stream(attempt(world), stream_mode="updates"))))
+        taken.append(len(list(graph.stream(bench.attempt(), stream_mode="updates"))))
     assert (taken[1] - taken[0]) / 20 == expected
 
 
@@ -63,13 +40,8 @@ def test_checkpoints_take_the_same_bytes_however_long_an_episode_is(method: str,
     """Row 7: B(T)/B(60) <= 1.02 per env step. A list that grows in the state would make it 5 here."""
     per_step = {}
     for steps in (60, 300):
-        world, path = KeywordKeep(steps), tmp_path / f"{steps}.sqlite"
-        with open_checkpoints(path) as saver:
-            merge_steps(build(method, world, Stay(), checkpointer=saver)).invoke(attempt(world), CONFIG)
-        with sqlite3.connect(path) as database:
-            checkpoints = database.execute("select sum(length(checkpoint) + length(metadata)) from checkpoints").fetchone()[0]
-            writes = database.execute("select sum(length(value)) from writes").fetchone()[0]
-        per_step[steps] = (checkpoints + writes) / steps
+        bench.ours(method, steps, path := tmp_path / f"{steps}.sqlite")
+        per_step[steps] = sum(bench.stored(path)) / steps
     assert per_step[300] / per_step[60] <= 1.02
 
 
@@ -84,13 +56,17 @@ class Counting:
         return [-1.0] * len(options)
 
 
+def play(method: str, model: Any) -> int:
+    """The steps of an episode that a model decides."""
+    policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
+    graph = bench.build(method, 5, policy=policy)
+    return int(merge_steps(graph).invoke(bench.attempt())["step"])
+
+
 @pytest.mark.parametrize("method", ["static", "jitrl"])
 def test_the_model_is_asked_once_per_env_step(method: str) -> None:
-    model, world = Counting(), KeywordKeep()
-    out = merge_steps(
-        build(method, world, LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")))
-    ).invoke(attempt(world))
-    assert model.asked == out["step"]
+    model = Counting()
+    assert play(method, model) == model.asked > 0
 
 
 @pytest.mark.slow
@@ -99,10 +75,7 @@ def test_one_forward_pass_per_env_step() -> None:
     from learngraph.tools.models.models import open_model
 
     model: Any = open_model("pocket", threads=1)
-    world = KeywordKeep()
-    policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
-    out = merge_steps(build("jitrl", world, policy)).invoke(attempt(world))
-    assert model.usage.forward_passes == out["step"]
+    assert play("jitrl", model) == model.usage.forward_passes > 0
 
 
 def test_memory_calls_no_encoder() -> None:
@@ -117,6 +90,6 @@ def test_memory_calls_no_encoder() -> None:
     with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
         memory = Experiences(RecordStore(store, ("trajectories",), Trajectory), gamma=0.8)
         episode = merge_steps(jitrl.build(MethodInputs(world), experiences=memory))
-        run.build(episode).invoke({**attempt(world), "episodes": 3})
+        run.build(episode).invoke({**bench.attempt(), "episodes": 3})
         assert len(memory) > 20
     assert not encoded

@@ -414,13 +414,10 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         more=_extra_options(body, features),
     )
-    adapter, version = _split_model_name(body.model, model)
-    return ParsedRequest(
-        adapter=adapter,
-        version=version,
-        requests=_repeat_requests([request], body.n or 1),
-        stream=bool(body.stream),
-        with_usage=_wants_usage(body),
+    return _parsed(
+        body,
+        model,
+        [request],
         with_logprobs=bool(body.logprobs),
         one_call=body.parallel_tool_calls is False,
         store=body.store is not False,
@@ -438,16 +435,22 @@ def parse_text(data: Any, model: str, features: Collection[str], window: int) ->
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise ApiError(f"{len(prompts)} prompts, n {body.n}: more than {MAX_CHOICES} choices", param="n")
     requests = [ChatRequest(sampling=sampling, raw=prompt, top_logprobs=body.logprobs, more=more) for prompt in prompts]
+    return _parsed(body, model, requests, with_logprobs=body.logprobs is not None, metadata={"user": body.user or ""})
+
+
+def _parsed(body: RequestBody, model: str, requests: Sequence[ChatRequest], **more: Any) -> ParsedRequest:
+    """The request with what both kinds of body have. `requests`: one for each prompt."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError("stream_options needs stream: true", param="stream_options")
     adapter, version = _split_model_name(body.model, model)
     return ParsedRequest(
         adapter=adapter,
         version=version,
         requests=_repeat_requests(requests, body.n or 1),
-        num_prompts=len(prompts),
+        num_prompts=len(requests),
         stream=bool(body.stream),
-        with_usage=_wants_usage(body),
-        with_logprobs=body.logprobs is not None,
-        metadata={"user": body.user or ""},
+        with_usage=bool(body.stream_options and body.stream_options.include_usage),
+        **more,
     )
 
 
@@ -508,12 +511,6 @@ def _repeat_requests(requests: Sequence[ChatRequest], n: int) -> tuple[ChatReque
         return replace(request, sampling=replace(request.sampling, seed=(seed + i + 2**63) % 2**64 - 2**63))
 
     return tuple(nth(request, i) for request in requests for i in range(n))
-
-
-def _wants_usage(body: RequestBody) -> bool:
-    if body.stream_options is not None and not body.stream:
-        raise ApiError("stream_options needs stream: true", param="stream_options")
-    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def _parse_metadata(metadata: Mapping[str, str | int]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ async def test_a_reply_comes_in_pieces_with_the_token_ids_and_log_probabilities_
     assert (reply.finish, reply.version, reply.cached) == ("stop", "", 0)
     assert engine.window == 64
     assert all(piece.logprobs == () for piece in pieces)
+    assert (await heard(engine, asked(max_tokens=2)))[1].finish == "length"
 
 
 async def test_each_tenant_has_a_part_of_the_prefix_cache_that_nobody_can_name(engine: VllmEngine, server: Any) -> None:
@@ -208,10 +209,6 @@ async def test_an_adapter_that_the_server_has_evicted_is_let_go(
     assert engine.loaded_versions() == (ONE,)
 
 
-async def test_a_length_is_told_from_a_stop(engine: VllmEngine) -> None:
-    assert (await heard(engine, asked(max_tokens=2)))[1].finish == "length"
-
-
 async def test_all_that_was_asked_for_reaches_the_server_and_a_generation_config_does_not_creep_in(
     engine: VllmEngine, server: Any
 ) -> None:
@@ -299,6 +296,8 @@ async def test_each_version_has_a_name_of_its_own_and_answers_with_its_own_weigh
     assert made_by((await heard(engine, asked(), TWO))[1], "where to now", contents(folders[TWO]))
     assert server.paths.count("/v1/load_lora_adapter") == 2
     assert {body["lora_name"] for path, body in server.requests if "lora" in path} == {ONE, TWO}
+    # No /pause, no /sleep, nothing that a client could name.
+    assert set(server.paths) == {"/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions"}
 
 
 async def test_a_load_that_fails_leaves_what_is_there(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
@@ -340,16 +339,6 @@ async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, fold
     assert engine.loaded_versions() == (ONE, TWO)
 
 
-async def test_a_version_left_by_an_engine_before_us_is_taken_over(
-    engine: VllmEngine, server: Any, folders: dict[str, Path]
-) -> None:
-    await engine.load(ONE, folders[ONE])
-    later = VllmEngine("base", server.url)
-    await later.load(ONE, folders[ONE])  # "has already been loaded"
-    assert later.loaded_versions() == (ONE,)
-    await later.close()
-
-
 async def test_what_a_killed_engine_left_on_the_server_is_unloaded_by_the_next_one(
     engine: VllmEngine, server: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -360,6 +349,10 @@ async def test_what_a_killed_engine_left_on_the_server_is_unloaded_by_the_next_o
         (elsewhere / path.name).write_bytes(path.read_bytes())
     await engine.load(ONE, folders[ONE])
     await engine.load("acme/default@000003-cccccccccccc", elsewhere)  # a tenant of the same name, of another service
+    other = VllmEngine("base", server.url)
+    await other.load(ONE, folders[ONE])  # "has already been loaded"
+    assert other.loaded_versions() == (ONE,)
+    await other.close()
     later = VllmEngine("base", server.url, base="f00d")
     await later.load(TWO, folders[TWO])
     assert set(later.loaded_versions()) == {ONE, TWO}
@@ -498,15 +491,6 @@ async def test_a_hundred_streams_at_once(engine: VllmEngine, folders: dict[str, 
     found = await asyncio.gather(*(heard(engine, asked(f"to {n}", seed=n), label) for n, label in enumerate(labels)))
     weights = {"": vllm_server.BASE} | {label: contents(folder) for label, folder in folders.items()}
     assert all(made_by(reply, f"to {n}", weights[labels[n]]) for n, (_, reply) in enumerate(found))
-
-
-async def test_only_known_paths_are_ever_asked_for(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
-    """No /pause, no /sleep, nothing that a client could name."""
-    await engine.load(ONE, folders[ONE])
-    await heard(engine, asked("/pause"), ONE)
-    await engine.unload(ONE)
-    known = {"/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions"}
-    assert set(server.paths) == known
 
 
 @pytest.mark.vllm
