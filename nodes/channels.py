@@ -3,7 +3,7 @@
     def advise(state: Recalled) -> Advice: ...
 
 `Recalled` and `Advice` are TypedDicts. LangGraph gives the node the channels of `Recalled` and no others; `NotRequired` marks what
-it can do without. `Recalled | State` says that it also reads channels which depend on how it is made, and it is given all of them.
+it can do without. `Recalled | State` says that it reads further channels, by how the node is made; LangGraph then gives it all.
 A node that sets such channels names them in a property `further_channels`. A node without types may read and write anything.
 """
 

@@ -124,7 +124,7 @@ class Situation(TaskChannel, StepPlace, ObservationChannel):
 
 
 class StepResult(ObservationChannel, HeadChannel):
-    """What a step of an episode changes: the last observation, the steps taken, the score."""
+    """The channels that a step of an episode changes: the last observation, the steps taken, the score."""
 
     step: int
     """t: the number of actions taken."""

@@ -130,7 +130,7 @@ class PromptArguments(TypedDict):
 
 @dataclass(frozen=True)
 class Prompting:
-    """What it takes to write prompts: where their texts are, what they show of an episode, and how many tokens they may have."""
+    """The record of all that writing prompts takes: their texts, the part of an episode that they show, and the tokens that they may have."""
 
     history_steps: int | None = None
     """Earlier steps of the episode that jitrl, static, prompt-update, memory, awm, evotest and reflexion show to the policy; None: all."""
@@ -182,7 +182,7 @@ class MethodInputs:
     make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
     """Prompt view and style -> a policy that writes its action; None: the model only scores actions."""
     prompting: Prompting = Prompting()
-    """What it takes to write prompts."""
+    """All that writing prompts takes."""
     run: str = ""
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
 

@@ -92,7 +92,7 @@ class FinishedEpisodeOfRun(EpisodeResult):
 
 
 class EpisodeTally(TypedDict):
-    """What a finished episode adds to its run."""
+    """The values that a finished episode adds to its run."""
 
     scores: list[float]
     bests: list[float]

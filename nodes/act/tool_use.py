@@ -100,7 +100,7 @@ class DialogueOnTask(EpisodeInput, ObservationChannel, DialogueChannels):
     library: NotRequired[str]
 
 
-class Turn(TypedDict, total=False):
+class ReplyInDialogue(TypedDict, total=False):
     """A reply of the model: calls, which join the dialogue, or an answer."""
 
     turn: int
@@ -283,7 +283,7 @@ def _repeats(observation: str, instruction: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Think(Runnable[DialogueOnTask, Turn]):
+class Think(Runnable[DialogueOnTask, ReplyInDialogue]):
     """Ask the model for its next turn: calls of tools, or an answer.
 
     A reply with neither is asked for again. At the last turn it is an empty answer, and calls are not carried out.
@@ -306,7 +306,7 @@ class Think(Runnable[DialogueOnTask, Turn]):
         """Greatest number of replies."""
         return self.dialogue.max_turns
 
-    def ask(self, state: DialogueOnTask) -> Ask[DialogueOnTask, Turn]:
+    def ask(self, state: DialogueOnTask) -> Ask[DialogueOnTask, ReplyInDialogue]:
         """The question to a model with the rollout's tools bound to it.
 
         Raises:
@@ -321,7 +321,7 @@ class Think(Runnable[DialogueOnTask, Turn]):
         elif self.options:
             model = model.bind(**self.options)
 
-        def read(reply: AIMessage, state: DialogueOnTask) -> Turn:
+        def read(reply: AIMessage, state: DialogueOnTask) -> ReplyInDialogue:
             calls, words = _calls(reply), ""
             try:
                 words = answer_text(reply).strip()
@@ -340,16 +340,16 @@ class Think(Runnable[DialogueOnTask, Turn]):
 
         return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
 
-    def invoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
+    def invoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> ReplyInDialogue:
         with self.toolset.close_on_error(input["session"]):
-            return cast(Turn, self.ask(input).invoke(input, config))
+            return cast(ReplyInDialogue, self.ask(input).invoke(input, config))
 
-    async def ainvoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> Turn:
+    async def ainvoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> ReplyInDialogue:
         with self.toolset.close_on_error(input["session"]):
-            return cast(Turn, await self.ask(input).ainvoke(input, config))
+            return cast(ReplyInDialogue, await self.ask(input).ainvoke(input, config))
 
 
-def _empty_answer(bad: BadReply, state: DialogueOnTask) -> Turn:
+def _empty_answer(bad: BadReply, state: DialogueOnTask) -> ReplyInDialogue:
     """The channels after nothing but empty replies: an empty answer, which the world judges."""
     return {"turn": state["turn"] + 1, "answer": ""}
 

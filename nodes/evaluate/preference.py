@@ -26,7 +26,7 @@ class AnswerPair(TypedDict):
 
 
 class Preference(TypedDict):
-    """How good the first of two answers is against the second."""
+    """The grade of the first of two answers against the second."""
 
     preferred: float | None
     """From 1 to 10; None: no reply could be read."""

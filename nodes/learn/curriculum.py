@@ -58,10 +58,9 @@ class PracticeLeft(TypedDict):
 
 
 class PractisingChannel(TypedDict):
-    """Whether a task of the phase is played, or the run's own."""
+    """True while a task of the phase is played, and not the run's own."""
 
     practising: bool
-    """True while a task of the phase is played."""
 
 
 class PracticeChannels(OwnTask, PracticeLeft, PractisingChannel):

@@ -211,7 +211,7 @@ class RecollectInput(Situation, HeadChannel):
 
 
 class Recollection(TypedDict, total=False):
-    """What was recollected at this step; before the first search nothing is added to `used`."""
+    """The precedents found at this step; before the first search nothing is added to `used`."""
 
     precedents: list[Precedent]
     nearest_similarity: float | None

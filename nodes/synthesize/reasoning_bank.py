@@ -309,29 +309,29 @@ class RouteExtraction:
         return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
 
 
-class JudgedEpisode(FinishedEpisode, NoteChannels):
+class EpisodeWithVerdict(FinishedEpisode, NoteChannels):
     """An episode that is over, with the verdict on it."""
 
 
 def extract(
     model: Runnable[Any, Any], extractor: LessonExtractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
-) -> Ask[JudgedEpisode, LearnedChannel]:
+) -> Ask[EpisodeWithVerdict, LearnedChannel]:
     """Draw lessons from the attempt just made, or from the last `rollouts` attempts in contrast."""
 
-    def attempts(state: JudgedEpisode) -> list[AttemptOutcome]:
+    def attempts(state: EpisodeWithVerdict) -> list[AttemptOutcome]:
         this = build_trajectory(state, extractor.environment, journal, state["note"])
         start = this.episode + 1 - rollouts
         before = buffer.attempts(this.run, this.task.id, this.episode)
         return [outcome_from_note(t) for t in (*(t for t in before if t.episode >= start), this)]
 
-    def read(reply: AIMessage, state: JudgedEpisode) -> LearnedChannel:
+    def read(reply: AIMessage, state: EpisodeWithVerdict) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
         return {"learned": extractor.read(answer_text(reply), attempts(state), source, state["run"])}
 
-    def messages(state: JudgedEpisode) -> list[BaseMessage]:
+    def messages(state: EpisodeWithVerdict) -> list[BaseMessage]:
         return extractor.messages(attempts(state))
 
-    def on_bad_reply(bad: BadReply, state: JudgedEpisode) -> LearnedChannel:
+    def on_bad_reply(bad: BadReply, state: EpisodeWithVerdict) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
         return {"learned": extractor.lessons((), attempts(state), source, state["run"])}
 

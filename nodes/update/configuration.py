@@ -101,7 +101,7 @@ class ConfiguredEpisode(ConfigurationChannel, HeadChannel, ObservationChannel):
 
 
 class DigestChannel(TypedDict):
-    """What the configuration's routine says about the running episode."""
+    """The words of the configuration's routine about the running episode."""
 
     digest: str
 
