@@ -310,7 +310,7 @@ class RouteExtraction:
 
 
 class EpisodeWithVerdict(FinishedEpisode, NoteChannels):
-    """An episode that is over, with the verdict on it."""
+    """A finished episode with its verdict."""
 
 
 def extract(
