@@ -123,20 +123,13 @@ def _table(rows: Sequence[Play]) -> str:
 # A play
 
 
-def play(
-    preference: str,
-    seed: int,
-    *,
-    flags: Sequence[str] = (),
-    threads: int = 1,
-) -> Play:
+def play(preference: str, seed: int, *, flags: Sequence[str] = ()) -> Play:
     """Teach a preference to a service of its own.
 
     Args:
         preference: such as `begin with raft`.
         seed: of the questions and of the replies.
         flags: of `learngraph serve`, beside the model, the folder and the key.
-        threads: of torch, in the service and in the learner.
 
     Raises:
         UserError: the service does not start, or does not come to rest.
@@ -145,7 +138,7 @@ def play(
     memory = Path("/dev/shm")  # every version is synced to disk, and a busy disk takes seconds
     with (
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
-        _serve(Path(folder), flags, threads) as client,
+        _serve(Path(folder), flags) as client,
     ):
         began = time.monotonic()
         kept_before, right_before = _exam(client, rule, seed)
@@ -169,7 +162,7 @@ def _read_rule(preference: str) -> Rule:
 
 
 @contextmanager
-def _serve(folder: Path, flags: Sequence[str], threads: int) -> Iterator[OpenAI]:
+def _serve(folder: Path, flags: Sequence[str]) -> Iterator[OpenAI]:
     """`learngraph serve --model guard` on a free port of 127.0.0.1, and a client of it."""
     from openai import OpenAI
 
@@ -178,7 +171,7 @@ def _serve(folder: Path, flags: Sequence[str], threads: int) -> Iterator[OpenAI]
     run = [sys.executable, "-m", "learngraph", *given.split(), str(folder)]
     log = folder / "log"
     with log.open("w", encoding="utf-8") as errors:
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen([*run, *flags], stderr=errors, env=env)
     try:
         url = ""

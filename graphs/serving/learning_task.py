@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -26,6 +26,7 @@ from ...memory.claas.replay import Replay
 from ...memory.errors import Unavailable, UserError, hide_paths, public_text
 from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
+from .versions import LiveVersions
 
 __all__ = ["LearningTask", "Turn"]
 
@@ -61,7 +62,7 @@ class Turn:
     failures: int = 0
     """Failed steps in a row."""
     until: float = 0.0
-    """Time before which it gets no turn, in seconds of the clock."""
+    """Time before which it gets no turn, in seconds of `time.monotonic`."""
     ready: int = 0
     """Ready exchanges when they were last counted, in a buffer that other processes share; 0 after a step, which uses some up."""
     error: str = ""
@@ -86,9 +87,7 @@ class LearningTask:
         graph: the learning graph of graphs/claas.py.
         replay: lists the adapters.
         metrics: of the service.
-        on_live_change: called with (tenant, adapter) when another version may be live than before.
-        clock: seconds.
-        exists: whether an adapter that the buffer knows still exists, and was not deleted.
+        live: the versions that answer, which are told when another one may be live than before.
     """
 
     def __init__(
@@ -96,16 +95,12 @@ class LearningTask:
         graph: CompiledStateGraph[Any, Any, Any, Any],
         replay: Replay,
         metrics: ServiceMetrics,
-        on_live_change: Callable[[str, str], None] = lambda tenant, adapter: None,
-        clock: Callable[[], float] = time.monotonic,
-        exists: Callable[[str, str], bool] = lambda tenant, adapter: True,
+        live: LiveVersions,
     ) -> None:
         self._graph = graph
         self._replay = replay
         self._metrics = metrics
-        self._on_live_change = on_live_change
-        self._clock = clock
-        self._exists = exists
+        self._live = live
         self._turns: dict[AdapterKey, Turn] = {}
         self._jobs: dict[str, dict[str, dict[str, Any]]] = {}  # by tenant, oldest first
         self._next_look = 0.0
@@ -216,9 +211,9 @@ class LearningTask:
     async def _next(self) -> tuple[AdapterKey | None, float | None]:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
         for scope in await asyncio.to_thread(self._replay.adapters):
-            if scope not in self._turns and self._exists(*scope):
+            if scope not in self._turns and self._live.exists(*scope):
                 self._turns[scope] = Turn()
-        now = self._clock()
+        now = time.monotonic()
         if self._replay.is_shared and now >= self._next_look:
             self._next_look = now + OTHERS_SECONDS
             counts = await asyncio.to_thread(self._replay.ready_counts)
@@ -232,11 +227,11 @@ class LearningTask:
             if await asyncio.to_thread(self._replay.claim, *scope):
                 return scope, None
             self._turns[scope].until = now + OTHERS_SECONDS
-            self._on_live_change(*scope)  # perhaps: the process that learns for it shares the folder of versions
+            self._live.on_live_change(*scope)  # perhaps: the process that learns for it shares the folder of versions
         return None, min((turn.until - now for turn in due.values()), default=None)
 
     async def _learn(self, scope: AdapterKey) -> None:
-        turn, began = self._turns[scope], self._clock()
+        turn, began = self._turns[scope], time.monotonic()
         turn.served, self.busy = next(self._numbers), scope
         self._served[scope[0]] = turn.served
         is_for_job = bool(turn.jobs)  # a job that is asked for meanwhile gets a run of its own
@@ -256,18 +251,18 @@ class LearningTask:
             self._advance(turn, state)
         if turn.outcome != "too few":
             LOG.info("%s/%s: %s", *scope, describe_run(state))
-            self._count(state, self._clock() - began)
+            self._count(state, time.monotonic() - began)
             turn.ready = 0
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
         rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS
         turn.due = turn.due or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
-            self._on_live_change(*scope)
+            self._live.on_live_change(*scope)
 
     def _record_failure(self, scope: AdapterKey, turn: Turn, error: Exception) -> None:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, public_text(error)
         wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
-        turn.until = self._clock() + wait
+        turn.until = time.monotonic() + wait
         self._metrics.learner_errors.inc()
         text, trace = str(error) or type(error).__name__, None if isinstance(error, UserError) else error
         LOG.error("%s/%s: the step failed and is tried again in %g s: %s", *scope, wait, text, exc_info=trace)
@@ -313,7 +308,7 @@ class LearningTask:
     def pause(self, tenant: str, adapter: str) -> str:
         """The reason why an adapter's learning waits after a failure, and for how long; empty: it does not."""
         turn = self.turn(tenant, adapter)
-        wait = max(turn.until - self._clock(), 0)
+        wait = max(turn.until - time.monotonic(), 0)
         return f"{turn.error} (failed {turn.failures} times, tried again in {wait:.0f} s)" if turn.error else ""
 
     def adapters(self) -> list[AdapterKey]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import fields
@@ -55,7 +55,6 @@ class Service(Administration):
         settings: CLaaS's settings.
         model: the model's public name.
         retention: chats whose replies must stay likely, for the gate.
-        clock: seconds, for the metrics.
 
     `async with service:` starts the learner, and at the end closes everything, the engine and the buffer too.
     """
@@ -69,7 +68,6 @@ class Service(Administration):
         settings: CLaaS | None = None,
         model: str = "claas",
         retention: Sequence[Exchange] = (),
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if learner is not None and learner.base != engine.base:
             raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
@@ -77,13 +75,12 @@ class Service(Administration):
         self.learner = learner
         self.window = engine.window
         self.features = engine.features
-        self._clock = clock
         metrics = ServiceMetrics()
-        live = LiveVersions(engine, replay, root, settings, metrics, clock)
+        live = LiveVersions(engine, replay, root, settings, metrics)
         learning: LearningTask | None = None
         if learner is not None:
             graph = build_learning(learner, replay, self.versions, settings, live.load, retention)
-            learning = LearningTask(graph, replay, metrics, live.on_live_change, exists=live.exists)
+            learning = LearningTask(graph, replay, metrics, live)
         super().__init__(model, engine, replay, live, learning, metrics, settings)
         self._watch = FeedbackWatch(live, replay, settings.rollout, metrics, self._wake_learning)
         self._serving = build_serving(engine, replay, live.route, interrupt_after=["record"])
@@ -173,7 +170,7 @@ class Service(Administration):
         """
         self._require_open()
         served = self._live.adapter(call.tenant, call.adapter)
-        began, is_first, is_finished = self._clock(), True, False
+        began, is_first, is_finished = time.perf_counter(), True, False
         self._metrics.requests.inc()
         self._running[call.tenant] += 1
         try:
@@ -181,10 +178,10 @@ class Service(Administration):
                 async for item in stream:
                     if is_first:
                         is_first = False
-                        self._metrics.ttft_seconds.observe(self._clock() - began)
+                        self._metrics.ttft_seconds.observe(time.perf_counter() - began)
                     if isinstance(item, Exchange):
                         is_finished = True
-                        self._metrics.latency_seconds.observe(self._clock() - began)
+                        self._metrics.latency_seconds.observe(time.perf_counter() - began)
                         self._metrics.prompt_tokens.inc(len(item.reply.prompt_ids))
                         self._metrics.reply_tokens.inc(len(item.reply.token_ids))
                         if call.store and not self._live.has(served):  # the adapter was deleted meanwhile

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import math
 import shutil
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -106,7 +107,6 @@ class LiveVersions:
         root: folder of versions, `<root>/<tenant>/<adapter>/`.
         settings: CLaaS's settings.
         metrics: counts loads, swaps and rollbacks.
-        clock: seconds, for the metrics.
     """
 
     def __init__(
@@ -116,14 +116,12 @@ class LiveVersions:
         root: Path,
         settings: CLaaS,
         metrics: ServiceMetrics,
-        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._replay = replay
         self._root = root
         self._settings = settings
         self._metrics = metrics
-        self._clock = clock
         self._adapters: dict[tuple[str, str], ServedAdapter] = {}
         self._pins: OrderedDict[str, str] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -314,14 +312,14 @@ class LiveVersions:
         await asyncio.shield(task)
 
     async def _load(self, label: str) -> None:
-        began = self._clock()
+        began = time.perf_counter()
         tenant, _, adapter = label.rpartition("@")[0].partition("/")
         versions = self.adapter(tenant, adapter).versions
         version = await asyncio.to_thread(versions.version, label)
         if version.base != self._engine.base and self._engine.base:  # an engine elsewhere may not know its base
             raise AdapterError(f"{label} was learned on base model {version.base}, and this service has {self._engine.base}")
         await self._engine.load(label, await asyncio.to_thread(versions.folder, label))
-        self._metrics.load_seconds.observe(self._clock() - began)
+        self._metrics.load_seconds.observe(time.perf_counter() - began)
 
     # -- switching --------------------------------------------------------------------------------------------------------
 
@@ -352,7 +350,7 @@ class LiveVersions:
 
     async def promote(self, served: ServedAdapter, label: str, why: str) -> None:
         """Load a version and make it live; learning goes on from it."""
-        began = self._clock()
+        began = time.perf_counter()
         async with served.switch_lock:
             await self.load(label)
             await asyncio.to_thread(served.versions.promote, label, why)
@@ -361,7 +359,7 @@ class LiveVersions:
     async def _learn_on_from(self, served: ServedAdapter, label: str, began: float) -> None:
         await asyncio.to_thread(self._replay.set_head, *served.scope, label)
         self.on_live_change(*served.scope)
-        self._metrics.swap_seconds.observe(self._clock() - began)
+        self._metrics.swap_seconds.observe(time.perf_counter() - began)
 
     async def switch_back(
         self, served: ServedAdapter, to: str | None, why: str, load: bool = True, rewards_fell: bool = False
@@ -376,7 +374,7 @@ class LiveVersions:
             load: load it before it goes live.
             rewards_fell: the reason is live feedback; the gate reads newer held-out feedback only from then on.
         """
-        began = self._clock()
+        began = time.perf_counter()
         if load and to:
             await self.load(to)
         if served.canary:
