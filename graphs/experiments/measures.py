@@ -32,8 +32,6 @@ class Metric:
     """The head of its column."""
     of: Callable[[SeedResult, Prices], float | None] = field(repr=False)
     """The number of a run; None if it has none."""
-    higher_is_better: bool | None = None
-    """None: neither is better."""
     form: str = ".3g"
     """Its format in tables."""
     about: str = ""
@@ -131,93 +129,77 @@ def _regret(run: SeedResult, _: Prices) -> float:
 
 
 METRICS: Mapping[str, Metric] = {
-    "avg": Metric("mean score", lambda run, _: mean(run.scores), True, about="Mean score over all episodes of the run."),
-    "final": Metric("Final", lambda run, _: run.scores[-1], True, about="Score of the run's last episode."),
+    "avg": Metric("mean score", lambda run, _: mean(run.scores), about="Mean score over all episodes of the run."),
+    "final": Metric("Final", lambda run, _: run.scores[-1], about="Score of the run's last episode."),
     "last": Metric(
-        "last",
-        lambda run, _: _last(run.scores),
-        True,
-        about="Mean score over the last tenth of the episodes, at least three.",
+        "last", lambda run, _: _last(run.scores), about="Mean score over the last tenth of the episodes, at least three."
     ),
     "last-of-optimum": Metric(
         "last / optimum",
         lambda run, _: _last(run.scores) / run.optimum if run.optimum > 0 else None,
-        True,
         ".2f",
         about="The same divided by the optimum, or by what the walkthrough scores within the step limit.",
     ),
-    "answer": Metric("answer", _answer, True, about="Score of the attempt that the method itself chose as its answer."),
+    "answer": Metric("answer", _answer, about="Score of the attempt that the method itself chose as its answer."),
     "running-max": Metric(
-        "running max",
-        lambda run, _: mean([*accumulate(run.scores, max)]),
-        True,
-        about="Mean over episodes of the best score so far.",
+        "running max", lambda run, _: mean([*accumulate(run.scores, max)]), about="Mean over episodes of the best score so far."
     ),
     "best": Metric(
-        "best attempt", lambda run, _: max(run.scores), True, about="Highest score of all episodes; only an oracle can pick it."
+        "best attempt", lambda run, _: max(run.scores), about="Highest score of all episodes; only an oracle can pick it."
     ),
     "best-in-episode": Metric(
         "best in episode",
         lambda run, _: mean(run.bests),
-        True,
         about="Mean over episodes of the highest score within the episode: points may be lost again before its end.",
     ),
     "of-optimum": Metric(
         "mean / optimum",
         lambda run, _: mean(run.scores) / run.optimum if run.optimum > 0 else None,
-        True,
         ".2f",
         about="Mean score divided by the optimum, or by what the walkthrough scores within the step limit; none where that is 0.",
     ),
-    "pass": Metric(
-        "best of each task", _pass, True, about="Mean over the run's tasks of the best score: Pass@k of k attempts."
-    ),
-    "lessons": Metric("lessons", lambda run, _: run.lessons, None, about="Lessons of the library that was learned before."),
+    "pass": Metric("best of each task", _pass, about="Mean over the run's tasks of the best score: Pass@k of k attempts."),
+    "lessons": Metric("lessons", lambda run, _: run.lessons, about="Lessons of the library that was learned before."),
     "tool-calls": Metric(
         "tool calls/episode",
         lambda run, _: (run.tool_calls or 0) / len(run.scores) or None,
-        None,
         ".1f",
         about="Calls of tools per episode.",
     ),
-    "success": Metric("success", _success, True, ".2f", about="Share of the episodes that solved the task."),
-    "solved": Metric("solved", _solved, True, ".2f", about="Share of the answers (or last attempts) that solved the task."),
+    "success": Metric("success", _success, ".2f", about="Share of the episodes that solved the task."),
+    "solved": Metric("solved", _solved, ".2f", about="Share of the answers (or last attempts) that solved the task."),
     "regret": Metric(
-        "regret", _regret, False, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
+        "regret", _regret, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
     ),
-    "judged": Metric("judged return", _judged, True, about="Mean over episodes of the return by the judge."),
+    "judged": Metric("judged return", _judged, about="Mean over episodes of the return by the judge."),
     "rank-correlation": Metric(
         "rank correlation",
         _rank_correlation,
-        True,
         ".2f",
         about="Spearman's correlation of the judge's return and the true score over the episodes of a run.",
     ),
     "auroc": Metric(
         "AUROC",
         _auroc,
-        True,
         ".2f",
         about="Probability that the judge gives an episode that solved the task more than another of the run; ties count half.",
     ),
-    "steps": Metric("steps/episode", lambda run, _: mean(run.steps), False, ".1f", about="Steps per episode."),
+    "steps": Metric("steps/episode", lambda run, _: mean(run.steps), ".1f", about="Steps per episode."),
     "last-steps": Metric(
-        "steps, last", lambda run, _: _last(run.steps), False, ".1f", about="The same over the last tenth of the episodes."
+        "steps, last", lambda run, _: _last(run.steps), ".1f", about="The same over the last tenth of the episodes."
     ),
     "refreshes": Metric(
         "refreshes/episode",
         lambda run, _: sum(run.refreshes) / len(run.scores) or None,
-        None,
         ".1f",
         about="Strategies written per episode.",
     ),
     "malformed": Metric(
-        "unreadable decisions", lambda run, _: run.malformed or None, None, ",.0f", about="Yes-or-no decisions taken as no."
+        "unreadable decisions", lambda run, _: run.malformed or None, ",.0f", about="Yes-or-no decisions taken as no."
     ),
     "steps-to-success": Metric(
         "steps to success",
         _steps_to_success,
-        False,
         ",.0f",
         about="Steps of all episodes up to and with the first that solved the task. A run that never solved it counts with all the steps that "
         "it played (a restricted mean), which is the least that it would have taken.",
@@ -225,54 +207,37 @@ METRICS: Mapping[str, Metric] = {
     "calls": Metric(
         "calls/run",
         lambda run, _: run.calls or None,
-        None,
         ",.0f",
         about="Calls of the model, with those of attempts that were not finished.",
     ),
-    "tokens": Metric(
-        "tokens/run", lambda run, _: run.tokens or None, None, ",.0f", about="Tokens read and written in these calls."
-    ),
+    "tokens": Metric("tokens/run", lambda run, _: run.tokens or None, ",.0f", about="Tokens read and written in these calls."),
     "episode-tokens": Metric(
-        "tokens/episode", lambda run, _: run.tokens / len(run.scores) or None, None, ",.0f", about="The same per episode."
+        "tokens/episode", lambda run, _: run.tokens / len(run.scores) or None, ",.0f", about="The same per episode."
     ),
     "step-tokens": Metric(
-        "tokens/step", lambda run, _: _per_step(run.tokens, run), None, ",.0f", about="The same per step of the world."
+        "tokens/step", lambda run, _: _per_step(run.tokens, run), ",.0f", about="The same per step of the world."
     ),
     "trained-tokens": Metric(
         "tokens trained",
         lambda run, _: run.work.tokens_trained if run.work else None,
-        None,
         ",.0f",
         about="Tokens that the weights were trained on, once for each epoch; none where a method trains no weights.",
     ),
     "flops": Metric(
         "FLOPs",
         lambda run, _: run.work.flops if run.work else None,
-        None,
         ".3g",
         about="Floating-point operations of a model in this process: its forward passes, and all passes of its training. An "
         "episode that a crash cut short counts from where it was resumed. Not counted for a model behind an API.",
     ),
-    "dollars": Metric("$/run", lambda run, prices: dollars(run, prices), None, ".4g", about="Price of these tokens."),
-    "seconds": Metric("s/run", _seconds, None, ".3g", about="Seconds of all episodes."),
-    "step-seconds": Metric("s/step", _seconds_per_step, None, ".3g", about="Seconds per step of the world."),
+    "dollars": Metric("$/run", lambda run, prices: dollars(run, prices), ".4g", about="Price of these tokens."),
+    "seconds": Metric("s/run", _seconds, ".3g", about="Seconds of all episodes."),
+    "step-seconds": Metric("s/step", _seconds_per_step, ".3g", about="Seconds per step of the world."),
 }
 """Name in a benchmark file -> metric."""
 USUAL_METRICS = (
-    "avg",
-    "final",
-    "last",
-    "running-max",
-    "success",
-    "regret",
-    "judged",
-    "steps",
-    "steps-to-success",
-    "tokens",
-    "trained-tokens",
-    "flops",
-    "dollars",
-    "seconds",
+    *("avg", "final", "last", "running-max", "success", "regret", "judged", "steps", "steps-to-success"),
+    *("tokens", "trained-tokens", "flops", "dollars", "seconds"),
 )
 """The columns of a table where the file names none. A column without a number is left out."""
 RUN_METRICS = (

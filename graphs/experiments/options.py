@@ -15,7 +15,7 @@ from ...memory.errors import CommandError
 if TYPE_CHECKING:
     from ...nodes.cached_model import Prices
 
-__all__ = ["DRAW_OPTIONS", "ModelOptions", "RunOptions", "SharedOptions"]
+__all__ = ["DRAW_OPTIONS", "ModelOptions", "RunOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ DRAW_OPTIONS = ("model_temperature", "max_tokens", "model_seed", "reasoning_effo
 
 
 @dataclass(frozen=True)
-class SharedOptions(ModelOptions):
-    """The options of everything that `learngraph run` plays."""
+class RunOptions(ModelOptions):
+    """The options of a run: the task, the model, and how often it plays."""
 
     env: str = "twx:coin"
     """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
@@ -94,8 +94,6 @@ class SharedOptions(ModelOptions):
     """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
     seeds: str = "5"
     """Number of seeds, or a list of them: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
-    compare: tuple[str, ...] = ()
-    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`."""
     horizon: int | None = None
     """Steps after which an episode ends; the environment's own limit if not given."""
     window: int | None = None
@@ -125,27 +123,6 @@ class SharedOptions(ModelOptions):
     """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
     json: bool = False
     """Print JSON, one object a line, and nothing else."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("token_budget", "dollar_budget", "price_in", "price_out"):
-            if not 0 <= (given := getattr(self, name)) < math.inf:
-                raise CommandError(f"--{name.replace('_', '-')} is at least 0, got {given:g}")
-        if self.dollar_budget and not self.has_prices:
-            raise CommandError(
-                f"--dollar-budget {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
-            )
-
-    @property
-    def has_prices(self) -> bool:
-        """True if a price of the model is known."""
-        return bool(self.price_in or self.price_out)
-
-
-@dataclass(frozen=True)
-class RunOptions(SharedOptions):
-    """The options of a run: the task, the model, and how often it plays."""
-
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, each with its own defaults. `jitrl:paper`
     is a preset. `icrl?rewards=zero` changes one setting: in `run icrl`, of the settings given here. Some settings
@@ -185,6 +162,21 @@ class RunOptions(SharedOptions):
     `http://host:port`, or `postgresql://user@host/database`; the run folder if not given."""
     checkpoints: str | None = None
     """Place of the checkpoints: `postgresql://…`, or a directory; the run folder if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("token_budget", "dollar_budget", "price_in", "price_out"):
+            if not 0 <= (given := getattr(self, name)) < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is at least 0, got {given:g}")
+        if self.dollar_budget and not self.has_prices:
+            raise CommandError(
+                f"--dollar-budget {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
+            )
+
+    @property
+    def has_prices(self) -> bool:
+        """True if a price of the model is known."""
+        return bool(self.price_in or self.price_out)
 
     @property
     def prices(self) -> Prices:

@@ -87,11 +87,11 @@ class PairedTest:
         middle = 0.0 if abs(self.mean) < _SAME else self.mean
         return f"{middle:+.3g}" + (f" [{self.by_t[0]:+.3g}, {self.by_t[1]:+.3g}]" if self.by_t else "")
 
-    def verdict(self, higher_is_better: bool | None = True) -> str:
+    def verdict(self) -> str:
         """`ahead`, `behind`, or `not told apart` by the 95 % interval by t; empty with a single seed."""
         if self.by_t is None:
             return ""
-        low, high = self.by_t if higher_is_better is not False else (-self.by_t[1], -self.by_t[0])
+        low, high = self.by_t
         return "ahead" if low > 0 else "behind" if high < 0 else "not told apart"
 
 
