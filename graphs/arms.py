@@ -1,4 +1,4 @@
-"""Methods with their settings, by name: `jitrl`, `jitrl:paper` (a preset), `jitrl:paper?beta=3&k=5`, `my_package.rest:METHOD`."""
+"""Methods with their settings, and graphs, by name: `jitrl`, `jitrl:paper` (a preset), `jitrl:paper?beta=3&k=5`, `my_app:graph`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from ..memory.errors import CommandError, UserError, did_you_mean
 if TYPE_CHECKING:
     from .methods import Method
 
-__all__ = ["Arm", "blueprint", "check_value", "make_arm", "method_settings", "preset_names", "shared_settings"]
+__all__ = [
+    "SERVED_GRAPHS",
+    "Arm",
+    "blueprint",
+    "check_value",
+    "find_user_object",
+    "load_graph",
+    "make_arm",
+    "method_settings",
+    "preset_names",
+    "shared_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -189,3 +200,70 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
         make_writing_policy=lambda seen, style: act_policy(absent, seen),
     )
     return find_method(method).build(inputs, settings, **build)
+
+
+# Graphs by name: a method's, CLaaS's two, or the user's own `MODULE:NAME`
+
+SERVED_GRAPHS: Mapping[str, str] = {
+    "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
+    "claas-learning": "a gradient step on what was said, with a gate; what learngraph serve learns with",
+}
+"""Graphs that are served, not run on an environment."""
+
+
+def load_graph(name: str, *, run: bool = False) -> Any:
+    """The graph of this name: a method's, built without a model or an environment, or the user's own.
+
+    Args:
+        name: `jitrl`, `adamem?mode=high`, `claas-serving`, `my_package.rest:METHOD`, `my_app:graph`, `./my_app.py:graph`.
+        run: of a method's episode, the graph of a whole run.
+
+    Raises:
+        UserError: there is none of that name; says which there are.
+    """
+    from . import claas
+    from .methods import METHODS, Method, find_method, split_name
+    from .wiring import run as runs
+
+    if name in SERVED_GRAPHS:
+        return claas.blueprint(name)
+    first, _, attribute = name.partition(":")
+    if first not in METHODS and attribute:
+        found = find_user_object(*split_name(name)[0].rsplit(":", 1))
+        if not isinstance(found, Method):
+            return _as_graph(found, name)
+    graph = blueprint(name)
+    # The graph of a method with a training phase is a run's already.
+    return runs.build(graph) if run and not find_method(name).has_training_phase else graph
+
+
+def find_user_object(place: str, attribute: str) -> Any:
+    """The object that a module or a file of the user's calls `attribute`.
+
+    Raises:
+        UserError: it cannot be imported, or has nothing of that name.
+    """
+    from .methods import import_user_module
+
+    module = import_user_module(place, f"'{place}:{attribute}' asks for {attribute} of the module {place}")
+    if not hasattr(module, attribute):
+        raise UserError(f"{place} has nothing called '{attribute}'{did_you_mean(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
+def _as_graph(found: Any, name: str) -> Any:
+    """A compiled graph, from one, from a builder, or from a function that returns one."""
+    from langchain_core.runnables import Runnable
+    from langgraph.graph import StateGraph
+    from langgraph.graph.state import CompiledStateGraph
+
+    if callable(found) and not isinstance(found, Runnable | type):
+        found = found()
+    if isinstance(found, StateGraph):
+        found = found.compile()
+    if not isinstance(found, CompiledStateGraph):
+        raise UserError(
+            f"'{name}' is a {type(found).__name__}, and no graph: give a compiled LangGraph graph, a StateGraph, a Method, or a "
+            "function without arguments that returns one of the first two"
+        )
+    return found

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from langgraph.graph.state import CompiledStateGraph
@@ -325,27 +327,10 @@ def find_method(name: str) -> Method:
     return _import_method(module, attribute)
 
 
-def import_user_module(module: str) -> Any:
-    """A module of the user's, found as `python -m` finds it: among the installed packages and in the current directory.
-
-    Raises:
-        ImportError: there is no such module, or it cannot be imported.
-    """
-    if "" not in sys.path:  # as `python -m` has it; the script `learngraph` starts without
-        sys.path.append("")
-    return import_module(module)
-
-
 def _import_method(module: str, attribute: str) -> Method:
     asked = f"{module}:{attribute}"
-    try:
-        found = import_user_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"'{asked}' asks for the method {attribute} of the module {module}, which cannot be imported ({error}). "
-            f"MODULE is a file or package in the current directory or an installed one; "
-            f"the methods with a name are {', '.join(sorted(METHODS))}"
-        ) from error
+    known = f"the methods with a name are {', '.join(sorted(METHODS))}"
+    found = import_user_module(module, f"'{asked}' asks for the method {attribute} of the module {module}", known)
     method = getattr(found, attribute, None)
     if isinstance(method, Method):
         return method
@@ -353,6 +338,36 @@ def _import_method(module: str, attribute: str) -> Method:
     would_do = f"it has {', '.join(others)}" if others else f"write {attribute} = Method(summary, settings, build) there"
     came = "nothing of that name" if method is None else f"a {type(method).__name__} of that name"
     raise UserError(f"'{asked}' asks for a learngraph.graphs.methods.Method, but {module} has {came}; {would_do}")
+
+
+def import_user_module(module: str, asked: str, would_do: str = "") -> Any:
+    """A module of the user's, found as `python -m` finds it, or by the path of its file.
+
+    Args:
+        module: `my_package.rest`, or `my_app.py`.
+        asked: what was asked for, as an error says it.
+        would_do: what else would do.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    if "" not in sys.path:  # as `python -m` has it; the script `learngraph` starts without
+        sys.path.append("")
+    try:
+        if not module.endswith(".py"):
+            return import_module(module)
+        spec = spec_from_file_location(Path(module).stem, module)
+        if spec is None or spec.loader is None or not Path(module).exists():
+            raise ImportError(f"there is no file {module}")
+        made = module_from_spec(spec)
+        sys.modules[spec.name] = made
+        spec.loader.exec_module(made)
+        return made
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"{asked}, which cannot be imported ({error}). A module is a file or package in the current directory or an installed "
+            f"one, or the path of a file that ends with .py{'; ' * bool(would_do)}{would_do}"
+        ) from error
 
 
 def shared_fields(settings: type) -> tuple[str, ...]:

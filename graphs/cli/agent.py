@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import CommandError, UserError
+from ..arms import find_user_object
 from ..experiments.progress import say
 from .flags import parse_flags
 
@@ -156,13 +157,10 @@ def find_function(name: str) -> Callable[..., Any]:
     Raises:
         UserError: there is no such function.
     """
-    from ..methods import import_user_module
-
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_user_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"asked for a function by MODULE:NAME, such as my_app:make_agent, got {name!r} ({error})") from error
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise UserError(f"asked for a function by MODULE:NAME, such as my_app:make_agent, got {name!r}")
+    found = find_user_object(module, attribute)
     if not callable(found):
         raise UserError(f"{name} is a {type(found).__name__}, and a function was asked for")
     function: Callable[..., Any] = found

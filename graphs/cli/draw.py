@@ -9,7 +9,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError
-from ..named_graphs import SERVED_GRAPHS, load_graph
+from ..arms import SERVED_GRAPHS, load_graph
 from .flags import parse_flags
 
 __all__ = ["draw"]

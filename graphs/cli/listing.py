@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ..named_graphs import SERVED_GRAPHS
+from ..arms import SERVED_GRAPHS
 from .flags import parse_flags
 
 __all__ = []

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +96,10 @@ def win_rates(args: Sequence[str]) -> int:
             lost += [] if found else [f"{first} and {other}: no prompt has a verdict; {len(seeds)} have answers of both"]
     if not rows:
         raise UserError("; ".join(lost))
-    folder.write_json(options.run_folder / "win-rates.json", {"judge": options.judge, "rates": [row.as_dict() for row in rows]})
+    folder.write_json(options.run_folder / "win-rates.json", {"judge": options.judge, "rates": [asdict(row) for row in rows]})
     if options.json:
         for row in rows:
-            print(json.dumps(row.as_dict()))
+            print(json.dumps(asdict(row)))
     else:
         most = max(row.pairs for row in rows)
         print(f"{settings['env']}, judged by {options.judge}, {most} prompts; [95 % interval over prompts]\n")
@@ -149,7 +149,7 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
 
 
 Judge = Callable[[int, Answer, Answer], tuple[float | None, float | None]]
-"""Prompt, answer, other answer -> the two scores that `studies.win_rates.preference` reads."""
+"""Prompt, answer, other answer -> the two scores that `preference` reads."""
 
 
 @contextmanager

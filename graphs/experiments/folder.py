@@ -113,9 +113,8 @@ class Sweep:
 
     def batches(self) -> list[list[Job]]:
         """The runs that are to be played, method by method."""
-        return [
-            [self.job(name, seed) for seed in self.seeds] for name in self.arms if self.chosen is None or name in self.chosen
-        ]
+        chosen = self.arms if self.chosen is None else [name for name in self.arms if name in self.chosen]
+        return [[self.job(name, seed) for seed in self.seeds] for name in chosen]
 
     def job(self, method: str, seed: int) -> Job:
         """The run of a method on a seed: where it keeps its memory and its checkpoints, and what it is called there."""

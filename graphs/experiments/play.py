@@ -49,7 +49,7 @@ _open_lock = Lock()
 
 @dataclass(frozen=True)
 class RunFailure:
-    """Why a run ended before its last episode."""
+    """The reason for which a run ended before its last episode."""
 
     reason: str
     """One line for the user."""

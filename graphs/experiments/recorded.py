@@ -191,7 +191,7 @@ class RecordedRun:
         return (self.path / "result.json").is_file()
 
     def result(self) -> dict[str, Any]:
-        """What the run came to, as result.json holds it; empty while it goes on."""
+        """The content of result.json; empty while the run goes on."""
         found: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8")) if self.is_finished else {}
         return found
 

@@ -230,7 +230,7 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
     if not is_all_tasks(env):
         return []
     found = task_groups.aggregate(results, {seed: task_name(id) for seed, id in played.items()})
-    write_json(folder / "tasks.json", [one.as_dict() for one in found])
+    write_json(folder / "tasks.json", [asdict(one) for one in found])
     note = "over tasks, scores below 0 as 0; [95 % interval over tasks, by Student's t]"
     return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
 

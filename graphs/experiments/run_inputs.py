@@ -1,4 +1,4 @@
-"""What the graph of a run is built from: the environment, the model and its policy, and the judge, as the options of a run say."""
+"""The inputs of a run's graph: the environment, the model and its policy, and the judge, as the options of a run say."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ tasks, and so is that of the paired difference: the tasks are the units, since v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import Interval, interval, mean
@@ -43,10 +42,6 @@ class Aggregate:
     lead: float | None = None
     """The first method's mean minus this one's over the tasks that both have played; None for the first."""
     lead_ci: Interval | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary for JSON."""
-        return asdict(self)
 
 
 def aggregate(methods: Sequence[Sequence[SeedResult]], task_of: Mapping[int, str]) -> list[Aggregate]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...memory.display import format_number, markdown_table, with_interval
@@ -100,10 +100,6 @@ class WinRate:
     longer: float
     """Share of the prompts on which the first method's answer is the longer one; equal ones count half."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary for JSON."""
-        return asdict(self)
-
 
 def win_rate(method: str, over: str, pairs: Sequence[JudgedPair]) -> WinRate | None:
     """The win rate of a method over another from the judge's verdicts; None without any."""
@@ -164,29 +160,26 @@ def length_controlled_rate(values: Sequence[float], gaps: Sequence[float]) -> tu
 def _bootstrap(values: Sequence[float], gaps: Sequence[float]) -> Interval | None:
     """The percentile bootstrap interval of the controlled rate over prompts."""
     import numpy as np
+    from scipy.stats import bootstrap
 
     if len(values) < 2:
         return None
-    draws, rates = np.random.default_rng(0), []
-    for _ in range(_DRAWS):
-        chosen = draws.integers(len(values), size=len(values))
-        rates.append(length_controlled_rate([values[n] for n in chosen], [gaps[n] for n in chosen])[0])
-    low, high = np.quantile(rates, [0.025, 0.975])
-    return float(low), float(high)
+    found = bootstrap(
+        (values, gaps),
+        lambda *resampled: length_controlled_rate(*resampled)[0],
+        n_resamples=_DRAWS,
+        vectorized=False,
+        paired=True,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def win_rate_table(rows: Sequence[WinRate]) -> str:
     """A Markdown table with a row for each comparison."""
-    head = [
-        "wins against",
-        "win rate",
-        "at equal length",
-        "won / lost / tied",
-        "changed with order",
-        "no verdict",
-        "characters",
-    ]
-    lines = [[f"{rows[0].method} {head[0]}", *head[1:], "longer"]]
+    head = ["win rate", "at equal length", "won / lost / tied", "changed with order", "no verdict", "characters", "longer"]
+    lines = [[f"{rows[0].method} wins against", *head]]
     for row in rows:
         rates = [with_interval(row.rate, row.rate_ci), with_interval(row.controlled, row.controlled_ci)]
         counts = [f"{row.wins} / {row.losses} / {row.ties}", str(row.changed), str(row.missing)]

@@ -12,10 +12,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from ...memory.errors import UserError
 from ...memory.storage.checkpoints import serializer
 from ...tools.notebook.walk import Walk, start
-from ..arms import blueprint, method_settings
+from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
-from ..named_graphs import SERVED_GRAPHS, find_user_object, load_graph
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid
 from .drawing import Drawing

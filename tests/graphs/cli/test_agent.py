@@ -81,7 +81,7 @@ def test_it_prints_how_far_the_method_is_ahead(app: Path, capsys: pytest.Capture
         (f"{FLAGS} --decide resolve --part 0", "--part is a share above 0"),
         (FLAGS.replace("tasks.jsonl", "other.jsonl") + " --decide resolve", "other.jsonl: cannot be read"),
         (FLAGS.replace("tasks.jsonl", "bad.jsonl") + " --decide resolve", "bad.jsonl, line 1: asked for"),
-        (FLAGS.replace(":make_agent", ":maker") + " --decide resolve", "got 'support_app:maker'"),
+        (FLAGS.replace(":make_agent", ":maker") + " --decide resolve", "support_app has nothing called 'maker'"),
         (FLAGS.replace(":make_agent", ":number") + " --decide resolve", "support_app:number is a int"),
         (FLAGS.replace("run jitrl", "run tabular"), "--agent is for methods with a middleware"),
     ],

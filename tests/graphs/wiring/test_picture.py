@@ -10,10 +10,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 import learngraph
 from learngraph.graphs import adamem, claas
-from learngraph.graphs.arms import blueprint
+from learngraph.graphs.arms import SERVED_GRAPHS, blueprint
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.named_graphs import SERVED_GRAPHS
 from learngraph.graphs.wiring import flow, picture, run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError

@@ -16,9 +16,8 @@ from langgraph.types import Command, RetryPolicy, Send
 from typing_extensions import TypedDict
 
 from learngraph.graphs.adamem import MODES
-from learngraph.graphs.arms import blueprint
+from learngraph.graphs.arms import SERVED_GRAPHS, blueprint, load_graph
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.named_graphs import SERVED_GRAPHS, load_graph
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import FlowError, Router, check, parse_flow, rewire, to_mermaid, wire
 
