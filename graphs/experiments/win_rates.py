@@ -160,7 +160,7 @@ def length_controlled_rate(values: Sequence[float], gaps: Sequence[float]) -> tu
 def _bootstrap(values: Sequence[float], gaps: Sequence[float]) -> Interval | None:
     """The percentile bootstrap interval of the controlled rate over prompts."""
     import numpy as np
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap  # type: ignore[import-untyped]
 
     if len(values) < 2:
         return None
