@@ -200,10 +200,8 @@ def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
         client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
         live = client.scope()["live"]
         assert client.chat("what now?", 0)[1:] != first[0][1:]
-        began = time.perf_counter()
         answer = client.http.post("/v1/adapters/default/rollback", json={"to": "base"})
         assert answer.status_code == 200, answer.text
-        assert time.perf_counter() - began < 2  # milliseconds here
         assert client.chat("what now?", 0)[1:] == first[0][1:]  # as if nothing had been learned
         answer = client.http.post("/v1/adapters/default/promote", json={"version": live})
         assert answer.json()["live"] == live
