@@ -11,7 +11,7 @@ from learngraph.memory.returns.q_table import QTable
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.decide import Modulate
-from learngraph.nodes.act.episode import Act, Begin, route_episode_end
+from learngraph.nodes.act.episode import Act, Begin
 from learngraph.nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from learngraph.nodes.evaluate.changed_rewards import shift_judge
 from learngraph.nodes.evaluate.judge import EnvironmentJudge
@@ -61,11 +61,6 @@ def test_best_keeps_what_is_taken_away_again() -> None:
 
     out = Act(Falling(), Journal())({**at(action="on"), "score": 5.0, "best": 5.0, "earned": 5.0})
     assert (out["score"], out["best"]) == (2.0, 5.0)
-
-
-def test_progress() -> None:
-    assert route_episode_end({"observation": Observation("x", ("a",))}) == "next step"  # type: ignore[typeddict-item]
-    assert route_episode_end({"observation": Observation("x", over=True)}) == "over"  # type: ignore[typeddict-item]
 
 
 def test_recall_merges_visits_and_hides_the_present_episode() -> None:

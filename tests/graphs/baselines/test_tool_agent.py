@@ -26,7 +26,6 @@ from pydantic import PrivateAttr
 
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
-from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
@@ -36,10 +35,8 @@ from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.tool_use import Toolset
 from learngraph.nodes.cached_model import CachedChatModel
 from learngraph.nodes.extract.rollouts import RolloutPlayer
-from learngraph.nodes.text import trim_middle
 from learngraph.tools.agent_tools.interpreter import Toolbox
 from learngraph.tools.agent_tools.search import search_tool
 
@@ -168,12 +165,6 @@ async def test_sync_and_async_do_the_same() -> None:
     graph, _ = agent(script)
     plain = play(graph)
     assert dict(await graph.ainvoke({"task": task(42), "run": "r", "episode": 0})) == plain
-
-
-def test_an_answer_at_once_starts_no_process() -> None:
-    graph, _ = agent(turns(AIMessage("42")))
-    out = play(graph)
-    assert (out["score"], out["tool_calls"], out["transcript"]) == (1.0, 0, "> 42\n")
 
 
 def test_parallel_calls_are_all_answered_in_order() -> None:
@@ -312,12 +303,6 @@ def test_long_answers_of_tools_lose_their_middle() -> None:
     assert returned(model._asked[1][0]) == ["a" * 500 + "\n[… 9,000 characters cut …]\n" + "b" * 500]
     assert len(out["transcript"]) < 250
     assert out["transcript"].startswith("> long: \n| aaaa")
-
-
-def test_trimmed_keeps_both_ends() -> None:
-    assert trim_middle("abc", 3) == "abc"
-    assert trim_middle("abcdefgh", 5) == "abc\n[… 3 characters cut …]\ngh"
-    assert trim_middle("abcd", 1) == "a\n[… 3 characters cut …]\n"
 
 
 def test_the_transcript_cannot_be_mistaken() -> None:
@@ -555,18 +540,6 @@ def test_a_plain_list_of_tools_and_reentry_work() -> None:
     assert made == [("r", "sum-42", 0)]
 
 
-def test_sessions_are_opened_once_per_name() -> None:
-    watched = Watched()
-    toolset = Toolset(watched)
-    state = {"session": toolset.new_session(), "run": "r", "task": task(1), "episode": 0}
-    assert toolset.open_tools(state) is toolset.open_tools(state)
-    assert toolset.open_session_count == 1
-    toolset.close(state["session"])
-    toolset.close(state["session"])
-    assert (watched.opened, watched.closed, toolset.open_session_count) == (1, 1, 0)
-    assert toolset.new_session() != toolset.new_session()
-
-
 # As part of what is around it
 
 
@@ -629,18 +602,6 @@ def test_every_step_can_be_checkpointed_and_messages_come_back(monkeypatch: pyte
     out = graph.invoke(None, middle.config)
     assert "NameError" in out["transcript"]
     assert children() <= before
-
-
-def test_usage_is_counted() -> None:
-    counted = AIMessage("42", usage_metadata={"input_tokens": 10, "output_tokens": 3, "total_tokens": 13})
-    graph, _ = agent(turns(counted))
-    assert play(graph)["usage"] == Usage(1, 10, 3)
-
-
-def test_the_drawing_is_the_one_in_the_picture_and_the_wiring() -> None:
-    graph, _ = agent(turns())
-    assert flow.to_mermaid(graph) == PICTURE.read_text()
-    assert set(flow.parse_flow(tool_agent.FLOW)) == set(flow.parse_flow(PICTURE.read_text()))
 
 
 def test_merged_it_plays_the_same() -> None:

@@ -22,7 +22,7 @@ from learngraph.graphs.methods import METHODS, find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Trajectory, Usage
+from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
@@ -337,10 +337,6 @@ def test_an_episode_that_the_model_left_is_no_lost_game(tmp_path: Path) -> None:
     model = chat(lambda asked, number: act(asked) if number == 1 else "hm")
     _, trajectories, _, rows = play("jitrl", model, 1, tmp_path / "log.jsonl")
     assert (rows[0]["steps"], len(trajectories[0].transitions), trajectories[0].lost) == (1 + MAX_LOST_STEPS, 1, False)
-
-
-def test_usages_add_up() -> None:
-    assert Usage(unreadable=2, lost_steps=1) + Usage(unreadable=1) == Usage(unreadable=3, lost_steps=1)
 
 
 @pytest.mark.slow

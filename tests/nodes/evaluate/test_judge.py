@@ -351,12 +351,6 @@ def test_a_judgement_of_the_whole_stands_on_the_last_step(ask: Any) -> None:
     assert "asked for a score from 0 to 10, got 12" in lost["unjudged"]
 
 
-def test_one_answer_is_judged_as_a_whole() -> None:
-    journal, state = attempt("the whole passage")
-    judged = self_judge(model('{"rewards": [9]}'), journal).invoke(state)
-    assert judged["rewards"] == [9.0]
-
-
 # Pairwise
 
 
