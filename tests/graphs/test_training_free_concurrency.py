@@ -88,16 +88,6 @@ def test_threads_come_to_the_same() -> None:
     assert len(calls) > 12
 
 
-def test_a_run_that_is_all_in_the_cache_asks_nobody(tmp_path: Path) -> None:
-    plan = bench.Plan(problems=4, group=3, held_out=2, settings=TRIED)
-    first = virtually(replace(plan, cache=Cache(tmp_path / "cache")))
-    model, calls = bench.scripted()
-    again, seconds = bench.virtually(replace(plan, cache=Cache(tmp_path / "cache")).play(model))
-    assert again == first
-    assert calls == []
-    assert seconds == 0.0
-
-
 def test_runs_of_one_cache_at_once_come_to_the_same(tmp_path: Path) -> None:
     """As two processes would, each with a connection of its own: neither redoes nor spoils what the other did (E3)."""
     plan = bench.Plan(problems=4, group=3)

@@ -89,14 +89,6 @@ def test_the_rules_are_the_same_in_whatever_order_the_operations_come() -> None:
     ]
 
 
-def test_d1_a_deletion_needs_no_text() -> None:
-    held, (ruling,) = apply(library(), Edit("delete", ("L1",), ""))
-    assert "L1" not in texts(held)
-    assert ruling.accepted
-    null = Edit("delete", ("L0",), None)  # type: ignore[arg-type]
-    assert texts(apply(held, null)[0]) == {"L2": TEXTS[2]}
-
-
 def test_d8_an_edit_of_an_unknown_lesson_is_rejected_with_a_reason_and_adds_nothing() -> None:
     edits = [Edit(op, ("L9",), "A text") for op in ("modify", "delete", "keep")]
     held, rulings = apply(library(), *edits, Edit("merge", ("L0", "L9"), "A text"), Edit("zap", ("L0",)), Edit("modify"))
@@ -123,19 +115,6 @@ def test_what_is_no_id_is_no_lesson(id: object) -> None:
     assert library().resolve(id) is None
     with pytest.raises(LibraryError, match="there are L0, L1, L2"):
         library().lesson(id)
-
-
-@given(
-    st.sampled_from(["add", "modify", "merge", "delete", "keep", "", None, 3]),
-    st.lists(
-        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9) | st.binary() | st.tuples(), max_size=3
-    ),
-)
-def test_no_edit_makes_it_raise(op: object, lessons: list[object]) -> None:
-    edit = Edit(op, tuple(lessons), None)  # type: ignore[arg-type]
-    held, rulings = apply(library(), edit)
-    assert len(rulings) == max(1, len(lessons) if op in ("delete", "keep") else 1)
-    assert held.next == 3
 
 
 def test_a_merge_keeps_the_oldest_id_and_place_and_the_votes_and_provenance_of_all() -> None:

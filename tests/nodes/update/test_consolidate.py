@@ -148,13 +148,6 @@ def test_what_the_consolidation_leaves_out_is_in_the_ledger() -> None:
     assert accounted(known, comparisons)
 
 
-def test_an_empty_plan_drops_everything_in_the_open() -> None:
-    known, comparisons = critic(ADD), [compared("a", add(DRAW))]
-    consolidate(Scripted(plan()), known, "model").invoke(step(*comparisons))
-    assert texts(known) == [ADD]
-    assert reasons(known)[DRAW] == (False, "dropped by the consolidation")
-
-
 def test_a_consolidation_that_cannot_be_read_is_told_why_and_then_done_by_code() -> None:  # D2
     model = Scripted("I merged them all.", '{"edits": [{"op": "conjure"}]}', "No.")
     known, comparisons = critic(ADD), [compared("a", add(CHECK)), compared("b", Edit("delete", ("L0",)))]
