@@ -24,6 +24,7 @@ MAY_IMPORT = {
         "memory.errors",
         "memory.conversations.thoughts",
         "memory.search.sections",
+        "memory.search.encoders",
     },
     "tools/training/": {
         "tools",

@@ -181,7 +181,7 @@ class Problems(VerifiedAnswer):
         super().__init__("math" + ("?" if changed else "") + ",".join(changed), horizon)
 
     def _check_rows(self, rows: Sequence[MathProblem]) -> tuple[str, list[MathProblem]]:
-        """What was left out, in words, and the rows that can be used."""
+        """An account of the rows that are left out, and the rows that can be used."""
         missing, repeated, contradictory = list[str](), list[str](), list[str]()
         same = dict[str, list[MathProblem]]()
         for row in rows:

@@ -135,7 +135,7 @@ class ScienceWorld(JavaWorld):
             4,400, most of them nonsense such as `mix door to kitchen`. An action that the game has not understood in a state is
             not listed in that state again. `none`: nothing, for half the time per step; the
             forms of the commands are then part of the instruction.
-            `embedder`: a sentence-transformers model to ground actions with, by name or path.
+            `embedder`: a sentence-transformers model to ground actions with, by name or path, or `openai:NAME`.
         embed: the embedder as a function.
         horizon: number of steps after which an episode ends; goes before `limit`.
         live: number of unfinished games kept open between steps, each in a Java machine of its own of 200 to 370 MB.

@@ -45,7 +45,8 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, pick_task
-from .support.calls import Call, ToolDescription, ToolWorld, UnreadableCall, list_calls, read_call
+from .support.calls import Call, ToolDescription, UnreadableCall, list_calls, read_call
+from .support.tool_worlds import ToolWorld
 
 __all__ = ["TauBench"]
 

@@ -803,12 +803,6 @@ async def test_a_sleeping_cell_leaves_the_loop_free_and_a_cancelled_one_is_kille
         assert (await session.arun("1")).text.startswith("[A new session")
 
 
-async def test_a_loop_is_stopped_in_the_event_loop_too() -> None:
-    with Interpreter(seconds=0.3) as session:
-        cell = await session.arun("while True: pass")
-        assert (cell.status, "more than 0.3 s" in cell.text) == ("stopped", True)
-
-
 async def test_cells_of_one_session_take_turns() -> None:
     with Interpreter() as session:
         await session.arun("n = 0")

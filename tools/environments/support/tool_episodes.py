@@ -14,8 +14,8 @@ from typing import Any
 from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 
-from ....memory.records import Task
-from .calls import Call, ToolWorld
+from ....memory.records import Observation, Task
+from .calls import Call
 
 __all__ = ["ToolEpisode"]
 
@@ -24,11 +24,11 @@ class ToolEpisode:
     """An episode that an agent plays by tool calls and messages. Calls made at the same time are carried out one by one.
 
     Args:
-        environment: tau2-bench or BFCL.
+        environment: a `ToolWorld`: tau2-bench or BFCL.
         task: one of its tasks.
     """
 
-    def __init__(self, environment: ToolWorld, task: Task) -> None:
+    def __init__(self, environment: Any, task: Task) -> None:
         self.environment = environment
         self.task = task
         self.actions: list[str] = []
@@ -36,7 +36,7 @@ class ToolEpisode:
         self.score = 0.0
         """Sum of the rewards so far."""
         self._lock = threading.Lock()
-        self._last = environment.observe(task, ())
+        self._last: Observation = environment.observe(task, ())
 
     @property
     def over(self) -> bool:
@@ -46,12 +46,12 @@ class ToolEpisode:
     @property
     def system_prompt(self) -> str:
         """The system message that the benchmark gives its agents; empty for none."""
-        return self.environment.system_prompt(self.task)
+        return str(self.environment.system_prompt(self.task))
 
     @property
     def request(self) -> str:
         """The user's message that the agent has to answer now."""
-        return self.environment.request(self.task, self.actions)
+        return str(self.environment.request(self.task, self.actions))
 
     @property
     def tools(self) -> list[BaseTool]:
@@ -76,7 +76,7 @@ class ToolEpisode:
             self._last = self.environment.observe(self.task, [*self.actions, action])
             self.actions.append(action)
             self.score += self._last.reward or 0.0
-            return self.environment.answer(self._last)
+            return str(self.environment.answer(self._last))
 
     def say(self, text: str) -> None:
         """Send a message to the user: it ends the turn, or the episode. Nothing happens if the episode is over."""

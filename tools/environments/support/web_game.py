@@ -69,7 +69,7 @@ class WebTask:
 
 @dataclass
 class PageLog:
-    """What was done on the present page and on the page before it, as an agent is shown it."""
+    """The actions on the present page and on the page before it, as an agent is shown them."""
 
     kind: str = ""
     """The kind of the present page."""

@@ -1,4 +1,4 @@
-"""What worlds have in common: known solutions, episodes that follow from their history, and written answers."""
+"""The common parts of worlds: known solutions, episodes that follow from their history, and written answers."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class WrittenAnswer(Solvable):
         """The reward of a text, None if its worth is unknown, and what is said of it."""
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What is asked for; after the text, the verdict on it.
+        """The request; after the text, the verdict on it.
 
         Raises:
             UserError: the text is no text, more than one was given, or the task is of another source.
