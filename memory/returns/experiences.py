@@ -27,7 +27,7 @@ from ..search.similarity import Similarity, TokenSimilarity, shingles
 from ..storage.branches import ABSENT, History, branching, moment_of_time
 from ..storage.snapshot import Snapshots, folder_name
 from ..storage.trajectory_store import TrajectoryStore, dated_records
-from .scope import PART_ROWS, Scope, ScopeCopy
+from .scope import PART_ROWS, Scope, merge_parts
 
 if TYPE_CHECKING:
     from ..storage.record_store import RecordStore
@@ -145,7 +145,9 @@ class _Copied(NamedTuple):
 
     key: tuple[str, str | None]
     scope: Scope
-    parts: ScopeCopy
+    meta: dict[str, Any]
+    columns: dict[str, Any]
+    parts: list[Any]
     episodes: dict[str, Any]
     changes: int
 
@@ -357,11 +359,11 @@ class Experiences:
             scope = self._scopes.get(key)
             if scope is None or not isinstance(scope.index, TokenSegments):
                 return None
-            return _Copied(key, scope, scope.copy(), dict(self._episodes), self._changes)
+            return _Copied(key, scope, *scope.copy(), dict(self._episodes), self._changes)
 
     def _save(self, copied: _Copied) -> None:
         """Write a snapshot of a scope and of the catalog, unless records have changed meanwhile, or another object writes them."""
-        snapshots, segments = self._snapshots, copied.parts.segments()
+        snapshots, segments = self._snapshots, merge_parts(copied.parts)
         if snapshots is None or not self._is_current(copied):
             return
         versions = snapshots.versions()
@@ -373,8 +375,8 @@ class Experiences:
             catalog.append((id, versions[id][1], *rest))
         domain, task = copied.key
         inside = [(id, version) for id, version, of, at, _ in catalog if of == domain and task in (None, at)]
-        meta = {**copied.parts.meta, "identity": self._identity, "inside": inside, "segments": len(segments)}
-        arrays = dict(copied.parts.columns)
+        meta = {**copied.meta, "identity": self._identity, "inside": inside, "segments": len(segments)}
+        arrays = dict(copied.columns)
         for number, segment in enumerate(segments):
             arrays |= {f"{number}.{name}": array for name, array in segment.arrays.items()}
         name = folder_name(copied.key)
@@ -385,7 +387,7 @@ class Experiences:
         with self._lock:
             if mapped is not None and self._scopes.get(copied.key) is copied.scope and self._changes == copied.changes:
                 copied.scope.index.put_segments(_segments(*mapped))  # in the place of those in this process's memory
-                copied.scope.saved = len(copied.parts.columns["row"])
+                copied.scope.saved = len(copied.columns["row"])
 
     def _is_current(self, copied: _Copied) -> bool:
         """True if what was copied is still as it is stored: no record has changed, and no other object has written."""

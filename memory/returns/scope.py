@@ -15,7 +15,7 @@ from ..search.sections import SectionRows
 from ..search.segments import MERGE_ROWS, IndexSegment, TokenSegments
 from ..search.similarity import JaccardIndex
 
-__all__ = ["Scope", "ScopeCopy", "Tally"]
+__all__ = ["Scope", "Tally"]
 
 PART_ROWS = 1 << 15
 """Rows of an index in Python's objects, which take 12 kB for a new text of 60 words, before they become a segment, of 2 kB."""
@@ -46,26 +46,17 @@ class Tally:
         self.m2 += off * (value - self.mean)
 
 
-@dataclass(frozen=True)
-class ScopeCopy:
-    """All that a snapshot of a scope needs, as it was at one time."""
-
-    meta: dict[str, Any]
-    columns: dict[str, NDArray[Any]]
-    parts: list[Any]
-    """The parts of the index, which do not change any more."""
-
-    def segments(self) -> list[IndexSegment]:
-        """The parts as segments, small ones merged."""
-        groups: list[list[IndexSegment]] = []
-        for part in self.parts:
-            groups.append([part if isinstance(part, IndexSegment) else IndexSegment.of(part)])
-            while len(groups) > 1:
-                before, last = (sum(map(len, group)) for group in groups[-2:])
-                if before >= 2 * last or before + last > MERGE_ROWS:
-                    break  # so that each row is merged only so often as the memory doubles
-                groups[-2:] = [groups[-2] + groups[-1]]
-        return [group[0] if len(group) == 1 else IndexSegment.merge(group) for group in groups]
+def merge_parts(parts: Sequence[Any]) -> list[IndexSegment]:
+    """The parts of an index as segments, small ones merged."""
+    groups: list[list[IndexSegment]] = []
+    for part in parts:
+        groups.append([part if isinstance(part, IndexSegment) else IndexSegment.of(part)])
+        while len(groups) > 1:
+            before, last = (sum(map(len, group)) for group in groups[-2:])
+            if before >= 2 * last or before + last > MERGE_ROWS:
+                break  # so that each row is merged only so often as the memory doubles
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [group[0] if len(group) == 1 else IndexSegment.merge(group) for group in groups]
 
 
 class Scope:
@@ -256,12 +247,12 @@ class Scope:
         """True if the part of the index that grows should become a segment."""
         return isinstance(self.index, TokenSegments) and self.index.newest >= PART_ROWS
 
-    def copy(self) -> ScopeCopy:
-        """All that a snapshot needs. From now on a new part of the index grows."""
+    def copy(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]], list[Any]]:
+        """All that a snapshot needs: what else belongs to it, columns, and the parts of the index, which do not change any more."""
         self.index.begin_part()
         meta = {"episodes": list(self._episodes), "actions": list(self._action_texts), "rows": self.row_count}
         columns = {name: np.array(column) for name, column in self._columns.items()}
-        return ScopeCopy(meta, columns, [part for part in self.index.parts[:-1] if len(part)])
+        return meta, columns, [part for part in self.index.parts[:-1] if len(part)]
 
     @classmethod
     def load(cls, meta: Mapping[str, Any], columns: Mapping[str, NDArray[Any]], segments: Sequence[IndexSegment]) -> Scope:

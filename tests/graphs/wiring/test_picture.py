@@ -64,10 +64,6 @@ def test_svg_shows_nodes_settings_roles_and_labels() -> None:
         picture.COLOURS["model"],
     ):
         assert shown in svg, shown
-
-
-def test_a_subgraph_is_a_box_of_its_own_colour() -> None:
-    pytest.importorskip("pygraphviz")
     assert picture.COLOURS["graph"] in picture.picture(graph("run")).svg()
 
 
