@@ -8,6 +8,9 @@
     seeds = 10                                                    # or [0, 3, 7], or "20-39"
     episodes = 30
 
+Methods that learn on other problems than they play, such as training-free-grpo, have their own options (`options = { test_problems =
+20, test_rollouts = 5 }`, experiments/training_free/options.py) in the place of `episodes`, `split` and `judge`.
+
 Everything is checked when the file is read: a wrong key or value is an error that names its place and what would do. A spec becomes
 sweeps, one for each environment and model, and one for the methods that ask no model:
 
