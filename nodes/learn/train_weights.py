@@ -124,7 +124,7 @@ class VersionedPolicy:
         return proposed
 
 
-class JudgedEpisode(EpisodeInput, StepPlace, HeadChannel, StepRewards):
+class RewardedEpisode(EpisodeInput, StepPlace, HeadChannel, StepRewards):
     """An episode that is over, with a reward (or none) for every step."""
 
     practising: NotRequired[bool]
@@ -145,7 +145,7 @@ class KeepAttempt:
         """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.log.is_durable or self.journal.is_durable
 
-    def __call__(self, state: JudgedEpisode) -> EarnedReturn:
+    def __call__(self, state: RewardedEpisode) -> EarnedReturn:
         rewards = state["rewards"]
         known = [reward for reward in rewards if reward is not None]
         value = float(sum(known)) if len(known) == len(rewards) else None
