@@ -114,23 +114,13 @@ def _at_budget(seeds: Sequence[SeedResult], first: Sequence[SeedResult] | None, 
     def of(kind: Kind) -> Callable[[SeedResult], float]:
         return lambda result: score_within(result, budget, cost, kind) or 0.0
 
+    def lead(kind: Kind) -> PairedTest | None:
+        return paired_test(*({a.seed: of(kind)(a) for a in some} for some in (first, seeds))) if first else None
+
     newest, best = [of("newest")(a) for a in seeds], [of("best")(a) for a in seeds]
-    leads: dict[Kind, PairedTest | None] = {"newest": None, "best": None}
-    if first:
-        leads = {kind: paired_test(*({a.seed: of(kind)(a) for a in some} for some in (first, seeds))) for kind in leads}
     episodes = [float(bisect_right(spent, budget)) for a in seeds if (spent := costs_so_far(a, cost))]
-    return EqualCost(
-        seeds[0].method,
-        cost,
-        budget,
-        mean(episodes),
-        mean(newest),
-        interval(newest),
-        mean(best),
-        interval(best),
-        leads["newest"],
-        leads["best"],
-    )
+    scores = mean(newest), interval(newest), mean(best), interval(best)
+    return EqualCost(seeds[0].method, cost, budget, mean(episodes), *scores, lead("newest"), lead("best"))
 
 
 def equal_cost_table(rows: Sequence[EqualCost]) -> str:

@@ -70,17 +70,6 @@ class ProgressRow(NamedTuple):
     """True: the number of finished runs is shown, and not the mean score, which says nothing about runs of several methods."""
 
 
-class ProgressState(NamedTuple):
-    """The progress of a row."""
-
-    done: int
-    """Finished episodes."""
-    note: str
-    """Their mean score, or the finished runs."""
-    cost: str
-    """Calls, tokens and dollars so far; empty without any."""
-
-
 @contextmanager
 def show_progress(rows: Sequence[ProgressRow], totals: Sequence[ProgressRow] = ()) -> Iterator[Callable[[], None]]:
     """Show how far each row is, its mean score and its cost so far: bars on a terminal, else a line at most every 10 s.
@@ -105,7 +94,8 @@ def show_progress(rows: Sequence[ProgressRow], totals: Sequence[ProgressRow] = (
         yield tick
 
 
-def _state(row: ProgressRow) -> ProgressState:
+def _state(row: ProgressRow) -> tuple[int, str, str]:
+    """(finished episodes, their mean score or the finished runs, calls and tokens and dollars so far) of a row."""
     scores = [run.read_scores() for run in row.runs]
     done = sum(map(len, scores))
     if row.counts_runs:
@@ -113,7 +103,7 @@ def _state(row: ProgressRow) -> ProgressState:
         note = f"{sum(len(some) >= each for some in scores)}/{len(scores)} runs"
     else:
         note = f"mean {sum(map(sum, scores)) / done:.3g}" if done else "mean –"
-    return ProgressState(done, note, _cost(row))
+    return done, note, _cost(row)
 
 
 def _cost(row: ProgressRow) -> str:
@@ -143,8 +133,8 @@ def _progress_bars(console: Any, rows: Sequence[ProgressRow], waiting: Callable[
         def tick() -> None:
             wait = waiting()
             for row, task in zip(rows, tasks, strict=True):
-                now = _state(row)
-                bars.update(task, completed=now.done, note=now.note, cost="; ".join(filter(None, (now.cost, wait))))
+                done, note_now, cost_now = _state(row)
+                bars.update(task, completed=done, note=note_now, cost="; ".join(filter(None, (cost_now, wait))))
 
         yield tick
 
@@ -157,10 +147,8 @@ def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> 
         nonlocal last_time, last_text
         if not is_last and time.monotonic() - last_time <= 10:
             return
-        states = [(row, _state(row)) for row in rows]
-        parts = [
-            f"{row.name} {now.done}/{row.episodes} {now.note}{f' ({now.cost})' if now.cost else ''}" for row, now in states
-        ]
+        states = [(row, *_state(row)) for row in rows]
+        parts = [f"{row.name} {done}/{row.episodes} {note}{f' ({cost})' if cost else ''}" for row, done, note, cost in states]
         text = "; ".join(filter(None, (", ".join(parts), waiting())))
         if text != last_text:
             say(text)

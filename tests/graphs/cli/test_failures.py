@@ -122,7 +122,7 @@ def test_seeds_that_share_a_memory_wait_for_the_one_that_failed(here: Path, caps
             else '{"options": [{"action": "wait", "confidence": 90}]}'
         )
         assert main(command) == 2
-    assert "jitrl, seed 2: failed: waits for seed 1, whose memory it shares" in capsys.readouterr().out
+    assert "jitrl, seed 2: failed: waits for jitrl, seed 1, whose memory it shares" in capsys.readouterr().out
 
 
 # Folders that grow
