@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -28,6 +29,19 @@ def available_connections(wanted: int) -> int:
     return wanted if most == resource.RLIM_INFINITY else max(1, min(wanted, most - RESERVED_FILES))
 
 
+@dataclass
+class _Limits:
+    """The limits of a server, and its connections."""
+
+    max_connections: int
+    header_seconds: float
+    opened: set[Any] = field(default_factory=set)
+    lingering: set[Any] = field(default_factory=set)
+    """Refused, and about to be closed."""
+    waiting: dict[Any, None] = field(default_factory=dict)
+    """Those without a whole request, the one that has waited longest first."""
+
+
 def limited_protocol(max_connections: int, header_seconds: float) -> type[asyncio.Protocol]:
     """Uvicorn's HTTP protocol with two limits. A connection whose request has come with its whole body, and is being answered, is never
     closed by them.
@@ -37,81 +51,81 @@ def limited_protocol(max_connections: int, header_seconds: float) -> type[asynci
             are busy, the new one gets a 503.
         header_seconds: longest time from a connection, or from the first byte of a later request, to the end of the request's headers.
     """
-    opened: set[Any] = set()
-    lingering: set[Any] = set()  # refused, and about to be closed
-    waiting: dict[Any, None] = {}  # those without a whole request, the one that has waited longest first
-    base: Any = AutoHTTPProtocol
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": _Limits(max_connections, header_seconds)})
 
-    class LimitedProtocol(base):  # type: ignore[misc]
-        """A connection that counts."""
 
-        _header_timer: asyncio.TimerHandle | None = None
+_Base: Any = AutoHTTPProtocol
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            if len(opened) >= max_connections:
-                if not waiting:
-                    self._refuse(503, "too many connections; try again", "unavailable")
-                    return
-                longest = next(iter(waiting))
-                longest._forget()  # it counts no more, though its end comes later
-                longest.transport.abort()
-            opened.add(self)
-            waiting[self] = None
-            self._start_timer()
 
-        def data_received(self, data: bytes) -> None:
-            if self in lingering:
+class _LimitedProtocol(_Base):  # type: ignore[misc]
+    """A connection that counts."""
+
+    limits: _Limits
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        if len(self.limits.opened) >= self.limits.max_connections:
+            if not self.limits.waiting:
+                self._refuse(503, "too many connections; try again", "unavailable")
                 return
-            super().data_received(data)
-            if self not in opened:
-                return
-            if self.cycle is None or self.cycle.response_complete:
-                self._start_timer()  # the headers are not complete, or this is the rest of a body that nobody reads
-                return
-            self._stop_timer()
-            if not self.cycle.more_body:
-                waiting.pop(self, None)
+            longest = next(iter(self.limits.waiting))
+            longest._forget()  # it counts no more, though its end comes later
+            longest.transport.abort()
+        self.limits.opened.add(self)
+        self.limits.waiting[self] = None
+        self._start_timer()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self in opened and self.cycle.response_complete:  # else the next request has come already
-                waiting[self] = None
+    def data_received(self, data: bytes) -> None:
+        if self in self.limits.lingering:
+            return
+        super().data_received(data)
+        if self not in self.limits.opened:
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_timer()  # the headers are not complete, or this is the rest of a body that nobody reads
+            return
+        self._stop_timer()
+        if not self.cycle.more_body:
+            self.limits.waiting.pop(self, None)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
-            lingering.discard(self)
-            super().connection_lost(exc)
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
+            self.limits.waiting[self] = None
 
-        def _start_timer(self) -> None:
-            if self._header_timer is None:
-                self._header_timer = self.loop.call_later(header_seconds, self._on_timeout)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        self.limits.lingering.discard(self)
+        super().connection_lost(exc)
 
-        def _stop_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
+    def _start_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.limits.header_seconds, self._on_timeout)
 
-        def _on_timeout(self) -> None:
-            self._forget()
-            if not self.transport.is_closing():
-                self._refuse(408, f"a request's headers took longer than {header_seconds:g} s", "request_timeout")
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-        def _forget(self) -> None:
-            self._stop_timer()
-            opened.discard(self)
-            waiting.pop(self, None)
+    def _on_timeout(self) -> None:
+        self._forget()
+        if not self.transport.is_closing():
+            self._refuse(408, f"a request's headers took longer than {self.limits.header_seconds:g} s", "request_timeout")
 
-        def _refuse(self, status: int, message: str, code: str) -> None:
-            error = {"message": message, "type": "server_error", "param": None, "code": code}
-            body = json.dumps({"error": error}).encode()
-            head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body)
-            if len(lingering) >= MAX_LINGERING or not self.transport.can_write_eof():
-                self.transport.close()
-                return
-            lingering.add(self)
-            self.transport.write_eof()
-            self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+    def _forget(self) -> None:
+        self._stop_timer()
+        self.limits.opened.discard(self)
+        self.limits.waiting.pop(self, None)
 
-    return LimitedProtocol
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        error = {"message": message, "type": "server_error", "param": None, "code": code}
+        body = json.dumps({"error": error}).encode()
+        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body)
+        if len(self.limits.lingering) >= MAX_LINGERING or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.limits.lingering.add(self)
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
