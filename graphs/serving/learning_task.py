@@ -28,7 +28,7 @@ from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 from .versions import LiveVersions
 
-__all__ = ["LearningTask", "Turn"]
+__all__ = ["LearningTask", "AdapterTurn"]
 
 LOG = logging.getLogger("learngraph.trainer")
 MAX_WAIT = 300.0
@@ -46,7 +46,7 @@ AdapterKey = tuple[str, str]
 
 
 @dataclass
-class Turn:
+class AdapterTurn:
     """An adapter's place in the learner's schedule, and its last turn."""
 
     served: int = 0
@@ -101,7 +101,7 @@ class LearningTask:
         self._replay = replay
         self._metrics = metrics
         self._live = live
-        self._turns: dict[AdapterKey, Turn] = {}
+        self._turns: dict[AdapterKey, AdapterTurn] = {}
         self._jobs: dict[str, dict[str, dict[str, Any]]] = {}  # by tenant, oldest first
         self._next_look = 0.0
         self._served: dict[str, int] = {}  # tenant -> number of its last turn
@@ -126,7 +126,7 @@ class LearningTask:
 
     def wake(self, tenant: str, adapter: str) -> None:
         """Give an adapter a turn, since feedback came for it."""
-        self._turns.setdefault((tenant, adapter), Turn()).wake()
+        self._turns.setdefault((tenant, adapter), AdapterTurn()).wake()
         self._wake.set()
 
     @contextmanager
@@ -178,7 +178,7 @@ class LearningTask:
         job = self._jobs.get(tenant, {}).get(id)
         return None if job is None else {**job, "why": hide_paths(job["why"])}
 
-    def _advance(self, turn: Turn, state: dict[str, Any]) -> None:
+    def _advance(self, turn: AdapterTurn, state: dict[str, Any]) -> None:
         """Count a step for the job that asked for it."""
         job, ends = turn.jobs[0], state["outcome"] in ("too few", "skipped")
         if not ends and state.get("update") and state.get("batch"):
@@ -212,7 +212,7 @@ class LearningTask:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
         for scope in await asyncio.to_thread(self._replay.adapters):
             if scope not in self._turns and self._live.exists(*scope):
-                self._turns[scope] = Turn()
+                self._turns[scope] = AdapterTurn()
         now = time.monotonic()
         if self._replay.is_shared and now >= self._next_look:
             self._next_look = now + OTHERS_SECONDS
@@ -259,7 +259,7 @@ class LearningTask:
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)
 
-    def _record_failure(self, scope: AdapterKey, turn: Turn, error: Exception) -> None:
+    def _record_failure(self, scope: AdapterKey, turn: AdapterTurn, error: Exception) -> None:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, public_text(error)
         wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
         turn.until = time.monotonic() + wait
@@ -288,7 +288,7 @@ class LearningTask:
         """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
         its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
-        (owner, adapter), worst = max(turns, key=lambda item: item[1].failures, default=(("", ""), Turn()))
+        (owner, adapter), worst = max(turns, key=lambda item: item[1].failures, default=(("", ""), AdapterTurn()))
         if worst.failures >= MAX_FAILURES:
             return {"state": "failed", "error": worst.error, "tenant": owner, "adapter": adapter}
         if self._task is None or self._task.done():
@@ -301,9 +301,9 @@ class LearningTask:
         """Number of adapters by the outcome of their last turn; those that fail are `failed`."""
         return Counter("failed" if turn.error else turn.outcome for turn in self._turns.values() if turn.error or turn.outcome)
 
-    def turn(self, tenant: str, adapter: str) -> Turn:
+    def turn(self, tenant: str, adapter: str) -> AdapterTurn:
         """An adapter's place in the schedule."""
-        return self._turns.get((tenant, adapter), Turn())
+        return self._turns.get((tenant, adapter), AdapterTurn())
 
     def pause(self, tenant: str, adapter: str) -> str:
         """The reason why an adapter's learning waits after a failure, and for how long; empty: it does not."""

@@ -12,7 +12,7 @@ from ...memory.errors import AdapterError, hide_paths, plural
 from ...nodes.learn.gate import HELD_OUT_CHECK
 from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
-from .learning_task import Turn
+from .learning_task import AdapterTurn
 
 __all__ = ["Obstacle"]
 
@@ -48,7 +48,7 @@ class Obstacle:
     """Feedbacks that are missing for the next step, at least; 0: more feedback alone does not help."""
 
 
-def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Turn, pause: str) -> Iterator[Obstacle]:
+def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: AdapterTurn, pause: str) -> Iterator[Obstacle]:
     """All that holds an adapter's learning up; nothing: nothing does.
 
     Args:
