@@ -28,7 +28,7 @@ from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 from .versions import LiveVersions
 
-__all__ = ["LearningTask", "AdapterTurn"]
+__all__ = ["AdapterTurn", "LearningTask"]
 
 LOG = logging.getLogger("learngraph.trainer")
 MAX_WAIT = 300.0

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
 
 from learngraph.graphs.claas import CLaaS
-from learngraph.graphs.serving.learning_task import Turn
+from learngraph.graphs.serving.learning_task import AdapterTurn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
 from learngraph.graphs.serving.versions import gradient_steps_of, hash_fraction
@@ -715,7 +715,7 @@ async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         trainer = service._learning
         assert trainer is not None
-        trainer._turns["bob", "secret"] = Turn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
+        trainer._turns["bob", "secret"] = AdapterTurn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
         trainer.busy = ("bob", "secret")
         service._running["bob"] += 1
         shown = await service.status("acme")
