@@ -65,7 +65,6 @@ LONG_FUNCTIONS: Mapping[str, str] = {
     "memory/claas/replay.py:lease": "one transaction",
     "nodes/extract/critic.py:propose": "small functions around one prompt: its messages, its reader, its fallback",
     "nodes/update/consolidate.py:_merger": "small functions around one prompt: its messages, its reader, its fallback",
-    "tools/serving/connections.py:limited_protocol": "a class that closes over the counts of all connections",
 }
 """Longer functions, as `file:name`, and why each stays in one piece."""
 README_LINES, RESULTS_LINES = 180, 250

@@ -101,8 +101,7 @@ def collect_pairs(
         episode: its id.
         score: of the episode.
         solved: the score from which the task counts as solved.
-        seed: the number of the task that was played.
-        split: of that task.
+        seed, split: the number of the task that was played, and its split.
         domain: the environment that was played.
 
     Returns:

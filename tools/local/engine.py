@@ -49,25 +49,24 @@ import torch
 from ...memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded
 from ...memory.records import ChatRequest, Piece, Reply
 from .adapters import Adapter, AdapterSwitch, read_adapter
-from .chats import ReplyFrame
 from .fingerprint import fingerprint
 from .model import LocalChatModel
 from .passes import PackedNetwork, PrefixCache, SequenceInput
 from .prompts import PromptTokenizer
-from .replies import StreamingDecoder, read_calls
+from .replies import read_calls
 from .runs import (
     PENALTIES,
-    Channel,
     EngineCounts,
     LoadedVersion,
     ReplyRun,
     adjust_logprobs,
     cache_of,
-    check_adjustments,
+    check_request,
     hand_over,
     in_turns,
+    make_run,
 )
-from .sampling import SampledToken, make_draw, sample_tokens
+from .sampling import SampledToken, sample_tokens
 
 __all__ = ["LocalEngine"]
 
@@ -143,10 +142,9 @@ class LocalEngine:
         self._max_streams = max_streams
         self._frame = model.template.chat_frame()
         self._grammars = model.grammar_factory
-        tools, forms = model.template.writes_calls, self._grammars is not None
-        known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
-        self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
-        """Options beyond the core that this engine supports."""
+        calls, forms = model.template.writes_calls, self._grammars is not None
+        able = {"tools": calls, "response_format": forms, "tool_choice": calls and forms}
+        self.features = frozenset(("raw", "logit_bias", *PENALTIES, *(name for name in able if able[name])))  # beyond the core
         self._base = LoadedVersion("", None)
         self._versions: dict[str, LoadedVersion] = {}
         self._versions_lock = threading.Lock()  # guards who uses which version, and which are in memory
@@ -186,13 +184,13 @@ class LocalEngine:
             UserError: the request needs a feature that this engine lacks, or its messages cannot be rendered.
             Unavailable: the engine is closed.
         """
-        self._check_features(request)
+        check_request(request, self.features, len(self.model.tokenizer))
         if self._closing:
             raise Unavailable("the engine is closed", AWAY)
         held, run = self._acquire_version(version), None
         try:
             async with self._prompts.tokenize(request, tenant) as prompt:
-                run = self._make_run(request, tenant, prompt, held)
+                run = make_run(self.model, request, tenant=tenant, prompt=prompt, version=held, frame=self._frame)
                 if self._grammars is not None and (request.response_format or request.tool_choice):
                     run.grammar = await asyncio.to_thread(self._grammars.make, request)
                 await self._ensure_in_memory(held)
@@ -218,38 +216,6 @@ class LocalEngine:
         elif not run.is_over:
             with self._wake:
                 self._wake.notify()
-
-    def _make_run(self, request: ChatRequest, tenant: str, prompt: list[int], version: LoadedVersion) -> ReplyRun:
-        """A run for a request. Requests that cannot be served are refused here, before anything is queued."""
-        template, sampling = self.model.template, request.sampling
-        frame = self._frame if request.raw is None else ReplyFrame(stop_ids=template.end_ids)
-        calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
-        thoughts = template.kind_of_thoughts(prompt) if request.raw is None else "none"
-        return ReplyRun(
-            request=request,
-            tenant=tenant,
-            prompt=prompt,
-            version=version,
-            frame=frame,
-            decoder=StreamingDecoder(template.decode, frame, sampling.stop, calls, thoughts),
-            max_tokens=min(sampling.max_tokens, self.window - len(prompt)),
-            draw=make_draw(sampling, request.top_logprobs or 0),
-            channel=Channel(),
-            penalties=(float(request.more.get(PENALTIES[0]) or 0), float(request.more.get(PENALTIES[1]) or 0)),
-            bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
-        )
-
-    def _check_features(self, request: ChatRequest) -> None:
-        wanted = {name for name, value in request.more.items() if value}
-        if request.tools and request.tool_choice != "none":
-            wanted.add("tools")
-        if request.tool_choice not in (None, "auto", "none"):
-            wanted.add("tool_choice")
-        if request.response_format and request.response_format.get("type") != "text":
-            wanted.add("response_format")
-        if wanted - self.features:
-            raise UserError(f"this model cannot honour {sorted(wanted - self.features)}; it knows {sorted(self.features)}")
-        check_adjustments(request.more, len(self.model.tokenizer))
 
     def _submit(self, run: ReplyRun) -> None:
         with self._wake:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,10 @@ from ...memory.records import ChatRequest, Piece
 from .adapters import Adapter
 from .chats import ReplyFrame
 from .grammar import Grammar
+from .model import LocalChatModel
 from .passes import KVCache
 from .replies import StreamingDecoder
-from .sampling import Draw, SampledToken
+from .sampling import Draw, SampledToken, make_draw
 
 __all__ = ["Channel", "EngineCounts", "LoadedVersion", "ReplyRun"]
 
@@ -164,12 +165,49 @@ def hand_over(items: list[tuple[ReplyRun, Any]]) -> None:
         run.channel.put(item)
 
 
-def check_adjustments(more: dict[str, Any], vocabulary: int) -> None:
-    """Refuse biases and penalties that OpenAI's API has not.
+def make_run(
+    model: LocalChatModel, request: ChatRequest, *, tenant: str, prompt: list[int], version: LoadedVersion, frame: ReplyFrame
+) -> ReplyRun:
+    """A run for a request, in the running event loop. `frame`: of the model's chats.
+
+    Raises:
+        UserError: a number that no reply can be sampled with.
+    """
+    template, sampling = model.template, request.sampling
+    frame = frame if request.raw is None else ReplyFrame(stop_ids=template.end_ids)
+    calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
+    thoughts = template.kind_of_thoughts(prompt) if request.raw is None else "none"
+    return ReplyRun(
+        request=request,
+        tenant=tenant,
+        prompt=prompt,
+        version=version,
+        frame=frame,
+        decoder=StreamingDecoder(template.decode, frame, sampling.stop, calls, thoughts),
+        max_tokens=min(sampling.max_tokens, model.window - len(prompt)),
+        draw=make_draw(sampling, request.top_logprobs or 0),
+        channel=Channel(),
+        penalties=(float(request.more.get(PENALTIES[0]) or 0), float(request.more.get(PENALTIES[1]) or 0)),
+        bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
+    )
+
+
+def check_request(request: ChatRequest, features: Collection[str], vocabulary: int) -> None:
+    """Refuse options that the engine lacks, and biases and penalties that OpenAI's API has not.
 
     Raises:
         UserError: says which, and what it may be.
     """
+    more = request.more
+    wanted = {name for name, value in more.items() if value}
+    if request.tools and request.tool_choice != "none":
+        wanted.add("tools")
+    if request.tool_choice not in (None, "auto", "none"):
+        wanted.add("tool_choice")
+    if request.response_format and request.response_format.get("type") != "text":
+        wanted.add("response_format")
+    if wanted - set(features):
+        raise UserError(f"this model cannot honour {sorted(wanted - set(features))}; it knows {sorted(features)}")
     bias = more.get("logit_bias") or {}
     try:
         wrong = [token for token, value in bias.items() if not 0 <= int(token) < vocabulary or not -100 <= float(value) <= 100]

@@ -164,17 +164,7 @@ class LoRATrainer:
         shrink, kl = 1.0, first.statistics.get("kl")
         if correction.max_kl < math.inf or correction.min_entropy_share > 0:
             shrink, kl = self._scale_to_limits(examples, correction, state.tensors)
-        notes = {
-            "base": self.base,
-            "lora": self._files.shape,
-            "objective": asdict(objective),
-            "batch": batch.id,
-            "parent": batch.parent,
-            "seed": batch.seed,
-            "step": batch.step,
-            "updates": state.updates + 1,
-            "rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())},
-        }
+        notes = self._notes(batch, state) | {"rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())}}
         self._files.write(out, self._live, self._next_teacher(state), notes, optimizer, critic)
         if kl is None:
             kl = self._drift(examples).kl if self._measure_kl else 0.0
@@ -192,6 +182,19 @@ class LoRATrainer:
         )
         losses = [result.loss for result in done]
         return update, {**first.statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
+
+    def _notes(self, batch: Minibatch, state: VersionState) -> dict[str, Any]:
+        """What a version's file says of how it was made."""
+        return {
+            "base": self.base,
+            "lora": self._files.shape,
+            "objective": asdict(self._objective),
+            "batch": batch.id,
+            "parent": batch.parent,
+            "seed": batch.seed,
+            "step": batch.step,
+            "updates": state.updates + 1,
+        }
 
     def measure(self, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
         """Log-probabilities, entropy and KL of a version on the replies of exchanges; replies without token ids are tokenised.
