@@ -1,27 +1,32 @@
 """AdaMEM: test-time adaptive memory (arXiv:2606.05684). Advice is written on the spot from what was done in similar situations.
 
-Long-term memory holds steps of earlier trajectories. They are found by the state that the agent is in, not by its task alone. From
-the nearest ones a strategy is written: a few items of advice for the next actions. The agent acts on it and forgets it, or keeps it
-until the situation calls for another. Nothing is trained: finished episodes join the memory. The order below is that of `high`; the
-default, `low`, begins at recollect, and its drafts are made with the strategy at hand.
+Long-term memory M holds the steps of earlier trajectories. They are found by the state that the agent is in, not by its task alone.
+From the nearest steps (the precedents) a strategy is written: a few items of advice for the next actions. The agent acts on it and
+forgets it (mode `high`), or keeps it until it calls for another (mode `low`, the default). Nothing is trained: finished episodes join
+M, unless `online=False`, as in the paper, where a fixed bank is all the memory there is.
+
+The order below is that of `high`; `low` begins at recollect, and its drafts are made with the strategy at hand.
 
     consider   a'_t, d_mem ~ pi( . | s_t): draft an action, vote on asking memory (a model that
                scores actions votes yes if its best one is less probable than min_confidence)    Alg. 1
     decide     ask memory if the vote or another trigger says so                                 nodes/retrieve/triggers.py
-    recollect  E_ret = top-k by similarity to the key phi(s_t)                                   Alg. 1
+    recollect  E_ret = the k steps of M most similar to the key phi(s_t)                         Alg. 1
     synthesize z_t ~ pi(z | s_t, E_ret); skipped if nothing is alike enough                      Alg. 1
-    propose    a_t ~ pi(a | s_t, z_t); the experiences themselves are not shown                  Alg. 1
-    remember   the finished episode joins the memory                                             ours; the paper's bank is fixed
+    propose    a_t ~ pi(a | s_t, z_t); the precedents themselves are not shown                   Alg. 1
+    judge      the rewards of the episode; their sum marks its steps in M as a success or a failure, which a strategy's prompt shows
+    remember   M <- M + (s_0, a_0, r_1, s_1, a_1, r_2, ...)                                      ours; the paper's M is fixed
 
 | mode | memory is asked | model calls a step |
 |---|---|---|
-| `high` | when the draft is voted unsure; the strategy serves one action | 1 or 3 |
-| `low` | before every step until there is a strategy, then when one no longer serves | without one 1 or 2; then 1 or 3 |
+| `high` | when the draft is voted unsure; the strategy serves one action | 1 (the draft is carried out) or 3 |
+| `low` | at every step until there is a strategy | 2, or 1 if nothing is alike enough |
+| `low` | then when the draft, made with the strategy, is voted unsure | 1 (the draft is carried out) or 3 |
 | `max` | at every step | 2 |
-| `raw` | at every step; the experiences themselves stand in the prompt (ablation) | 1 |
+| `raw` | at every step; the precedents themselves stand in the prompt (ablation) | 1 |
 | `no-precedents` | never: a strategy from the state alone (ablation) | 2 |
 
-Where nothing is alike enough, the draft is carried out, or an action proposed: one call. `author=rule` writes without a call.
+Where nothing is alike enough, the draft is carried out, or, without a draft, an action is proposed; a strategy at hand stays.
+`author=rule` writes without a call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """CLaaS: continual learning as a service (arXiv:2606.05559). A chat model that learns from feedback while it answers.
 
 Every chat turn is stored with its tokens, their log-probabilities under the version that sampled them (mu), and that version's step
-number P(i). Feedback on a reply is a number, a text, or both. A learner draws minibatches of such exchanges from a replay buffer,
-each at most `max_samplings` (8) times and until it is `max_age` (100) steps old, and moves a LoRA adapter by a gradient step.
+number P(i), which dates it: after k steps its age is k - P(i). Feedback on a reply is a number, a text, or both. A learner draws
+minibatches of such exchanges from a replay buffer, each at most `max_samplings` (8) times and until its age is `max_age` (A_max = 100),
+and moves a LoRA adapter theta by a gradient step. By default words teach through a teacher, the same model that reads them beside
+the prompt (sdpo), and numbers by policy gradient (reinforce).
 Beyond the paper: importance weights for stale exchanges, a gate before a new version answers, a canary, and a way back.
 
 Serving, one chat turn. The service runs it in two parts: up to `record` when a chat comes, `keep` when feedback on its id does, days
@@ -15,32 +17,34 @@ later if need be. In an app of yours, with a checkpointer, `await_feedback` stop
 
 Learning, one gradient step:
 
-    sample    evict what is older than A_max steps, lease M exchanges, stratified; wait if the newest reply with feedback is
-              of a version `max_lead` steps ago                                                 (x, y, r) ~ B
+    sample    evict what is older than A_max, lease a minibatch, good and bad replies in equal shares; wait if the newest
+              feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
-    step      one update, scaled down to the gate's bounds; a new immutable version             theta <- s AdamW(theta, grad L)
+    step      one update; then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its distance
+              KL from the base model within the gate's bounds; a new immutable version          theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
-    gate      candidate against live: held-out feedback, retention set, entropy, KL to the base
+    gate      every `every_steps` steps: candidate against live on held-out feedback, retention set, entropy, KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step
     skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale
 
-The loss L is a mean over the tokens of the minibatch; p is the learner, q the teacher, which also reads the feedback:
+The loss L is a mean over the tokens of the minibatch. For each token: pi = p, the learner's distribution now; pi_old, the learner's
+when the step began; mu, the version's that answered; q, the teacher's, who also reads the feedback:
 
     mixed (default) what the feedback on each reply can teach: where it has words, sdpo, else reinforce; all rewards count in A
     sdpo            w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
-    ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old
+    ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old,  d = `dual_clip`
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
-    reinforce       the same with A = (G - mean G) / max(std G, s), mean and std over the tokens, G_t = r - beta sum_{s >= t} kl_s,
-                    kl = log pi_old - log base
+    reinforce       the same with A = (G - mean G) / max(std G, `min_advantage_std`), mean and std over the tokens,
+                    G_t = r - beta sum_{u >= t} kl_u,  kl = log pi_old - log base
     truncated       a correction for ppo and reinforce: -w A log pi,  w = min(pi / mu, C)
     all             + b KL(pi || base) - c H(pi)
 
 By default a = .5 over the learner's 100 likeliest tokens and one bucket for all others, q is a moving average of the learner, C = 2,
 b = c = beta = 0. sdpo alone learns nothing from praise without words, ppo and reinforce nothing from words; a reward teaches by
 being higher or lower than others, so that rewards that are all alike teach nothing.
-eta is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
+The learning rate is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
 
 Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Behind a chat API both graphs run under
 graphs/serving/service.py. In any LangGraph app the serving graph is a subgraph of an agent with a checkpointer, resumed by

@@ -1,13 +1,14 @@
 """ICRL prompting: in-context reinforcement learning (arXiv:2506.06303). The model sees its own attempts with scalar rewards.
 
 The model answers the same task round after round. Every round's prompt holds the buffer of earlier attempts, the reward next
-to the step that earned it, and an instruction to explore or to exploit. (An attempt that is judged at its end shows no rewards while
-it runs.) The only feedback is a number: nothing is trained, and no advice is written. The model improves because it reads which
+to the step that earned it, and an instruction to explore or to exploit. (Rewards that a judge gives after the attempt are not
+shown while it runs.) The only feedback is a number: nothing is trained, and no advice is written. The model improves because it reads which
 steps earned how much. A round is an episode of this graph, and the run (graphs/wiring/run.py) goes on to the next: Algorithm 1.
 
     compose   S_0 = (s_task, B, s_ICRL): the task, buffer B within a budget of tokens, the instruction   Alg. 1
     propose   A_t ~ pi( . | S_t): one action at a time, or a whole answer at once                        Alg. 1
-    act       carry the action out: S_{t+1}                                                              Alg. 1
+    choose    draw from the scores, where the model scored actions in place of writing one                ours
+    act       carry the action out: S_{t+1} = S_t + (A_t, o_{t+1})                                        Alg. 1
     judge     R_{t+1} of every step, from the environment, a rule, the model itself, or several          Alg. 1
     push      B <- B + (s_task, o_0, A_0, R_1, o_1, A_1, R_2, ...), failed attempts too                  Alg. 1
 

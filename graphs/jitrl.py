@@ -2,38 +2,48 @@
 
 The agent plays a task again and again. Before every action it recalls what similar states earned, works out how much better
 or worse than usual each candidate action turned out (the advantage), and adds that to the model's logits. After every episode
-each step is credited with its discounted return and remembered. No gradients: it learns by what it can look up.
+each step is credited with its discounted return and remembered. No gradients: it learns by what it can look up. In short:
 
-The default estimator, `guarded`. G_i: mean return of neighbour i over its n_i visits; w_i: its similarity; a ranges over the
-candidates; G_avg and S^2: mean and variance of all returns in scope.
+    M <- M + (s_t, a_t, G_t) after the episode;  Q(s, a): mean G of a in states like s;  z' = z + beta (Q - mean Q) / max |Q - mean Q|
 
-    recall    N(s): the k most similar remembered states of earlier episodes: Jaccard over the words,
+The rest guards against few visits. The default estimator is `guarded`. M: the remembered steps of this task (with `cross_task`, of
+all tasks of the world); a neighbour i: an action in one remembered state, with its n_i visits, their mean return G_i, and the
+state's similarity w_i; a: a candidate; G_avg and S^2: mean and variance of all returns in M.
+
+    recall    N(s): the neighbours in the k states of M most similar to s: Jaccard over the words,
               pairs and triples of Environment.abstract(observation), at least min_similarity        Eq. 24
               m(a): how often this episode took a in this very state since its last progress
     propose   candidates with logits z(s, a) in nats, from the policy                                Sec. 4
-    augment   + admissible actions that only the memory knows, at the lowest logit                   Eq. 23
+    augment   + admissible actions that only the memory knows, at the lowest logit                   Eq. 23'
     advise    n(a)    = sum of w_i n_i over the neighbours with action a
               U(s)    = min(G_avg, sum of w_i n_i G_i / sum of w_i n_i over N(s))                    Eq. 4'
               Q(s, a) = (sum of w_i n_i G_i + kappa U(s)) / (n(a) + kappa)                           Eq. 5'
               A(s, a) = Q(s, a) - mean of Q(s, .) over the candidates                                Eq. 7'
-              sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1)
+              sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1):
+                  how far a single return strays from its neighbour's mean; S^2 counts as one observation
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
+                         (the fraction is 0 where all A are 0)
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
-                         - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
-    modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0, or any
-              while S^2 = 0, has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone   Eq. 10
+                         - rho (m(a) + share of the visits to a that ended an episode with nothing earned)  Eq. 26'
+              with N(s) empty: A~(s, a) = -rho m(a)
+    modulate  z'(s, a) = z(s, a) + beta A~(s, a), from at least z = log min_prior where n(a) > 0 and
+              A(s, a) > 0, and for all actions while S^2 = 0                                         Eq. 10'
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
+              M <- M + (s_t, a_t, G_t): one more visit of its neighbour, whose mean moves
 
-A prime marks our replacement of the paper's equation with that number; Eq. 26' is new. Why each:
+A prime at a number marks our replacement of that equation of the paper; Eq. 26' is new. Why each:
 
 - Eq. 4' is what an untried action is worth. The average of all returns, which is the usual choice where rewards are sparse, is
   wrong where they are dense: the last, winning step returns little by nature, and every untried action would look better. The
-  state's own mean is right there, and too high where a state has paid well: what works must be kept. Hence the lower of the two.
+  state's own mean is right where rewards are dense, and too high where a state has paid well: what works must be kept. Hence the
+  lower of the two.
+- Eq. 7': A compares the candidates with each other, so that it sums to 0 over them; V counts actions that are none.
 - Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
 - Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
-- Eq. 10: only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
+- Eq. 23': the model did not name this action, so that memory has to lift it.
+- Eq. 10': only what memory found better is lifted over a prior that all but rules it out. While all returns are the same (S^2 = 0) nothing
   was found: then every action is lifted, or a model that is surely wrong would never see a reward.
 - Eq. 26': within an episode, an action that led back to the same state without progress (memory/returns/progress.py) will do so again;
   and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.

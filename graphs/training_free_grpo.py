@@ -7,12 +7,17 @@ group, says what made the difference, and turns that into edits of the library. 
     A_g = (r_g - mean(r)) / std(r)    the advantage of rollout g. A group with std(r) <= min_reward_std is left out   (1)
     s_g = M(rollout g)                a summary of each rollout                                                       (2)
     A_text = M(s_1..s_G, r, E)        the semantic advantage: why winners won, in words; E is the library             (3)
-    E <- M(E, edits of all groups)    add, modify, merge, delete: the next library                                    (4)
+    E' = M(E, edits of all groups)    add, modify, merge, delete: a candidate; then E <- E' if it is accepted         (4)
+
+M(...) is one call of the model as critic.
 
 A_g only decides whether a group is compared (the paper asks for 0 < mean(r) < 1); the critic reads the rewards r. By default G = 5,
 at temperature 0.7. Not in the paper: a candidate library takes the current one's place only if 40 held-out problems, played 3 times
-under both, show at 95 % that it is not worse by `margin`; no lesson tells the answer of a problem; a lesson that more comparisons
-found harmful than helpful is ruled on; every edit gets a ruling that is written down, and every earlier version can come back.
+under both, show at 95 % that it is not worse by `trial.margin` (.1 of mean reward); no lesson tells the answer of a problem;
+where more comparisons found a lesson harmful than helpful, the critic changes or deletes it, or else code deletes it; the log says
+of every edit whether it was applied and why, and every earlier version can come back.
+
+The run:
 
     begin        the library to start from
     batch        the problems of this step; every epoch has an order of its own
@@ -23,13 +28,15 @@ found harmful than helpful is ruled on; every edit gets a ruling that is written
     accept       the candidate takes the library's place, or does not (nodes/update/accept_test.py)
     close        a row of the log; the run stops early without gain, without groups to compare, or without budget
     invent       arm self-generated: lessons written without a rollout
-    finish       the product: the version that did best, or for a control arm a library made from it
+    finish       the product: the version that did best; for a control (`arm`), random or shuffled lessons in its place
+
+One group:
 
     open         G rollouts of the problem
     rollout      one of them, by any episode graph; kept in the cache (nodes/extract/rollouts.py)
     reward       r_g, and whether some A_g is not 0 (1) (nodes/extract/groups.py)
     read         fans out over the rollouts that have a reward
-    summarise    (2); left out for the rule, and for a model that writes only a line
+    summarise    (2); left out with `author=rule`, which compares steps by code, and for a model too small to write more than a line
     contrast     (3) (nodes/extract/critic.py)
     propose      A_text as edits of the library, the input of (4)
     offer        hands the group's comparison to the run

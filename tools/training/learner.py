@@ -184,7 +184,7 @@ class LoRATrainer:
         return update, {**first.statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
 
     def _notes(self, batch: Minibatch, state: VersionState) -> dict[str, Any]:
-        """What a version's file says of how it was made."""
+        """The origin of a version, for its file."""
         return {
             "base": self.base,
             "lora": self._files.shape,
