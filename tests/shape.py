@@ -20,7 +20,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/agents": 3_500,
     "graphs/baselines": 1_800,
     "graphs/cli": 3_150,
-    "graphs/experiments": 8_300,
+    "graphs/experiments": 8_350,
     "graphs/presets": 100,
     "graphs/serving": 1_700,
     "graphs/studio": 1_550,

@@ -22,15 +22,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...memory.errors import CommandError, UserError
-from ...memory.lessons.versions import find_library
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from ..arms import Arm
+from .file_digests import option_digests, setting_digests
 from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, ModelOptions, RunOptions
 from .run_inputs import needs_model
 
@@ -220,10 +219,12 @@ def settings_record(sweep: Sweep) -> dict[str, Any]:
     for name in ("memory", "checkpoints", "base_url", "critic_base_url"):
         if options.get(name):
             options[name] = without_password(options[name])
+    digests = option_digests(options)
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        **({"digests": digests} if digests else {}),
         "seeds": list(sweep.seeds),
-        "methods": {name: asdict(arm.settings) | _file_digests(arm.settings) for name, arm in arms.items()},
+        "methods": {name: asdict(arm.settings) | setting_digests(arm.settings) for name, arm in arms.items()},
     }
 
 
@@ -238,27 +239,6 @@ def growing_record(sweep: Sweep) -> dict[str, Any]:
         return record | {"seeds": seeds, "methods": methods}
     except (ValueError, KeyError, TypeError):
         return record  # refused when the folder is claimed, with a message
-
-
-def _file_digests(settings: Any) -> dict[str, str]:
-    """Digests of the files of bank and library, recorded beside their paths, so that another file of that name is not taken for it."""
-    found = {}
-    for name in ("bank", "library"):
-        if path := getattr(settings, name, ""):
-            try:
-                file = find_library(path) if name == "library" else path
-                stat = os.stat(file)
-                found[f"{name}_digest"] = _file_digest(str(file), stat.st_mtime_ns, stat.st_size)
-            except OSError as error:
-                raise CommandError(f"--{name} {path}: cannot be read ({error.strerror or error})") from error
-    return found
-
-
-@lru_cache(maxsize=4)
-def _file_digest(path: str, written: int, size: int) -> str:
-    import hashlib
-
-    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:

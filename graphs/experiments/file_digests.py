@@ -1,0 +1,76 @@
+"""Digests of the files that a run reads, kept in its folder's settings, so that other contents under the same name are not taken for
+them: the numbers of two files would stand in one table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ...memory.errors import CommandError
+from ...memory.lessons.versions import find_library
+
+__all__ = ["option_digests", "setting_digests"]
+
+_SMALL = 64 * 2**20
+"""Bytes of a file up to which its contents are read; a larger one, of a model's weights, is known by its size and time."""
+
+
+def option_digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """Digests by option: of the prompts and passages, of the files that a world's spec names, and of a local model's folder."""
+    return {name: _digest(path) for name, path in _option_paths(options) if path.exists()}
+
+
+def setting_digests(settings: Any) -> dict[str, str]:
+    """Digests of a method's bank and library, as `bank_digest` and `library_digest`.
+
+    Raises:
+        CommandError: one of them cannot be read.
+    """
+    found = {}
+    for name in ("bank", "library"):
+        if path := getattr(settings, name, ""):
+            try:
+                found[f"{name}_digest"] = _digest(Path(find_library(path) if name == "library" else path))
+            except OSError as error:
+                raise CommandError(f"--{name} {path}: cannot be read ({error.strerror or error})") from error
+    return found
+
+
+def _option_paths(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    for name in ("prompts", "corpus"):
+        if options.get(name):
+            yield name, Path(options[name])
+    for name in ("env", "test_env"):
+        for key, value in parse_qsl((options.get(name) or "").partition("?")[2]):
+            if key == "file":
+                yield name, Path(value)
+    for name in ("model", "critic"):
+        if (options.get(name) or "").startswith("local:"):
+            yield name, Path(options[name].removeprefix("local:"))
+
+
+def _digest(path: Path) -> str:
+    """Sixteen hexadecimal digits that stand for a file, or for all files of a folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        return _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+    parts = [
+        f"{file.relative_to(path).as_posix()} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}"
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    ]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _file_digest(path: Path, changed: int, size: int) -> str:
+    if size > _SMALL:
+        return f"{size:x}-{changed:x}"
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
