@@ -233,6 +233,25 @@ def test_a_hundred_conversations_at_once_lose_and_double_nothing() -> None:
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index) == 200
 
 
+def test_tenants_never_see_each_others_conversations() -> None:
+    agent, learner = make(InMemoryStore())
+    for tenant in ("acme", "bob"):
+        ask(agent, "same", 0, tenant)
+    learner.feedback("same", reward=1.0, tenant="acme")
+    assert rated(learner, "bob") == {}
+    ask(agent, "next", 0, "bob")
+    (turn,) = learner.conversation("next", tenant="bob").turns
+    assert all(not entry["recalled"] for entry in turn.advice)
+    ask(agent, "next", 0, "acme")
+    (turn,) = learner.conversation("next", tenant="acme").turns
+    assert any(entry["recalled"] == ["same/0"] for entry in turn.advice)
+    assert [one["id"] for one in learner.export(tenant="bob")] == ["same", "next"]
+    assert learner.forget(tenant="acme") == 1
+    assert rated(learner) == {}
+    assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index) == 0
+    assert learner.conversation("next", tenant="bob").turns
+
+
 # What goes wrong
 
 
