@@ -602,3 +602,16 @@ async def test_a_budget_is_exceeded_by_no_more_than_the_calls_in_flight() -> Non
     assert {type(one) for one in done} == {AIMessage, BudgetSpent}
     assert 10 <= len(model.told) <= 10 + 3
     assert cache.usage_by_stage()["model"].calls == len(model.told)
+
+
+def test_two_processes_know_of_each_other(tmp_path: Path) -> None:
+    """They read what was spent from the file, before each call."""
+    one, other = (
+        recorded(None, cache, meter=SpendingLimit(cache, max_tokens=300))
+        for cache in (Cache(tmp_path / "c"), Cache(tmp_path / "c"))
+    )
+    for n in range(3):
+        (one if n % 2 else other).invoke([HumanMessage(str(n))])
+    for model in (one, other):
+        with pytest.raises(BudgetSpent):
+            model.invoke([HumanMessage("more")])
