@@ -18,7 +18,9 @@ from learngraph.graphs.wiring.flow import compile_graph, wire
 from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.learning_run import CriticModel, RunResources, make_critic
 from learngraph.memory.lessons.versions import LibraryVersions
+from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.cached_model import CachedChatModel
 from learngraph.nodes.prompt import PROMPTS_DIR, Prompt
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -51,9 +53,25 @@ def test_a_nodes_settings_and_the_graphs_name_are_in_the_key() -> None:
 
 
 def test_a_model_is_known_by_its_settings_and_the_options_bound_to_it() -> None:
-    models = [FakeListChatModel(responses=["a"]), FakeListChatModel(responses=["a"]).bind(stop=["."])]
-    assert len({model_fingerprint(model) for model in models}) == 2
-    assert model_fingerprint(models[0]) == model_fingerprint(FakeListChatModel(responses=["a"]))
+    def models() -> list[Any]:
+        chat, cache = FakeListChatModel(responses=["a"]), Cache()
+        bound = [
+            chat.bind(**options)
+            for options in ({"temperature": 0.0}, {"temperature": 1.0}, {"stop": ["a", "b"]}, {"stop": ["a"]})
+        ]
+        recorded = [CachedChatModel(*each, cache) for each in ((chat, "x"), (chat.bind(top_p=0.5), "x"), (chat, "y"))]
+        return [chat, *bound, *recorded]
+
+    keys = [model_fingerprint(model) for model in models()]
+    assert len(set(keys)) == len(keys)
+    assert keys == [model_fingerprint(model) for model in models()]
+
+
+def test_a_model_behind_an_api_is_known_by_its_address_and_its_sampling() -> None:
+    openai: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+    known = {"model": "m", "api_key": "none", "base_url": "http://one.test/v1"}
+    changes = [{}, {"base_url": "http://other.test/v1"}, {"top_p": 0.5}, {"temperature": 0.5}]
+    assert len({model_fingerprint(openai(**known | change)) for change in changes}) == len(changes)
 
 
 def overridden(name: str, folder: Path) -> Path:
