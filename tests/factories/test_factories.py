@@ -131,6 +131,20 @@ def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
     assert seen == {"paid", "failed", "elsewhere", "nothing"}
 
 
+def test_transcripts_come_from_training_domains_only() -> None:
+    class Watched(KeywordKeep):
+        def variant(self, task: Task, n: int) -> Task:
+            seeds.append(task.seed)
+            return super().variant(task, n)
+
+    seeds: list[int] = []
+    draw = random.Random(0)
+    for _ in range(100):
+        list(zip(transcripts.keep_pieces(draw, Watched()), range(60), strict=False))
+    assert seeds
+    assert all(seed % 10 not in (0, 5) for seed in seeds)
+
+
 class Corridor:
     """Three rooms in a row; `look around` does nothing; the coin in the third pays 1."""
 
