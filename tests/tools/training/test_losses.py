@@ -257,6 +257,19 @@ def _decoupled_ppo(logp: Tensor, old: Tensor, mu: Tensor, gain: Tensor, dual: fl
     return losses.truncated_weights(old - mu, 2.0) * losses.ppo_clip(logp, old, gain, dual=dual)
 
 
+def test_decoupled_clips_around_where_the_update_starts_not_around_what_is_50_updates_old() -> None:
+    """Age 50: the policy has moved by a factor of 3 since mu. PPO around mu has no gradient left, decoupled PPO has all of it."""
+    mu, old = torch.full((4,), math.log(0.2)), torch.full((4,), math.log(0.6))
+    logp, gain = old.clone().requires_grad_(), torch.ones(4)
+    (stale,) = torch.autograd.grad(losses.ppo_clip(logp, mu, gain).sum(), logp)
+    assert stale.tolist() == [0.0] * 4
+    (slope,) = torch.autograd.grad(_decoupled_ppo(logp, old, mu, gain).sum(), logp)
+    assert slope.tolist() == pytest.approx([-2.0] * 4), "weights of 3, truncated at 2"
+    far = (old + math.log(1.5)).requires_grad_()
+    (held,) = torch.autograd.grad(_decoupled_ppo(far, old, mu, gain).sum(), far)
+    assert held.tolist() == [0.0] * 4, "but no further than the clip from where the update starts"
+
+
 def evidence(logits: Tensor, tokens: Tensor, **more: Any) -> LossInputs:
     return LossInputs(logits, tokens, **more)
 
