@@ -249,6 +249,14 @@ def test_problems_of_the_toy_are_variants_of_the_seeds_task(here: Path, capsys: 
 
 
 @pytest.mark.slow
+def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{SMALL} --epochs 1 --same-problems") == 0
+    one, two = (results(here / "out")[f"{METHOD}-s{seed}"] for seed in (0, 1))
+    assert one["problems"] == two["problems"]
+    assert {row["head"].partition("/")[0] for row in two["rollouts"]} == {"s1"}, "draws of its own"
+
+
+@pytest.mark.slow
 def test_a_model_that_writes_a_line_learns_by_itself(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL.replace(" --author rule", ""), compare=ARMS[:1]) == 0
     assert Obeys.asked
