@@ -509,6 +509,9 @@ def test_feedback_of_the_tenant_itself_and_nobody_elses() -> None:
         kept = client.post("/v1/chat/completions", json=ASK | {"store": False})
         assert "x-experience-id" not in kept.headers
         assert client.post("/v1/feedback", json={"response_id": kept.json()["id"], "reward": 1}).status_code == 404
+        shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
+    counts = dict(line.rsplit(" ", 1) for line in shown.splitlines() if line.startswith("learngraph_feedback_seconds"))
+    assert counts["learngraph_feedback_seconds_count"] == "2.0", "each receipt, no refusal"
 
 
 @pytest.mark.parametrize(
