@@ -152,6 +152,18 @@ async def test_nodes_work_alone(replay: Replay) -> None:
     assert AwaitFeedback().role == "compute"
 
 
+def test_a_node_runs_twice_and_nothing_changes(replay: Replay) -> None:
+    """As after a kill behind its effects: one record, one job."""
+    state: dict[str, Any] = {"id": "one", "request": urn.request("x", seed=1)}
+    state |= Respond(urn.UrnEngine()).invoke(state)
+    for _ in range(2):
+        RecordExchange(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
+    state["feedback"] = Feedback(1.0)
+    jobs = [KeepFeedback(replay)(state)["job"] for _ in range(2)]  # type: ignore[arg-type]
+    assert jobs[0] == jobs[1]
+    assert replay.counts() == {"ready": 1}
+
+
 # Learning
 
 
@@ -627,7 +639,9 @@ def killed(tmp_path: Path, every: int) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.slow
-def test_killed_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
-    """The same minibatches, the same versions by hash, nothing trained twice; every fifth place in between two effects."""
-    assert len(killed(tmp_path, 5)["found"]) >= 5
+@pytest.mark.parametrize(
+    ("every", "least"), [pytest.param(5, 5, marks=pytest.mark.slow), pytest.param(1, 25, marks=pytest.mark.long)]
+)
+def test_killed_and_gone_on_it_comes_to_the_same(tmp_path: Path, every: int, least: int) -> None:
+    """The same minibatches, the same versions by hash, nothing trained twice; in every fifth place between two effects, and in each."""
+    assert len(killed(tmp_path, every)["found"]) >= least
