@@ -69,6 +69,67 @@ async def test_stops_when_there_is_nothing_left_and_does_not_spin(tmp_path: Path
         assert service._learning._turns["acme", "default"].served == turn
 
 
+async def test_learns_for_the_least_recently_served_first(tmp_path: Path) -> None:
+    async with serving(tmp_path, learns=False) as service:
+        for tenant in ("a", "b", "c"):
+            await turns(service, 8, tenant)
+    async with serving(tmp_path) as service:
+        await urn.until(lambda: len(service.learner.seen) >= 9)
+        assert [batch.split("/")[0] for batch, _, _ in service.learner.seen][:9] == ["a", "b", "c"] * 3
+
+
+@pytest.mark.slow
+async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
+    async with serving(tmp_path, poison="poison") as service:
+        for i in range(8):
+            exchange = await urn.say(service, f"{i}", f"p-{i}")
+            await urn.like(service, exchange, text="poison" if i == 5 else "")
+        await urn.until(lambda: idle(service))
+        assert await metric(service, "learngraph_skipped_total") > 0
+        for i in range(8):  # each wakes it, and the poison is drawn 8 times at most
+            await teach(service, 1, start=100 + i)
+        assert service.replay.step("acme", "default") > 0
+        assert (await service.status())["state"] == "ok"
+
+
+async def test_says_while_it_waits(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        service.learner.fails = [RuntimeError("no room on the card")] * 100
+        await turns(service, 10)
+        await urn.until(lambda: bool(service._learning.pause("acme", "default")))
+        status = await service.status("acme")
+        assert "no room on the card" in status["scopes"][0]["paused"]
+        assert "no room" not in json.dumps(await service.status("rival"))
+
+
+def rounds(loop: Any) -> list[int]:
+    """Counts the rounds of an event loop from now on, in its only item."""
+    seen, run_once = [0], loop._run_once
+
+    def counted() -> None:
+        seen[0] += 1
+        run_once()
+
+    loop._run_once = counted
+    return seen
+
+
+async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: Path) -> None:
+    """Under load a round takes long, as every stream has its share of it. By LangGraph's engine: 23, and 40 for a chat of four."""
+    async with serving(tmp_path, learns=False) as service:
+        seen = rounds(asyncio.get_running_loop())
+        for i in range(10):
+            before = seen[0]
+            exchange = await urn.say(service, "x", f"r-{i}", store=False, seed=0)
+            chat = seen[0] - before
+        assert chat <= 16 + 3 * len(exchange.reply.text)
+        exchanges = [await urn.say(service, "x", f"s-{i}") for i in range(10)]
+        before = seen[0]
+        for exchange in exchanges:
+            await urn.like(service, exchange)
+        assert (seen[0] - before) / 10 <= 8
+
+
 async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
     async with serving(tmp_path, learns=False) as service:
         service.engine.pause = 0.01
