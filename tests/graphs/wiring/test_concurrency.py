@@ -1,6 +1,5 @@
 """Runs at the same time in one process, against a server: the same results as one after the other, and resumed as well."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import pool
+from learngraph.graphs.experiments.recorded import read_rows
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 
@@ -42,11 +42,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(folder: Path) -> dict[str, list[Any]]:
-    found = {}
-    for path in sorted(folder.glob("*/*.jsonl")):
-        if path.stem != "seconds":
-            found[str(path.relative_to(folder))] = [json.loads(line) for line in path.read_text().splitlines()]
-    return found
+    paths = {path.with_name(path.name.removesuffix(".gz")) for path in folder.glob("*/*.jsonl*")}
+    return {str(path.relative_to(folder)): read_rows(path) for path in sorted(paths) if path.stem != "seconds"}
 
 
 @pytest.mark.slow
