@@ -36,12 +36,16 @@ NO_WAIT = "PRAGMA synchronous=NORMAL"
 
 
 class _Connection(sqlite3.Connection):
-    """A connection that ends its transaction when it is closed.
+    """A connection that overwrites what it deletes, and ends its transaction when it is closed.
 
     A run that breaks off closes the connection while tasks of its nested graphs may still be writing. SQLite keeps a connection
     open as long as a statement belongs to it, and with it the lock of its transaction: until the exception that holds the
     cursor is gone. The same command, run again in this process, would then wait for itself.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA secure_delete = ON")  # not every build of SQLite does so by itself
 
     def close(self) -> None:
         with suppress(sqlite3.Error):  # closed already

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -33,14 +34,15 @@ __all__ = ["ChromaCollections", "ServerOutage", "StoredItem"]
 Namespace = tuple[str, ...]
 VectorArray = NDArray[np.float32]
 
-SCHEMA = 1
-"""Version of the layout described above, recorded in the collection; a store with a newer one is refused."""
+SCHEMA = 2
+"""Version of the layout described above, recorded in the collection; a store with another one is refused."""
 
 ANSWER_SECONDS = 30.0
 """Seconds that a server may take for an answer."""
 RESTART_SECONDS = 60.0
 """Seconds in which a server may restart, or the network to it come back, while a batch waits."""
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -87,6 +89,12 @@ JOIN embedding_metadata u ON u.id = n.id AND u.key = 'updated_at' WHERE n.key = 
 """The items of a namespace without their values: Chroma itself reads either all metadata of a record or none. Where its tables
 are others, there are no snapshots."""
 _LATEST = "SELECT max(string_value) FROM embedding_metadata WHERE key = 'updated_at'"
+_EMPTY_LOG = """
+UPDATE embeddings_queue SET metadata = NULL WHERE metadata IS NOT NULL AND seq_id <= (
+SELECT m.seq_id FROM max_seq_id m JOIN segments s ON s.id = m.segment_id WHERE s.scope = 'METADATA' AND s.collection = ?)
+"""
+"""Takes the metadata out of the log where Chroma has stored them. The rows stay: its vector index may not have read them yet, which
+needs no metadata, and it numbers new rows from the last one."""
 _FIRST_REQUEST = "/api/v2/tenants/default_tenant/databases/default_database"
 """One of the requests that Chroma's client sends as it is made. It is answered from the server's database."""
 _AWAY = (502, 503, 504)
@@ -107,6 +115,7 @@ class ChromaCollections:
         self.owned = "://" not in where
         self.where = where if self.owned else where.rstrip("/")
         self._client: Any = None
+        self._items: Any = None
         self._lock: Any = None
         settings = Settings(anonymized_telemetry=False)
         try:
@@ -277,6 +286,19 @@ class ChromaCollections:
             for i in range(0, len(gone), size):
                 self._items.delete(ids=[e.id for e in gone[i : i + size]])
 
+    def _compact(self, collection: str) -> None:
+        """Empty Chroma's log and write the database anew, unless nothing was written since that was last done."""
+        try:
+            with closing(sqlite3.connect(Path(self.where, _DATABASE), isolation_level=None)) as connection:
+                last = connection.execute("SELECT max(seq_id) FROM embeddings_queue").fetchone()[0] or 0
+                if last == connection.execute("PRAGMA user_version").fetchone()[0]:
+                    return
+                connection.execute(_EMPTY_LOG, (collection,))
+                connection.execute("VACUUM")
+                connection.execute(f"PRAGMA user_version = {last % (1 << 31)}")
+        except sqlite3.Error as error:
+            _LOG.warning("memory at %s keeps what was deleted until it is closed again: %s", self.where, error)
+
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
         """Turn Chroma's errors into `UserError`: a full disk, a damaged directory, a server that does not answer."""
@@ -322,9 +344,19 @@ class ChromaCollections:
         return None
 
     def close(self) -> None:
+        """Release the directory, and take out of its database what Chroma keeps of deleted items, and of all others a second time.
+
+        Chroma keeps both as long as it is open: in its log of writes, and in pages of the database that are free. If the process is
+        killed, or the disk has no room for the database a second time, the next close does it.
+
+        The files of Chroma's vector index are left as they are: Chroma writes memory into them that it has not cleared, in which
+        parts of any text of the process can stand.
+        """
         if self._client is not None:
             self._client.close()
             self._client = None
+            if self.owned and self._items is not None:
+                self._compact(str(self._items.id))
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -109,7 +109,7 @@ class ChromaStore(BaseStore):
             raise
 
     def close(self) -> None:
-        """Release the directory and its files. A second close does nothing."""
+        """Release the directory and its files; its database then holds no text of a deleted item. A second close does nothing."""
         try:
             if not self._closed and self._pid == os.getpid():
                 for saver in self._savers:

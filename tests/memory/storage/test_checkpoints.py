@@ -177,6 +177,20 @@ def test_a_place_that_cannot_be_used_is_said(tmp_path: Path, spoil: str, asynchr
     assert not where.is_file() or where.read_bytes() == b"junk" * 500
 
 
+def test_no_byte_of_a_deleted_thread_is_left_after_close(tmp_path: Path) -> None:
+    builder = StateGraph(State)
+    builder.add_node("say", lambda state: {"records": [f"{state['records'][0]}-{i:03d} " * 100 for i in range(50)]})
+    builder.add_edge(START, "say")
+    builder.add_edge("say", END)
+    with open_checkpoints(tmp_path / "c.sqlite") as saver:
+        for name in ("secret", "kept"):
+            builder.compile(checkpointer=saver).invoke({"records": [name]}, {"configurable": {"thread_id": name[0]}})
+        saver.delete_thread("s")
+    left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"kept-049" in left
+    assert b"secret" not in left
+
+
 def test_a_full_disk_is_said_where_it_happens(tmp_path: Path) -> None:
     def run() -> None:
         with open_checkpoints(tmp_path / "c.sqlite") as saver:

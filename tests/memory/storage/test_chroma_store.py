@@ -310,13 +310,45 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         ChromaStore.open(tmp_path / "thesis.tex")
 
 
-def test_a_newer_layout_is_refused(kept: Path) -> None:
+@pytest.mark.parametrize("known", [1, 3])
+def test_another_layout_is_refused(kept: Path, known: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chroma_collections, "SCHEMA", 2)
-        with pytest.raises(UserError, match="layout 1, this learngraph knows layout 2"):
+        patch.setattr(chroma_collections, "SCHEMA", known)
+        with pytest.raises(UserError, match=f"layout 2, this learngraph knows layout {known}"):
             ChromaStore.open(kept)
     with ChromaStore.open(kept) as store:
         assert len(everything(store)) == 50
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_byte_of_a_deleted_item_is_left_in_the_database_after_close(tmp_path: Path, killed: bool) -> None:
+    delete = f"""
+from learngraph.memory.storage.chroma_store import ChromaStore
+store = ChromaStore.open({str(tmp_path)!r})
+for i in range(0, 100, 2):
+    store.delete({NS!r}, str(i))
+{"import os; os._exit(9)" if killed else "store.close()"}
+"""
+    with ChromaStore.open(tmp_path) as store:
+        for start in range(0, 100, 25):
+            store.batch([PutOp(NS, str(i), {"text": f"secret-{i:03d} " * 100}) for i in range(start, start + 25)])
+    subprocess.run([sys.executable, "-c", delete], check=not killed)
+    with ChromaStore.open(tmp_path) as store:
+        assert sorted(map(int, everything(store))) == list(range(1, 100, 2))
+    left = b"".join(path.read_bytes() for path in tmp_path.glob("chroma.sqlite3*"))
+    assert [i for i in range(100) if f"secret-{i:03d}".encode() in left] == list(range(1, 100, 2))
+
+
+def test_a_closed_memory_holds_no_log_and_takes_writes_again(tmp_path: Path) -> None:
+    for turn in range(3):
+        with ChromaStore.open(tmp_path) as store:
+            store.batch([PutOp(NS, str(i), {"turn": turn, "text": "x" * 5_000}) for i in range(100)])
+            store.put(NS, "last", {"turn": turn})
+            store.delete(NS, "last")
+    # Chroma's table of metadata and its index of them
+    assert (tmp_path / "chroma.sqlite3").stat().st_size < 2.8 * 100 * 5_000
+    with ChromaStore.open(tmp_path) as store:
+        assert [value["turn"] for value in everything(store).values()] == [2] * 100
 
 
 def test_a_full_disk_is_said_and_what_was_there_stays_readable(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
