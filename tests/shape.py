@@ -32,7 +32,7 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_400,
     "memory/returns": 1_100,
     "memory/search": 1_550,
-    "memory/storage": 2_800,
+    "memory/storage": 2_850,
     "nodes": 2_500,
     "nodes/act": 1_900,
     "nodes/evaluate": 900,

@@ -131,6 +131,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
             if process.is_alive():
                 kills += 1
                 process.kill()
+                process.join()
                 if steps.exists() and chance.random() < 0.3:  # what a power cut may leave
                     with steps.open("ab") as file:
                         file.write(b'{"id": "half a ro')
