@@ -15,7 +15,7 @@ from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
 from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, estimate, first_success, measure, metric_head
 from .results import SeedResult, optimum_name
 
-__all__ = ["ResultTable"]
+__all__ = ["ResultTable", "score_table"]
 
 PAIRED_METRICS = ("avg", "last")
 """The metrics in which methods are compared."""
