@@ -13,15 +13,21 @@ from urllib.parse import parse_qsl
 from ...memory.errors import CommandError
 from ...memory.lessons.versions import find_library
 
-__all__ = ["option_digests", "setting_digests"]
+__all__ = ["option_digests", "path_digest", "setting_digests", "weights_digest"]
 
 _SMALL = 64 * 2**20
 """Bytes of a file up to which its contents are read; a larger one, of a model's weights, is known by its size and time."""
 
 
 def option_digests(options: Mapping[str, Any]) -> dict[str, str]:
-    """Digests by option: of the prompts and passages, of the files that a world's spec names, and of a local model's folder."""
-    return {name: _digest(path) for name, path in _option_paths(options) if path.exists()}
+    """Digests by option: of the prompts and passages, of the files that a world's spec names, and of a local model's folder.
+
+    Raises:
+        CommandError: one of them is there and cannot be read.
+    """
+    found = {name: _read_digest(name, path) for name, path in _option_paths(options) if path.exists()}
+    specs = {name: options.get(name) or "" for name in ("model", "critic")}
+    return found | {name: weights_digest(spec) for name, spec in specs.items() if spec.startswith("local:")}
 
 
 def setting_digests(settings: Any) -> dict[str, str]:
@@ -30,14 +36,29 @@ def setting_digests(settings: Any) -> dict[str, str]:
     Raises:
         CommandError: one of them cannot be read.
     """
-    found = {}
-    for name in ("bank", "library"):
-        if path := getattr(settings, name, ""):
-            try:
-                found[f"{name}_digest"] = _digest(Path(find_library(path) if name == "library" else path))
-            except OSError as error:
-                raise CommandError(f"--{name} {path}: cannot be read ({error.strerror or error})") from error
-    return found
+    paths = {name: path for name in ("bank", "library") if (path := getattr(settings, name, ""))}
+    return {f"{name}_digest": _read_digest(name, path) for name, path in paths.items()}
+
+
+def weights_digest(model: str) -> str:
+    """The digest of a local model's folder, its page left out; a name on a hub as it is."""
+    from ...tools.models.models import POCKET
+
+    place = POCKET if model == "pocket" else Path(model.partition(":")[2]).expanduser()
+    return path_digest(place) if place.is_dir() else model
+
+
+def path_digest(path: Path) -> str:
+    """Sixteen hexadecimal digits that stand for a file, or for all files of a folder but the README.md that describes it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        return _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+    files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "README.md")
+    parts = [f"{file.relative_to(path).as_posix()} {path_digest(file)}" for file in files]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _option_paths(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
@@ -48,25 +69,13 @@ def _option_paths(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         for key, value in parse_qsl((options.get(name) or "").partition("?")[2]):
             if key == "file":
                 yield name, Path(value)
-    for name in ("model", "critic"):
-        if (options.get(name) or "").startswith("local:"):
-            yield name, Path(options[name].removeprefix("local:"))
 
 
-def _digest(path: Path) -> str:
-    """Sixteen hexadecimal digits that stand for a file, or for all files of a folder.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    if not path.is_dir():
-        return _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
-    parts = [
-        f"{file.relative_to(path).as_posix()} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}"
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    ]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+def _read_digest(name: str, path: str | Path) -> str:
+    try:
+        return path_digest(Path(find_library(str(path)) if name == "library" else path))
+    except OSError as error:
+        raise CommandError(f"--{name} {path}: cannot be read ({error.strerror or error})") from error
 
 
 @lru_cache(maxsize=64)

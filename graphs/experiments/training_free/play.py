@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ....memory.errors import UserError
 from ....memory.records import Rollout, Task, Usage
+from ..file_digests import path_digest, weights_digest
 from ..options import DRAW_OPTIONS
 from ..progress import say
 from ..run_inputs import make_method_inputs, needs_model, shared_environment, shared_model
@@ -233,8 +234,8 @@ class LearningJob:
         """A text of what rollouts depend on beside graph, model and prompts: another method's name, and the tools. Arms with
         libraries share rollouts with the same lessons."""
         tools = shared_toolbox(self.options.tool_names, self.options.corpus)
-        corpus = self.options.corpus.read_bytes() if self.options.corpus else b""
-        return json.dumps(["" if self.arm else self.job.arm.name, *([_digest(corpus), repr(tools)] if tools else [])])
+        corpus = path_digest(self.options.corpus) if self.options.corpus else ""
+        return json.dumps(["" if self.arm else self.job.arm.name, *([corpus, repr(tools)] if tools else [])])
 
     def learning_graph(self, versions: LibraryVersions, journal: Any, log: Any, **compile: Any) -> Any:
         """The graph of the learning run."""
@@ -369,23 +370,3 @@ def shared_toolbox(names: Sequence[str], corpus: Path | None) -> Any:
     if not names:
         return None
     return Toolbox(python={} if "python" in names else None, shared=tuple(made[name]() for name in names if name in made))
-
-
-@lru_cache(maxsize=8)
-def weights_digest(model: str) -> str:
-    """A digest of the names, sizes and times of a local model's files; a name on a hub as it is."""
-    from ....tools.models.models import POCKET
-
-    place = POCKET if model == "pocket" else Path(model.partition(":")[2]).expanduser()
-    if not place.is_dir():
-        return model
-    files = sorted(file for file in place.iterdir() if file.is_file() and file.suffix != ".md")
-    if model == "pocket":  # small, and its times say when it was installed
-        return _digest(*(part for file in files for part in (file.name.encode(), file.read_bytes())))
-    return _digest(*(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode() for file in files))
-
-
-def _digest(*parts: bytes) -> str:
-    import hashlib
-
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()

@@ -132,7 +132,6 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
 def forget() -> None:
     run_inputs.shared_environment.cache_clear()
     run_inputs.shared_model.cache_clear()
-    play.weights_digest.cache_clear()
 
 
 def run(flags: str, out: str = "out", compare: Sequence[str] = ()) -> int:
