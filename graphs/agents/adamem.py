@@ -34,8 +34,9 @@ from langchain_core.messages import AIMessage
 
 from ...memory.attempts.trajectories import Trajectories, is_rewarded
 from ...memory.conversations.messages import REPLY, call_text
+from ...memory.conversations.reviews import without_rejected
 from ...memory.errors import UserError
-from ...memory.records import Strategy, Usage
+from ...memory.records import Strategy, Trajectory, Usage
 from ...memory.search.similarity import Similarity
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.triggers import REASONS, route_memory_request
@@ -112,6 +113,10 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             success=is_rewarded if threshold is None else reaches_return(threshold),
             limit=self.settings.max_trajectories,
         )
+
+    def adapt(self, trajectory: Trajectory) -> Trajectory | None:
+        """A conversation as others may repeat it: without what a person rejected."""
+        return without_rejected(trajectory)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
         """Ask memory where the mode says so, have a strategy written, and ask the model with it."""

@@ -35,8 +35,9 @@ from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
 
 from ...memory.conversations.messages import last_user_message, steps, text_read
+from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, plural
-from ...memory.records import Candidate, Neighbour, Observation, Trajectory
+from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Transition
 from ...memory.returns.experiences import ExperienceScope
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
@@ -55,7 +56,15 @@ from .learner import (
     not_streamed,
 )
 from .status import LearnerStatus
-from .tool_decisions import DecisionForm, DecisionMemory, ToolDecisions, count_changes, surely_better
+from .tool_decisions import (
+    DecisionForm,
+    DecisionMemory,
+    ToolDecisions,
+    count_changes,
+    decision_entry,
+    recalled_ids,
+    surely_better,
+)
 
 __all__ = ["JitRLMiddleware"]
 
@@ -119,56 +128,68 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def make_index(self) -> DecisionMemory:
         """A memory of returns that compares states as the settings say."""
-        return DecisionMemory(self.settings.memory(similarity=self.similarity))
+        return DecisionMemory(self.settings.memory(similarity=self.similarity), self.rewards.least)
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of which arguments of the tools say what is done; returns True if that has changed."""
         return self.decisions.read_tools(tools)
 
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
-        """The decisions alone, the last of them with the reward; None without a decision."""
-        made = [
-            replace(step, action=str(form), reward=0.0)
-            for step in trajectory.transitions
-            if (form := self.decisions.form_of_text(step.action)) is not None
-        ]
+        """The decisions alone, the last that was taken with the reward; None without a decision."""
+        made = list[Transition]()
+        for step in trajectory.transitions:
+            action = step.action.removeprefix(REJECTED)
+            if (form := self.decisions.form_of_text(action)) is not None:
+                rejected = REJECTED if step.action.startswith(REJECTED) else ""
+                made.append(replace(step, action=f"{rejected}{form}", reward=0.0))
         if not made:
             return None
-        made[-1] = replace(made[-1], reward=trajectory.transitions[-1].reward)
+        last = max((n for n, step in enumerate(made) if not step.action.startswith(REJECTED)), default=0)
+        made[last] = replace(made[last], reward=trajectory.transitions[-1].reward)
         return replace(trajectory, transitions=tuple(made), lost=False)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> Consultation:
         """Ask the model with what memory knows; at a decision weigh its proposals, and overrule it where the past is sure."""
         state = self._recall(request, place, memory)
         guided = request if self.mode == "observe" else add_to_system_message(request, self._advice(state["neighbours"]))
+        knows = (
+            bool(state["neighbours"]) and self.mode != "observe"
+        )  # else there is nothing to weigh, and the model is asked once
+        if knows:  # what may be replaced is not shown to a client before it is sure
+            guided = guided.override(model=not_streamed(guided.model))
         (first,) = yield PendingCall([guided])
-        form = self._decision(first)
-        if form is None:
+        made = self._decisions(first)
+        if not made:
             return Advice(first, {"decision": False, "consulted": False})
         if self.mode == "observe":
-            return Advice(first, {"decision": True, "recalled": _sources(state), "chosen": str(form), "changed": False})
-        proposed, forms = [first], {str(form): form}
-        logits = {str(form): 0.0}
-        knows = bool(state["neighbours"])  # without, there is nothing to weigh, and the model is asked once
-        if knows and self.candidates in ("confidences", "scores"):
-            found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
-            forms = {str(one): one for one in self.decisions.alternatives(form)} | forms
-            logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or logits
-        elif knows:
-            again = guided.override(model=not_streamed(guided.model))
-            more = (yield PendingCall([again] * (self.samples - 1))) if self.samples > 1 else []
-            proposed += [one for one in more if self._decision(one) is not None]
-            logits = self._logits(proposed)
-            forms |= {str(form): form for one in proposed if (form := self._decision(one)) is not None}
+            chosen = "; ".join(str(form) for form, _ in made)
+            return Advice(
+                first, {"decision": True, "recalled": recalled_ids(state["neighbours"]), "chosen": chosen, "changed": False}
+            )
+        proposed = [first]
+        if knows and self.candidates in ("samples", "logprobs") and self.samples > 1:
+            more = yield PendingCall([guided] * (self.samples - 1))
+            proposed += [one for one in more if len(self._decisions(one)) == len(made)]
         entries: Any = request.state.get("learning") or ()
         mine = [one for one in entries if one.get("method") == self.method and one.get("turn") == place.turn]
         overrules, fruitless = count_changes(mine, request.messages, self.state_key)
-        state |= {"first": str(form), "may_change": fruitless < MOST_CHANGES, "may_overrule": overrules < MOST_CHANGES}
-        state = self._decide(state, proposed, logits, forms, memory)
-        action = state["action"]
-        response = next((one for one in proposed if str(self._decision(one)) == action), None)
-        response = response or self._call_from_memory(state["forms"][action], state["arguments"], first)
-        return Advice(response, _entry(state, place))
+        state |= {"may_change": fruitless < MOST_CHANGES, "may_overrule": overrules < MOST_CHANGES}
+        states = list[dict[str, Any]]()
+        for number, (form, _) in enumerate(made):  # several decisions of one message are taken one after the other
+            forms, logits = {str(form): form}, {str(form): 0.0}
+            if knows and self.candidates in ("confidences", "scores"):
+                found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
+                forms = {str(one): one for one in self.decisions.alternatives(form)} | forms
+                logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or logits
+            elif knows:
+                logits = self._logits(proposed, number)
+                forms |= {str(other): other for one in proposed for other, _ in [self._decisions(one)[number]]}
+            arguments = {call["name"]: call["args"] for one in reversed(proposed) for _, call in [self._decisions(one)[number]]}
+            before = (*state["before"], *(one["action"] for one in states))
+            states.append(self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory))
+        taken = [one["action"] for one in states]
+        response = next((one for one in proposed if [str(form) for form, _ in self._decisions(one)] == taken), None)
+        return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step))
 
     def status(self, **scope: str) -> LearnerStatus:
         """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
@@ -188,15 +209,15 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         """An entry in words, a line each."""
         return super().describe(entry) if entry.get("decision") else [f"{self.method}: no decision, so memory was not asked"]
 
-    def _decision(self, response: ModelResponse[Any]) -> DecisionForm | None:
-        """The decision of a reply; None if it takes none, or several at once."""
+    def _decisions(self, response: ModelResponse[Any]) -> list[tuple[DecisionForm, ToolCall]]:
+        """The decisions of a reply, each with its call, in their order."""
         message = response.result[0]
-        forms = [self.decisions.form(call) for call in message.tool_calls] if isinstance(message, AIMessage) else []
-        taken = [form for form in forms if form is not None]
-        return taken[0] if len(taken) == 1 else None
+        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        return [(form, call) for call in calls if (form := self.decisions.form(call)) is not None]
 
-    def _logits(self, proposed: Sequence[ModelResponse[Any]]) -> dict[str, float]:
-        actions = [str(self._decision(one)) for one in proposed]
+    def _logits(self, proposed: Sequence[ModelResponse[Any]], number: int) -> dict[str, float]:
+        """The logit of each decision that replies take at a place: from their shares, or from the server's log-probabilities."""
+        actions = [str(self._decisions(one)[number][0]) for one in proposed]
         if self.candidates == "samples":
             counts = Counter(actions)
             order = [actions[0], *sorted(counts.keys() - {actions[0]})]  # samples come in the order of threads
@@ -259,7 +280,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def _decide(
         self,
         state: dict[str, Any],
-        proposed: Sequence[ModelResponse[Any]],
+        arguments: Mapping[str, Mapping[str, Any]],
         logits: Mapping[str, float],
         forms: Mapping[str, DecisionForm],
         memory: DecisionMemory,
@@ -268,13 +289,12 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
         Args:
             state: what was recalled, the model's first decision, and how often it may still be changed in this turn.
-            proposed: the model's replies that take a decision.
+            arguments: tool -> those of its call in this conversation.
             logits: the logit of each decision that the model could take.
             forms: the forms of these decisions.
             memory: the returns of past decisions.
         """
         nodes, first = state["nodes"], state["first"]
-        arguments = {call["name"]: call["args"] for one in reversed(proposed) for call in one.result[0].tool_calls}
         forms = dict(forms) | self._open_forms(state["neighbours"], arguments)
         state["neighbours"] = [one for one in state["neighbours"] if one.action in forms]
         own = forms[first].tool
@@ -321,17 +341,17 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
                 found[neighbour.action] = form
         return found
 
-    def _call_from_memory(
-        self, form: DecisionForm, arguments: Mapping[str, Mapping[str, Any]], first: ModelResponse[Any]
-    ) -> ModelResponse[Any]:
-        """The model's first reply with another decision in the place of its own."""
+    def _calls_from_memory(self, states: Sequence[Mapping[str, Any]], first: ModelResponse[Any]) -> ModelResponse[Any]:
+        """The model's first reply with other decisions in the place of its own."""
         message = first.result[0]
         assert isinstance(message, AIMessage)
-        complete = self.decisions.complete(form, arguments.get(form.tool, {})) or {}
-        calls = [
-            ToolCall(name=form.tool, args=complete, id=call["id"], type="tool_call") if self.decisions.form(call) else call
-            for call in message.tool_calls
-        ]
+        taken, calls = iter(states), list[ToolCall]()
+        for call in message.tool_calls:
+            if self.decisions.form(call) is not None and (state := next(taken))["action"] != state["first"]:
+                form: DecisionForm = state["forms"][state["action"]]
+                complete = self.decisions.complete(form, state["arguments"].get(form.tool, {})) or {}
+                call = ToolCall(name=form.tool, args=complete, id=call["id"], type="tool_call")
+            calls.append(call)
         return ModelResponse([AIMessage("", tool_calls=calls, id=f"{message.id}-learned")], first.structured_response)
 
 
@@ -353,42 +373,3 @@ def _log_probability(message: Any) -> float:
             "candidates='logprobs' asked for log-probabilities, and the reply has none; make the model with logprobs=True, or take 'samples'"
         )
     return float(sum(token["logprob"] for token in tokens))
-
-
-def _sources(state: Mapping[str, Any]) -> list[str]:
-    return sorted({one.id.rpartition("/")[0] for one in state["neighbours"]})
-
-
-def _entry(state: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The record of a decision as plain data: recalled trajectories, candidates, choice."""
-    rows = []
-    for candidate, prior, estimate in zip(state["candidates"], state["prior"], state["estimates"], strict=True):
-        rows.append(
-            {
-                "action": candidate.action,
-                "prior": round(prior, 4),
-                "advantage": round(estimate.shift, 4),
-                "visits": estimate.count,
-                "value": round(estimate.value, 4),
-                "logit": round(candidate.logit, 4),
-            }
-        )
-    changed = state["action"] != state["first"]
-    why = ", which earned more where a turn had come exactly this far" if state["overruled"] else ""
-    return {
-        "decision": True,
-        "step": place.step,
-        "recalled": _sources(state),
-        "candidates": rows,
-        "chosen": state["action"],
-        "changed": changed,
-        "overruled": state["overruled"],
-        "said": [f"{row['action']}: {_words(row)}" for row in rows]
-        + [f"took {state['action']}{why}{', which is not what the model said first' if changed and not why else ''}"],
-    }
-
-
-def _words(row: Mapping[str, Any]) -> str:
-    share = f"the model's share {math.exp(row['prior']):.2f}"
-    seen = f"tried {row['visits']:.3g} times here, value {row['value']:.3g}" if row["visits"] else "never tried here"
-    return f"{share}, {seen}, advantage {row['advantage']:+.2f}"

@@ -32,15 +32,17 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
 from ...memory.conversations.messages import last_user_message, steps
+from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.records import Observation, Task
 from ...nodes.lesson_prompts import append_section
+from .executed_calls import watch_call
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scopes import Index, ScopedLearner
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
+    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse, ToolCallRequest
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
@@ -144,6 +146,8 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         reward: a source of rewards for turns that have ended (graphs/agents/reward_sources.py); feedback that comes later holds.
         next_turn: a source that sees the user's next message as well, and rates the turn before it. It decides by a signal that the
             user did not mean as feedback: `explain` shows what it decided.
+        reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
+            until somebody rates it.
         options: those of `ScopedLearner`.
     """
 
@@ -155,11 +159,12 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         *,
         reward: RewardSource | None = None,
         next_turn: RewardSource | None = None,
+        reviews: bool = True,
         **options: Any,
     ) -> None:
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
-        self._reward, self._next_turn = reward, next_turn
+        self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -213,6 +218,20 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
                 answer = [_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
                 first = first or answer[:1]
 
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
+        """Have the call made, and note which one it was: a person may have changed it."""
+        if self.mode == "off":
+            return handler(request)
+        watched, mark = watch_call(request)
+        return mark(handler(watched))
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
+        """As `wrap_tool_call`, in an agent that is awaited."""
+        if self.mode == "off":
+            return await handler(request)
+        watched, mark = watch_call(request)
+        return mark(await handler(watched))
+
     def before_agent(self, state: Any, runtime: Any) -> None:
         """Rate the turn before, where the user's next message says how it was."""
         if self.mode == "off" or self._next_turn is None:
@@ -236,6 +255,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         try:
             place = self._place(state, runtime)
             self._record(place, state, _run_id(runtime))
+            self._rate_by_reviews(place, state["messages"])
         except Exception as error:  # a store that is down must not take the answer from the user
             LOG.warning("%s: a turn was not recorded, and nothing is learned from it: %s", self.method, error)
             return
@@ -290,7 +310,16 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
     def _rate(self, place: Place, source: RewardSource, messages: Sequence[AnyMessage]) -> None:
         """Rate the last recorded turn by what a source says; one that says nothing leaves it without a reward."""
         if (found := read_reward(source, messages)) is not None:
-            self._memory(place.scope).conversations.rate(place.thread, found[0], found[1], source=describe_source(source))
+            reward = self.rewards.read(found[0])
+            self._memory(place.scope).conversations.rate(place.thread, reward, found[1], source=describe_source(source))
+
+    def _rate_by_reviews(self, place: Place, messages: Sequence[AnyMessage]) -> None:
+        """Rate the turn that has ended by what a person changed of its calls, where nobody has rated it."""
+        turn = messages[last_user_message(messages) :]
+        found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
+        conversations = self._memory(place.scope).conversations
+        if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
+            conversations.rate(place.thread, *found, turn=place.turn, source="reviewer")
 
     def _record(self, place: Place, state: Mapping[str, Any], run_id: str) -> None:
         messages = state["messages"]

@@ -13,6 +13,7 @@ A source is called with the messages of a conversation, and says
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -20,10 +21,51 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from ...memory.conversations.store import finite_reward
 from ...memory.errors import UserError
 
-__all__ = ["judge_source", "read_reward"]
+__all__ = ["RewardScale", "judge_source", "read_reward"]
 
 RewardSource = Callable[[Sequence[AnyMessage]], Any]
 """The messages of a conversation -> a reward; see the top of this file."""
+
+
+@dataclass(frozen=True)
+class RewardScale:
+    """The scale of an app's rewards, brought onto one from -1 to 1, where methods take a reward above 0 for a success.
+
+    Raises:
+        UserError: the range is none.
+    """
+
+    range: tuple[float, float] | None = None
+    """The least and the greatest reward, such as (1, 5) for stars; None: rewards from -1 to 1 are kept as they are."""
+
+    def __post_init__(self) -> None:
+        if self.range is not None and not (len(self.range) == 2 and self.range[0] < self.range[1]):
+            raise UserError(
+                f"reward_range is the least and the greatest reward that is given, such as (1, 5); got {self.range!r}"
+            )
+
+    @property
+    def least(self) -> float:
+        """The reward of a failure."""
+        return 0.0 if self.range is None else -1.0
+
+    @property
+    def most(self) -> float:
+        """The reward of a full success."""
+        return 1.0
+
+    def read(self, value: Any) -> float:
+        """A reward of the app on our scale.
+
+        Raises:
+            UserError: it is no number, or lies outside the range.
+        """
+        low, high = (-1.0, 1.0) if self.range is None else self.range
+        number = finite_reward(value)
+        if not low <= number <= high:
+            remedy = "; where rewards have another scale, say reward_range=(least, greatest)" if self.range is None else ""
+            raise UserError(f"a reward is a number from {low:g} to {high:g}, got {number:g}{remedy}")
+        return number if self.range is None else 2 * (number - low) / (high - low) - 1
 
 
 def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[float, str] | None:

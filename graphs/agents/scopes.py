@@ -25,7 +25,7 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
-from .reward_sources import rank_rewards
+from .reward_sources import RewardScale, rank_rewards
 from .status import LearnerStatus
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
@@ -101,6 +101,8 @@ class ScopedLearner(Generic[Index]):
         task: the messages -> an id of the kind of task. Methods that compare attempts at a task compare conversations of the same id. Not
             given: all conversations are attempts at the same.
         state_key: the messages that were read -> the text by which states are compared.
+        reward_range: the least and the greatest reward that the app gives, such as (1, 5) for stars: they are kept as -1 and 1. Not
+            given: rewards from -1 to 1 are kept as they are, and others are refused.
         refresh_seconds: how old the knowledge of what other processes have learned may be.
 
     Raises:
@@ -119,6 +121,7 @@ class ScopedLearner(Generic[Index]):
         scope: Sequence[str] = ("tenant",),
         task: Callable[[Sequence[AnyMessage]], str] | None = None,
         state_key: StateKey = goal_and_last_turn,
+        reward_range: tuple[float, float] | None = None,
         refresh_seconds: float = 1.0,
     ) -> None:
         if mode not in ("guide", "observe", "off"):
@@ -129,6 +132,7 @@ class ScopedLearner(Generic[Index]):
             store = open_store(store)
         self.store, self.agent_name, self.mode = store, name, mode
         self.scope_names, self.state_key, self.refresh_seconds = tuple(scope), state_key, refresh_seconds
+        self.rewards = RewardScale(reward_range)
         self._task = task
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._lock = threading.Lock()
@@ -168,7 +172,7 @@ class ScopedLearner(Generic[Index]):
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
-        reward = None if reward is None else finite_reward(reward)
+        reward = None if reward is None else self.rewards.read(reward)
         return self._conversations(scope).rate(thread_id, reward, text, run_id=run_id, source=source)
 
     async def afeedback(self, thread_id: str, **given: Any) -> Rating:
@@ -182,7 +186,8 @@ class ScopedLearner(Generic[Index]):
         return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest)
 
     def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:
-        """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0.
+        """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0 (or the
+        ends of `reward_range`).
 
         Args:
             threads: ids of two threads or more, each an attempt at the same.
@@ -191,7 +196,8 @@ class ScopedLearner(Generic[Index]):
         Returns:
             Thread id -> its reward.
         """
-        rewards = rank_rewards(threads)
+        low, high = self.rewards.range or (0.0, 1.0)
+        rewards = {thread: low + share * (high - low) for thread, share in rank_rewards(threads).items()}
         for thread, reward in rewards.items():
             self.feedback(thread, reward=reward, source="ranking", **scope)
         return rewards
@@ -202,7 +208,7 @@ class ScopedLearner(Generic[Index]):
 
     def import_trajectories(self, path: Path | str, **scope: str) -> int:
         """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number."""
-        return self._conversations(scope).import_trajectories(path)
+        return self._conversations(scope).import_trajectories(path, self.rewards.read)
 
     def close(self) -> None:
         """Close the store, which another learner may open then; for stores that are a folder."""

@@ -19,8 +19,9 @@ from langchain.agents.middleware import ModelRequest
 
 from ...memory.attempts.trajectories import Trajectories, is_rewarded
 from ...memory.conversations.messages import last_user_message
+from ...memory.conversations.reviews import without_rejected
 from ...memory.errors import UserError
-from ...memory.records import Precedent
+from ...memory.records import Precedent, Trajectory
 from ...memory.search.similarity import Similarity
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.recollect import Recollect
@@ -72,6 +73,10 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         threshold = self.settings.success_threshold
         success = is_rewarded if threshold is None else reaches_return(threshold)
         return Trajectories(key=state_alone, similarity=self.similarity, success=success, first_only=True)
+
+    def adapt(self, trajectory: Trajectory) -> Trajectory | None:
+        """A conversation as others may repeat it: without what a person rejected."""
+        return without_rejected(trajectory)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
         """Ask the model with the turn's exemplars, which its first call has recalled."""

@@ -10,9 +10,10 @@ one must not see them. A remembered decision can be taken only where a call of t
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from statistics import fmean
@@ -22,11 +23,20 @@ from langchain_core.messages import AIMessage, AnyMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ...memory.conversations.messages import REPLY, StateKey, last_user_message, read_call
+from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError
-from ...memory.records import Trajectory
+from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
 
-__all__ = ["DecisionForm", "DecisionMemory", "ToolDecisions", "count_changes", "surely_better"]
+__all__ = [
+    "DecisionForm",
+    "DecisionMemory",
+    "ToolDecisions",
+    "count_changes",
+    "decision_entry",
+    "recalled_ids",
+    "surely_better",
+]
 
 LEFT_OUT = "..."
 """Stands for a value that belongs to one conversation."""
@@ -177,6 +187,8 @@ class DecisionMemory:
 
     returns: Experiences
     """The return of each decision, found by the state in which it was taken."""
+    least: float = 0.0
+    """The reward of a decision that a person rejected."""
     decisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Id of a conversation's stretch -> its decisions, in their order."""
     _uses: Counter[str] = field(default_factory=Counter)
@@ -185,11 +197,25 @@ class DecisionMemory:
     """Tool -> those of them that came last."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take in a stretch; one with a known id takes the place of the former."""
+        """Take in a stretch; one with a known id takes the place of the former.
+
+        A decision that a person rejected (`REJECTED`) is remembered by itself, after the decisions before it: it earned the least,
+        whatever the conversation earned.
+        """
+        made = list[Transition]()
+        for number, step in enumerate(trajectory.transitions):
+            if step.action.startswith(REJECTED):
+                before = [replace(one, reward=None) for one in made]  # they are here for the place of the decision alone
+                step = replace(step, action=step.action.removeprefix(REJECTED), reward=self.least)
+                apart = replace(trajectory, id=f"{trajectory.id}#{number}", transitions=(*before, step))
+                self.decisions[apart.id] = tuple(one.action for one in apart.transitions)
+                self.returns.add(apart)
+            else:
+                made.append(step)
         self._count(self.decisions.get(trajectory.id, ()), -1)
-        self.decisions[trajectory.id] = tuple(step.action for step in trajectory.transitions)
+        self.decisions[trajectory.id] = tuple(step.action for step in made)
         self._count(self.decisions[trajectory.id], 1)
-        self.returns.add(trajectory)
+        self.returns.add(replace(trajectory, transitions=tuple(made)))
 
     def ends_conversations(self, tool: str) -> bool:
         """True if the tool came last wherever it was used beside other decisions."""
@@ -270,3 +296,45 @@ def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
         lists = [_listed_values(option) if option.get("type") != "null" else [None] for option in options]
         return None if any(one is None for one in lists) else [value for one in lists for value in one or ()]
     return None
+
+
+def recalled_ids(neighbours: Sequence[Neighbour]) -> list[str]:
+    """Ids of the trajectories that recalled decisions belong to, also of those decisions that a person rejected."""
+    return sorted({re.sub(r"(#[0-9]+)?/[0-9]+$", "", one.id) for one in neighbours})
+
+
+def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
+    """The record of the decisions of a message as plain data: recalled trajectories, candidates, choice."""
+    rows, said = [], list[str]()
+    for state in states:
+        for candidate, prior, estimate in zip(state["candidates"], state["prior"], state["estimates"], strict=True):
+            rows.append(
+                {
+                    "action": candidate.action,
+                    "prior": round(prior, 4),
+                    "advantage": round(estimate.shift, 4),
+                    "visits": estimate.count,
+                    "value": round(estimate.value, 4),
+                    "logit": round(candidate.logit, 4),
+                }
+            )
+            said.append(f"{candidate.action}: {_words(rows[-1])}")
+        why = ", which earned more where a turn had come exactly this far" if state["overruled"] else ""
+        changed = state["action"] != state["first"]
+        said.append(f"took {state['action']}{why}{', which is not what the model said first' if changed and not why else ''}")
+    return {
+        "decision": True,
+        "step": step,
+        "recalled": recalled_ids(states[0]["neighbours"]),
+        "candidates": rows,
+        "chosen": "; ".join(state["action"] for state in states),
+        "changed": any(state["action"] != state["first"] for state in states),
+        "overruled": any(state["overruled"] for state in states),
+        "said": said,
+    }
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    share = f"the model's share {math.exp(row['prior']):.2f}"
+    seen = f"tried {row['visits']:.3g} times here, value {row['value']:.3g}" if row["visits"] else "never tried here"
+    return f"{share}, {seen}, advantage {row['advantage']:+.2f}"

@@ -68,7 +68,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         store: where a middleware that learns keeps conversations and libraries: any LangGraph store, or the folder of a
             `ChromaStore`.
         group_size: conversations of one task that are compared at a time, at least 2.
-        reward_range: the rewards that count as 0 and as full success.
         settings: Training-Free GRPO's, of which the limits of the library and of the critic have an effect.
         window: tokens that the critic can read at once.
         options: those of `LearningMiddleware`.
@@ -90,7 +89,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         critic: Runnable[Any, Any] | None = None,
         store: BaseStore | Path | str | None = None,
         group_size: int = 5,
-        reward_range: tuple[float, float] = (0.0, 1.0),
         settings: Any = None,
         window: int = DEFAULT_WINDOW,
         **options: Any,
@@ -101,13 +99,13 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             )
         if library is None and critic is None:
             raise UserError("TrainingFreeGRPOMiddleware: give a library to read, or critic= and store= to learn one")
-        if group_size < 2 or reward_range[0] >= reward_range[1]:
-            raise UserError(f"asked for groups of 2 or more and a range of rewards, got {group_size} and {reward_range}")
+        if group_size < 2:
+            raise UserError(f"group_size is the number of conversations that are compared, at least 2; got {group_size}")
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
         self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
-        self.group_size, self.reward_range, self.settings, self.window = group_size, reward_range, settings, window
+        self.group_size, self.settings, self.window = group_size, settings, window
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = Library() if library is None else library
         self._stamp: tuple[int, ...] | None = None
@@ -243,7 +241,8 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
         assert self.critic is not None
         critic = not_streamed(self.critic)
-        method = GroupComparison(versions, critic, self.settings or TrainingFreeGRPO(), self.window, self.reward_range)
+        settings, scale = self.settings or TrainingFreeGRPO(), (self.rewards.least, self.rewards.most)
+        method = GroupComparison(versions, critic, settings, self.window, scale)
         try:
             graph, state = method.comparison(group)
             answer = yield PendingCall(runnable=graph, input=state)

@@ -6,7 +6,8 @@
 
 A tool call is written as `name(argument='value')`, with its arguments in the order of their names and their values as Python
 literals; `read_call` reads it without evaluating anything. A reply in words is written as it is, after `reply: `. Parallel calls
-of one message are steps of their own, one after the other, in the same state.
+of one message are steps of their own, one after the other, in the same state; so are a call that a person did not let happen, and
+the call in its place (reviews.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 
 from ..errors import UserError
 from ..records import Task, Trajectory, Transition
+from .reviews import REJECTED, result_text, reviewed_call
 
 __all__ = [
     "REPLY",
@@ -125,15 +127,25 @@ def _steps(
     messages: Sequence[BaseMessage], state_key: StateKey, action_text: ActionText, start: int
 ) -> Iterator[tuple[str, str, float, str]]:
     talk = list[BaseMessage]()
+    results = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
     for place, message in enumerate(messages):
         if not isinstance(message, HumanMessage | AIMessage | ToolMessage):
             continue
         if isinstance(message, AIMessage) and place >= start:
             state, read = str(state_key(talk)), text_read(talk)
-            calls = [action_text({"name": call["name"], "args": call["args"]}) for call in message.tool_calls]
-            for action in calls or [REPLY + _text(message)]:
-                yield state, action, 0.0, read
+            for call in message.tool_calls:
+                made, reviewed = reviewed_call(call, results.get(call["id"] or ""))
+                if reviewed:
+                    yield state, REJECTED + _action(call, action_text), 0.0, read
+                if made is not None:
+                    yield state, _action(made, action_text), 0.0, read
+            if not message.tool_calls:
+                yield state, REPLY + _text(message), 0.0, read
         talk.append(message)
+
+
+def _action(call: Mapping[str, Any], action_text: ActionText) -> str:
+    return action_text({"name": call["name"], "args": call["args"]})
 
 
 def trajectory(
@@ -199,10 +211,12 @@ def messages(trajectory: Trajectory) -> list[AnyMessage]:
             found += _messages_read(step.observation_text, calls)
             calls = []
         before = step
+        if step.action.startswith(REJECTED) and _same_place(step, trajectory.transitions[number + 1 : number + 2]):
+            continue  # another call was made in its place
         if step.action.startswith(REPLY):
             found.append(AIMessage(step.action.removeprefix(REPLY)))
             continue
-        name, arguments = read_call(step.action)
+        name, arguments = read_call(step.action.removeprefix(REJECTED))
         id = f"{trajectory.id}/{number}"
         call = {"name": name, "args": arguments, "id": id}
         last = found[-1] if calls else None
@@ -214,6 +228,10 @@ def messages(trajectory: Trajectory) -> list[AnyMessage]:
     if calls and trajectory.last_observation:
         found += _messages_read(trajectory.last_observation, calls)
     return found
+
+
+def _same_place(step: Transition, following: Sequence[Transition]) -> bool:
+    return any(one.observation_text == step.observation_text and not one.action.startswith(REPLY) for one in following)
 
 
 def _messages_read(text: str, calls: Sequence[str]) -> list[AnyMessage]:
@@ -230,7 +248,7 @@ def _messages_read(text: str, calls: Sequence[str]) -> list[AnyMessage]:
 
 def _text(message: BaseMessage) -> str:
     """A message's text as a plain string, which stores keep as it is."""
-    return str(message.text)
+    return result_text(message) if isinstance(message, ToolMessage) else str(message.text)
 
 
 def last_user_message(read: Sequence[BaseMessage]) -> int:

@@ -22,7 +22,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Real
@@ -341,8 +341,12 @@ class ConversationStore:
             given = ratings.get(conversation.id, ())
             yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
 
-    def import_trajectories(self, path: str | os.PathLike[str]) -> int:
+    def import_trajectories(self, path: str | os.PathLike[str], read_reward: Callable[[Any], float] = finite_reward) -> int:
         """Add rated trajectories from a JSONL file, such as one of `learngraph memory import`; returns their number.
+
+        Args:
+            path: the file.
+            read_reward: brings the reward of a conversation, which is that of its last step, onto the scale that is kept.
 
         Raises:
             UserError: the file cannot be read, or a reward is no finite number; then nothing is added.
@@ -352,9 +356,11 @@ class ConversationStore:
             try:
                 for step in one.transitions:
                     finite_reward(step.reward or 0.0)
+                *before, last = one.transitions
+                reward = None if last.reward is None else read_reward(last.reward)
             except UserError as error:
                 raise UserError(f"{path}, line {line}: {error}") from error
-            found.append(one)
+            found.append(replace(one, transitions=(*before, replace(last, reward=reward)), score=reward or 0.0))
         with self._lock:
             self.trajectories.put(found)
             self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])

@@ -172,7 +172,7 @@ def test_without_a_critic_it_only_reads() -> None:
     for options, says in (
         ({"critic": HeedfulClerk()}, "one is missing"),
         ({}, "give a library to read"),
-        ({"critic": HeedfulClerk(), "store": InMemoryStore(), "group_size": 1}, "groups of 2 or more"),
+        ({"critic": HeedfulClerk(), "store": InMemoryStore(), "group_size": 1}, "at least 2; got 1"),
     ):
         with pytest.raises(UserError, match=says):
             TrainingFreeGRPOMiddleware(**options)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""The tool call that was made in the end, whatever middlewares made of the one that the model proposed.
+
+A person may edit a call behind or before a learning middleware (HumanInTheLoopMiddleware, in both of its modes). So the tool itself is
+listened to; only a call that was turned over to another tool is read from that middleware's state. The result carries a mark
+(memory/conversations/reviews.py), which the checkpoint keeps for a run that goes on in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from langchain.agents.middleware.types import ToolCallRequest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.types import Command
+
+from ...memory.conversations.reviews import mark_executed
+
+__all__ = ["watch_call"]
+
+Result = ToolMessage | Command[Any]
+
+
+class _Listener(BaseCallbackHandler):
+    """Notes the call that a tool receives."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.call: dict[str, Any] | None = None
+
+    def on_tool_start(self, serialized: dict[str, Any], input_str: str, **more: Any) -> None:
+        """Note the name and the arguments, without those that are injected."""
+        self.call = {"name": serialized["name"], "args": more.get("inputs") or {}}
+
+
+def watch_call(request: ToolCallRequest) -> tuple[ToolCallRequest, Callable[[Result], Result]]:
+    """The request with a tool that is listened to, and a function that marks its result with the call that was made."""
+    listener = _Listener()
+    if request.tool is None:
+        return request, lambda result: result
+    callbacks = [*(request.tool.callbacks or []), listener] if not hasattr(request.tool.callbacks, "handlers") else [listener]
+    watched = request.override(tool=request.tool.model_copy(update={"callbacks": callbacks}))
+    id = request.tool_call["id"]
+    state = request.state if isinstance(request.state, Mapping) else {}
+
+    def mark(result: Result) -> Result:
+        made = listener.call or (state.get("hitl_edited_tool_calls") or {}).get(id)
+        if made is None:
+            return result
+        proposed = _proposed_call(state, id) or request.tool_call
+        if isinstance(result, ToolMessage):
+            return mark_executed(result, proposed, made)
+        if not isinstance(result.update, dict) or not isinstance(result.update.get("messages"), list):
+            return result
+        marked = [
+            mark_executed(one, proposed, made) if isinstance(one, ToolMessage) and one.tool_call_id == id else one
+            for one in result.update["messages"]
+        ]
+        return replace(result, update={**result.update, "messages": marked})
+
+    return watched, mark
+
+
+def _proposed_call(state: Mapping[str, Any], id: str | None) -> Mapping[str, Any] | None:
+    """The model's own call of this id."""
+    last = next((m for m in reversed(state.get("messages") or ()) if isinstance(m, AIMessage)), None)
+    return next((call for call in last.tool_calls if call["id"] == id), None) if last is not None else None
