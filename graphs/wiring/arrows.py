@@ -170,6 +170,16 @@ class FanOutBranch:
         return sends + [Send(target, work) for target in self.targets for work in pieces if not isinstance(work, Send)]
 
 
+@dataclass(frozen=True)
+class KnownFanOut:
+    """The fan-out of a compiled graph: it names the nodes itself, and does not follow an arrow that is drawn elsewhere."""
+
+    path: Any
+    """A function or Runnable from state to Sends, or to an outcome."""
+    leads: Mapping[Hashable, str]
+    """Outcome -> the node that it leads to; empty if it does not say."""
+
+
 # Mistakes
 
 
@@ -269,7 +279,20 @@ def _labels(wiring: Wiring) -> list[Finding]:
         found.append(Finding(_line(wiring, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
     for source in sorted(wiring.fan_outs.keys() - {e.source for e in edges if wiring.kind(e) == "fan-out"}):
         found.append(Finding(_line(wiring, source), f"'{source}' has a fan-out function, but no dotted arrow"))
-    return found
+    return found + [one for source in wiring.fan_outs for one in _known_fan_out(wiring, source)]
+
+
+def _known_fan_out(wiring: Wiring, source: str) -> list[Finding]:
+    """The arrows of a compiled graph's own fan-out that are drawn to where it does not lead, or are missing."""
+    fan_out, arrows = wiring.fan_outs[source], [e for e in wiring.edges if e.source == source and wiring.kind(e) == "fan-out"]
+    drawn = {e.target for e in arrows}
+    if not arrows or not isinstance(fan_out, KnownFanOut) or not fan_out.leads or drawn == _shown(fan_out.leads.values()):
+        return []
+    leads = sorted(_shown(fan_out.leads.values()))
+    line = next((e.line for e in arrows if e.target not in leads), arrows[0].line)
+    said = f"the fan-out of '{source}' starts {' or '.join(leads)} by itself, and the drawing says {' or '.join(sorted(drawn))}"
+    remedy = f"fan_outs={{'{source}': a function that returns Sends}} or routers={{'{source}': one that returns labels}}"
+    return [Finding(line, f"{said}; draw its own arrows, or give {remedy}")]
 
 
 def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Finding]:

@@ -8,7 +8,8 @@ from typing import Any
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from .arrows import Branching, FanOutBranch, Wiring, returns_literal, returns_sends
+from .arrows import Branching, FanOutBranch, KnownFanOut, Wiring, returns_literal, returns_sends
+from .guards import drawn_branches
 from .mermaid import Edge, FlowError, shown_label, write_flow
 
 __all__ = ["to_mermaid"]
@@ -41,7 +42,7 @@ def builder_edges(builder: Builder) -> list[Edge]:
     for source in (START, *nodes):
         targets = [to for one, to in builder.edges if one == source]
         edges += [Edge(source, to) for to in sorted(targets, key=lambda to: places[to])]
-        for branch in builder.branches.get(source, {}).values():
+        for branch in drawn_branches(builder, source):
             path = _path_function(branch.path)
             dotted = isinstance(path, FanOutBranch) or returns_sends(path)
             leads = branch.ends or {name: name for name in (*nodes, END) if name != source}
@@ -68,14 +69,16 @@ def read_wiring(builder: Builder) -> Wiring:
     """The nodes and branches of a builder."""
     nodes = {name: spec for name, spec in builder.nodes.items() if not spec.is_error_handler}
     routers, fan_outs = dict[str, list[Branching]](), dict[str, Any]()
-    for node, branches in builder.branches.items():
+    for node in builder.branches:
         source = "START" if node == START else node
-        for branch in branches.values():
+        for branch in drawn_branches(builder, node):
             path = _path_function(branch.path)
             if isinstance(path, FanOutBranch) or returns_sends(path):
                 if source in fan_outs:
                     raise FlowError(f"'{source}' has two fan-outs: a drawing cannot tell them apart")
-                fan_outs[source] = path.fan_out if isinstance(path, FanOutBranch) else Branching(branch.path, {})
+                fan_outs[source] = (
+                    path.fan_out if isinstance(path, FanOutBranch) else KnownFanOut(branch.path, branch.ends or {})
+                )
                 continue
             leads = branch.ends or {name: name for name in (*builder.nodes, END)}
             outcomes = {shown_label(outcome, to): outcome for outcome, to in leads.items()}

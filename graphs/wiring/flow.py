@@ -25,6 +25,7 @@ from .arrows import (
     FanOut,
     FanOutBranch,
     Finding,
+    KnownFanOut,
     Node,
     Router,
     Wiring,
@@ -34,6 +35,7 @@ from .arrows import (
 )
 from .data_flow import find_missing
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
+from .guards import guard_arrows
 from .input_errors import InputError, input_mistake
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 
@@ -174,8 +176,10 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
         targets = tuple(ENDS.get(edge.target, edge.target) for edge in arrows if wiring.kind(edge) == "fan-out")
         if targets:
             fan_out = wiring.fan_outs[source]
-            path = fan_out.path if isinstance(fan_out, Branching) else FanOutBranch(fan_out, targets)
-            builder.add_conditional_edges(start, path, list(targets))
+            known = isinstance(fan_out, KnownFanOut)
+            path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
+            builder.add_conditional_edges(start, path, dict(leads) or list(targets))
+        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
     return builder
 
 
@@ -335,7 +339,7 @@ def _redrawn_wiring(
         nodes,
         edges,
         {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers),
-        {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted} | dict(fan_outs),
+        {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted - routers.keys()} | dict(fan_outs),
         places | _command_targets(replaced, {}),
         known.nodes.keys() - nodes.keys(),
         {name: drawn.line for name, drawn in chart.nodes.items()},

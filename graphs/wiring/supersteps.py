@@ -33,6 +33,7 @@ from ...memory.errors import UserError
 from .arrows import FanOutBranch, Node, Wiring, arrow_label
 from .drawn import read_wiring
 from .flow import recompile
+from .guards import drawn_branches
 from .mermaid import FlowError
 
 __all__ = ["MergeError", "UncheckpointedGraph", "merge_steps"]
@@ -261,7 +262,7 @@ class _Loop(Runnable[Any, Any]):
     def _route(self, graph: Graph, name: str) -> tuple[Any, Mapping[Any, str]]:
         """The router after a node (None for a plain arrow), and where each of its outcomes leads."""
         targets = [target for source, target in graph.builder.edges if source == name]
-        branches = [*graph.builder.branches.get(name, {}).values()]
+        branches = drawn_branches(graph.builder, name)
         path = getattr(branches[0].path, "func", None) if len(branches) == 1 else None
         if len(targets) == 1 and not branches:
             return None, {None: targets[0]}

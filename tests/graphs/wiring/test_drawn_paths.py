@@ -1,0 +1,164 @@
+"""A drawing cannot lie: what ran is a path of the drawing, whatever routers, Sends and Commands try."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from operator import add
+from random import Random
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, SystemMessage
+from langgraph.errors import GraphRecursionError
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, Send
+from typing_extensions import TypedDict
+
+from learngraph.graphs.wiring.flow import FlowError, rewire, to_mermaid, wire
+from tests.support.scripted_agent import ScriptedCalls
+
+NAMES = "abcd"
+ARROWS = {"plain": "-->", "router": "-->|{}|", "fan-out": "-.->", "command": "-.->", "subgraph": "-.->"}
+
+
+class Walked(TypedDict):
+    seen: Annotated[list[str], add]
+
+
+class RandomAgent:
+    """A random drawing, and nodes, routers and fan-outs that go along its arrows, and now and then past them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.lies, self.arrows = Random(seed), list[tuple[str, str]](), dict[str, list[str]]()
+        self.kinds = {name: self.random.choice([*ARROWS]) for name in NAMES}
+        lines = ["flowchart LR", "START --> a"]
+        for name, after in zip(NAMES, [*NAMES[1:], "END"], strict=True):
+            kind = self.kinds[name]
+            others = [one for one in NAMES if one != after and kind != "plain"]
+            targets = self.arrows[name] = [after, *self.random.sample(others, min(len(others), self.random.randint(0, 2)))]
+            lines += [f"{name} {ARROWS[kind].format(one)} {one}" for one in targets]
+        self.flow = "\n".join(lines)
+
+    def wired(self) -> Any:
+        def of(kind: str, make: Callable[[str], Any]) -> dict[str, Any]:
+            return {name: make(name) for name in NAMES if self.kinds[name] == kind}
+
+        leads = {
+            name: [END if one == "END" else one for one in self.arrows[name]]
+            for name in NAMES
+            if ARROWS[self.kinds[name]] == "-.->" and self.kinds[name] != "fan-out"
+        }
+        nodes = {name: self.node(name) for name in NAMES}
+        return wire(
+            StateGraph(Walked), self.flow, nodes, of("router", self.router), of("fan-out", self.fan_out), destinations=leads
+        ).compile()
+
+    def pick(self, name: str) -> str:
+        target = self.random.choice(self.arrows[name] if self.random.random() < 0.85 else [*NAMES, "END"])
+        self.lies += [(name, target)] if target not in [*self.arrows[name], "END"] else []
+        return END if target == "END" else target
+
+    def send(self, target: str) -> Any:
+        return Send(target, {"seen": []}) if target != END and self.random.random() < 0.5 else target
+
+    def node(self, name: str) -> Any:
+        def run(state: Walked) -> Any:
+            return {"seen": [name]}
+
+        def go(state: Walked) -> Any:
+            return Command(update=run(state), goto=[self.send(self.pick(name)) for _ in range(self.random.randint(1, 2))])
+
+        def hand_over(state: Walked) -> Any:
+            return Command(update=run(state), goto=self.send(self.pick(name)), graph=Command.PARENT)
+
+        if self.kinds[name] == "subgraph":
+            return StateGraph(Walked).add_node("inner", hand_over).add_edge(START, "inner").compile()
+        return go if self.kinds[name] == "command" else run
+
+    def router(self, name: str) -> Any:
+        def route(state: Walked) -> Any:
+            target = self.pick(name)
+            self.lies += [(name, "END")] if target == END and "END" not in self.arrows[name] else []
+            return "END" if target == END else self.send(target)
+
+        route.__annotations__["return"] = Literal[tuple(self.arrows[name])]
+        return route
+
+    def fan_out(self, name: str) -> Any:
+        def sends(state: Walked) -> list[Send]:
+            picked = [self.pick(name) for _ in range(2)]
+            return [Send(one, {"seen": []}) for one in picked if one != END]
+
+        return sends
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6))
+def test_what_ran_is_a_path_of_the_drawing(seed: int) -> None:
+    agent = RandomAgent(seed)
+    ran, stopped = list[tuple[int, str]](), ""
+    try:
+        for event in agent.wired().stream({"seen": []}, {"recursion_limit": 12}, stream_mode="debug"):
+            ran += [(event["step"], event["payload"]["name"])] if event["type"] == "task" else []
+    except GraphRecursionError:
+        pass
+    except FlowError as error:
+        stopped = str(error)
+    assert bool(agent.lies) == any(
+        f" of '{name}' " in stopped and f" '{target}', but" in stopped for name, target in agent.lies
+    )
+    for step, name in ran:
+        before = {one for at, one in ran if at == step - 1}
+        assert (name == "a" and step == 1) or any(name in agent.arrows[one] for one in before), agent.flow
+
+
+def audited_agent(arrows: str, **routes: Any) -> Any:
+    """An agent that calls `resolve` once, with a node `audit` that is drawn in place of the arrow from the model to its tools."""
+
+    def resolve(how: str) -> str:
+        """Resolve the issue."""
+        return how
+
+    def audit(state: Any) -> dict[str, Any]:
+        return {"messages": [SystemMessage("audited")]}
+
+    agent = create_agent(ScriptedCalls(calls=[("resolve", {"how": "refund"})]), [resolve])
+    drawn = to_mermaid(agent)
+    assert "  model -.-> tools\n  model -.-> END\n" in drawn
+    return rewire(agent, drawn.replace("  model -.-> tools\n  model -.-> END\n", arrows), **routes, audit=audit)
+
+
+@pytest.mark.parametrize(
+    ("arrows", "line", "leads"),
+    [
+        ("model -.-> audit --> tools\n model -.-> END\n", 3, "END or audit"),
+        ("model -.-> tools\n model -.-> audit --> END\n", 4, "audit or tools"),
+        ("model -.-> tools --> audit\n audit --> END\n", 3, "tools"),
+    ],
+)
+def test_an_agents_own_sends_are_not_drawn_elsewhere(arrows: str, line: int, leads: str) -> None:
+    says = f"line {line}: the fan-out of 'model' starts END or tools by itself, and the drawing says {leads}; draw its own arrows, or give "
+    with pytest.raises(FlowError, match=re.escape(says + "fan_outs={'model': ")):
+        audited_agent(arrows)
+
+
+def test_with_a_router_the_audit_stands_before_the_tools() -> None:
+    def calls_tool(state: Any) -> Literal["audit", "END"]:
+        return "audit" if state["messages"][-1].tool_calls else "END"
+
+    def calls(state: Any) -> list[Send]:
+        called = next(one for one in reversed(state["messages"]) if isinstance(one, AIMessage))
+        return [
+            Send("tools", {"__type": "tool_call_with_context", "tool_call": call, "state": state}) for call in called.tool_calls
+        ]
+
+    arrows = "model -->|audit| audit -.-> tools\n model -->|END| END\n"
+    agent = audited_agent(arrows, routers={"model": calls_tool}, fan_outs={"audit": calls})
+    types = [one.type for one in asyncio.run(agent.ainvoke({"messages": "broken"}))["messages"]]
+    assert types == ["human", "ai", "system", "tool", "ai"]
