@@ -111,6 +111,8 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
             of this graph and further nodes for it.
     """
     settings = settings or ICRL()
+    if settings.rewards in ("zero", "none"):
+        inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)
     layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=inputs.chats)
     brief = _brief(inputs, settings)

@@ -56,6 +56,8 @@ def build(
         compile: as in `graphs.icrl.build`.
     """
     settings = settings or LessonReAct()
+    if not settings.show_rewards:
+        inputs = inputs.without_verdicts()
     view = LibraryPrompt(
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,

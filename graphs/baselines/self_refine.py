@@ -56,6 +56,8 @@ class SelfRefine(MemorySettings):
 def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
+    if settings.rewards == "none":
+        inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)
     layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=True)
     brief = inputs.prompting.load("self_refine/brief").text()

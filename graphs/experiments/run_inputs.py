@@ -132,10 +132,10 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
     made: Mapping[str, Callable[[], Any]] = {
         "environment": lambda: judge.EnvironmentJudge(journal),
         "rule": lambda: judge.RuleJudge(environment.verify, journal),
-        # A world that reads a written answer says at its end whether it is right: its own rewards in words.
-        "self": lambda: judge.self_judge(model, journal, prompts, shows_end=not hasattr(environment, "read")),
+        # What a world makes of the lines of a written answer tells which of them are wrong.
+        "self": lambda: judge.self_judge(model, journal, prompts, shows_answers=not hasattr(environment, "read")),
         "self:sparse": lambda: judge.self_judge(
-            model, journal, prompts, sparse=True, shows_end=not hasattr(environment, "read")
+            model, journal, prompts, sparse=True, shows_answers=not hasattr(environment, "read")
         ),
         "rubric": lambda: judge.rubric_judge(model, journal, prompts),
         "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args, get_origin, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from ...memory.errors import UserError
 from ...memory.storage.journal import Journal
 from ...memory.storage.trajectory_store import TrajectoryStore
-from ...nodes.act.episode import Environment, takes_unlisted_actions
+from ...nodes.act.episode import Environment, WorldWithoutVerdicts, takes_unlisted_actions, without_verdicts
 from ...nodes.act.policies import (
     LocalPolicy,
     PromptView,
@@ -187,7 +187,8 @@ class MethodInputs:
     records: TrajectoryStore | None = None
     """The store of finished episodes; None keeps them in this process."""
     judge: Node | None = None
-    """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
+    """The node that rewards the steps of a finished episode; None: the environment's own rewards. With a judge, prompts do not say in
+    the world's words, either, how good an answer was."""
     model: Runnable[Any, Any] | None = field(default=None, repr=False)
     """A chat model, for methods that have text written beside actions."""
     make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
@@ -199,6 +200,14 @@ class MethodInputs:
 
     shows_notes: ClassVar[bool] = False
     """True if precedents are shown with the notes on them."""
+
+    def __post_init__(self) -> None:
+        if self.judge is not None:
+            object.__setattr__(self, "environment", without_verdicts(self.environment))
+
+    def without_verdicts(self) -> Self:
+        """The same inputs for a method that is told no rewards: prompts do not say in words, either, how good an answer was."""
+        return replace(self, environment=without_verdicts(self.environment))
 
     @classmethod
     def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:
@@ -295,8 +304,8 @@ class MethodInputs:
             max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
             full_success=getattr(self.judge, "full_success", None) if self.judge else self.success_threshold(None),
             horizon=getattr(self.environment, "horizon", None) if self.prompting.list_actions else None,
-            # A world that reads a written answer says at its end whether that is right.
-            show_end="always" if not hasattr(self.environment, "read") else "never" if self.judge else "with rewards",
+            # What the world makes of the lines of a written answer tells which of them are wrong.
+            shows_answers=self.prompting.list_actions or not isinstance(self.environment, WorldWithoutVerdicts),
         )
 
     def prompt_arguments(self, layout: Layout | None = None, brief: str = "") -> PromptArguments:

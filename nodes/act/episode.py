@@ -22,12 +22,14 @@ __all__ = [
     "EarnedReturn",
     "Environment",
     "FinishedEpisode",
+    "WorldWithoutVerdicts",
     "build_trajectory",
     "build_transition",
     "reaches_full_score",
     "replay_actions",
     "route_episode_end",
     "takes_unlisted_actions",
+    "without_verdicts",
 ]
 
 
@@ -39,6 +41,9 @@ class Environment(Protocol):
 
     A world whose state keys are not best compared by all of their words has a `state_similarity`, a `Similarity`
     (memory/search/similarity.py) such as `SectionSimilarity` (memory/search/sections.py); JitRL's memory then compares by it.
+
+    A world whose observations say how good an action was, beside what became of it, has `hide_verdict`: observation -> its text without
+    such words.
     """
 
     @property
@@ -53,6 +58,36 @@ class Environment(Protocol):
     def abstract(self, observation: Observation) -> str:
         """The state key of an observation: JitRL's s = Abstract(o)."""
         ...
+
+
+class WorldWithoutVerdicts:
+    """A world that no longer says how good an answer was, for where a judge's rewards, or none, are all that is told.
+
+    Args:
+        world: says what to leave out by `hide_verdict(observation)`. Without it, a world that reads a written answer (`read`) answers
+            with its verdict, which is left out as a whole.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_world":  # asked for while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._world, name)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The observation after these actions, without a verdict on them."""
+        shown: Observation = self._world.observe(task, actions)
+        if hide := getattr(self._world, "hide_verdict", None):
+            return replace(shown, text=hide(shown))
+        return replace(shown, text="") if shown.over else shown
+
+
+def without_verdicts(world: Any) -> Any:
+    """The world without its verdicts; itself where it gives none."""
+    gives_some = hasattr(world, "hide_verdict") or hasattr(world, "read")
+    return WorldWithoutVerdicts(world) if gives_some and not isinstance(world, WorldWithoutVerdicts) else world
 
 
 class EpisodeStart(StepResult):

@@ -264,7 +264,7 @@ def self_judge(
     prompts: Path | None = None,
     *,
     sparse: bool = False,
-    shows_end: bool = True,
+    shows_answers: bool = True,
 ) -> ModelJudge[SeenAttempt, ModelRewards]:
     """ICRL's self-evaluation: the model judges its own attempt without seeing the environment's rewards.
 
@@ -282,13 +282,13 @@ def self_judge(
         journal: holds the attempt.
         prompts: a directory whose files override ours.
         sparse: one reward for the whole attempt.
-        shows_end: show the world's answer to the last action; False for worlds that say there whether the answer is right.
+        shows_answers: show what the world said to each action; False where it says whether the lines of a written answer are right.
     """
     name = "judge/self_sparse" if sparse else "judge/self"
     prompt = Prompt.load(name, prompts)
 
     def messages(state: SeenAttempt) -> list[BaseMessage]:
-        steps = _attempt_text(journal, state, rewards=False, end=shows_end)
+        steps = _attempt_text(journal, state, rewards=False, answers=shows_answers)
         return prompt.messages(instruction=state["task"].instruction, count=state["step"], steps=steps)
 
     def limits(state: StepCount) -> list[tuple[float, float]]:
@@ -432,12 +432,12 @@ def _answer_text(answer: Sequence[str]) -> str:
     return answer if isinstance(answer, str) else "\n".join(answer)
 
 
-def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, end: bool = True) -> str:
+def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, answers: bool = True) -> str:
     """The attempt as judges see it: its steps by number, and the world's answer to the last action."""
-    steps, layout = journal.history(state["head"]), ChatLayout("dense" if rewards else "none", max_observation_tokens=None)
+    layout = ChatLayout("dense" if rewards else "none", max_observation_tokens=None, shows_answers=answers)
     answer = state.get("observation")
-    seen = f"After the last step:\n{answer.text.strip()}\n" if end and answer is not None else ""
-    return (layout.steps(steps) + seen).rstrip()
+    seen = f"After the last step:\n{answer.text.strip()}\n" if answers and answer is not None and answer.text.strip() else ""
+    return (layout.steps(journal.history(state["head"])) + seen).rstrip()
 
 
 def _last(reward: float, state: StepCount) -> ModelRewards:

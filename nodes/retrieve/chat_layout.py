@@ -31,7 +31,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from ...memory.records import Shown, Trajectory, Transition
 from ..text import cut_middle
@@ -59,8 +59,8 @@ class ChatLayout(Layout):
     """The return of a full success, on the scale of the rewards shown; None: unknown."""
     horizon: int | None = None
     """The number of steps after which an episode ends; None: unknown, or one written answer is all."""
-    show_end: Literal["always", "with rewards", "never"] = "always"
-    """When the world's answer to the last action is shown. It may be a verdict, which is the reward in words."""
+    shows_answers: bool = True
+    """False: what the world said to an action is not shown, only what there was at first and what was written."""
 
     def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
         """The text of steps with their rewards; `first` is the number of the first step."""
@@ -69,7 +69,9 @@ class ChatLayout(Layout):
     def _steps(self, steps: Sequence[Transition], first: int, comparison: _Comparison) -> str:
         text = ""
         for number, step in enumerate(steps, first):
-            seen = self._observation(f"Step {number}. You saw", step.observation_text, number, comparison)
+            seen = f"Step {number}.\n"
+            if number == 1 or self.shows_answers:
+                seen = self._observation(f"Step {number}. You saw", step.observation_text, number, comparison)
             action = step.action.replace("\n", "\n  ")  # further lines are indented, so that none of them reads as a reward
             reward = self._reward(step.reward)
             text += f"{seen}Action: {action}\n" + ("" if reward is None else f"Reward: {reward:g}\n")
@@ -87,8 +89,7 @@ class ChatLayout(Layout):
 
     def _end(self, trajectory: Trajectory, comparison: _Comparison) -> str:
         count, seen = len(trajectory.transitions), ""
-        hides = self.show_end == "never" or (self.show_end == "with rewards" and self.rewards in ("none", "zero"))
-        if not hides and trajectory.last_observation.strip():
+        if self.shows_answers and trajectory.last_observation.strip():
             head = f"After {'the last step' if count > 1 else 'it'} you saw"
             seen = self._observation(head, trajectory.last_observation, count + 1, comparison)
         return seen + self.total(trajectory)

@@ -321,7 +321,7 @@ def test_self_refine_shows_feedback_and_no_reward() -> None:
     chat, records = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), KeptRecords()
     out = play(self_refine.build(answering(chat, records=records)), 3)
     assert len(chat.asked) == 5, "no feedback on the last attempt"
-    assert "You saw:\n1 of 2\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
+    assert "Step 2.\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
     assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(5))
     assert [t.note for t in records] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)

@@ -163,6 +163,10 @@ class Passages(TurnWorld[_Turn]):
         """The observation without the line on the actions."""
         return observation.text.removesuffix(HELP)
 
+    def hide_verdict(self, observation: Observation) -> str:
+        """The text of an observation; empty where it says whether an answer is right."""
+        return "" if observation.text in ("right", "wrong") else observation.text
+
     def solution(self, task: Task) -> tuple[str, ...]:
         """Searches for the passages that support the answer, if the file names them, then the answer."""
         question = self.question(task)

@@ -89,6 +89,7 @@ _LIMIT = 100
 _UNLIMITED = 10_000
 _UNKNOWN = "No known action matches that input."
 _AMBIGUOUS = "Ambiguous request"
+_FAILED = "That was wrong: the task has failed."
 
 # What the compact list of actions knows about the classes of things.
 _PLACES = ("location.", "portal.", "agent.", "substance.Air")
@@ -205,6 +206,10 @@ class ScienceWorld(JavaWorld):
         place, _, rest = state.partition("\n")
         first = ": ".join(part for part in (place.removeprefix("Place: "), " ".join(said.split())) if part)
         return "\n".join(part for part in (first, rest) if part)
+
+    def hide_verdict(self, observation: Observation) -> str:
+        """The text of an observation without the line that says that the task has failed."""
+        return "\n".join(line for line in observation.text.split("\n") if line != _FAILED)
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, up to success and cut at the horizon. It is not the shortest."""
@@ -362,7 +367,7 @@ class _Episode:
         if score < 0 and self.server.ask("agentInterface").get().isInErrorState():
             score, said = self.score, "The simulator has broken down: the episode ends here."
         elif score < 0:
-            said += "\nThat was wrong: the task has failed."
+            said += f"\n{_FAILED}"
         actions: Sequence[str] = ()
         state = _state(look, carried)
         if not over and self.listed != "none":

@@ -55,6 +55,7 @@ __all__ = ["BUTTONS", "Goal", "Page", "PageElement", "Product", "Shop", "WebShop
 
 HORIZON = 15
 SEPARATOR = " [SEP] "
+_SCORE = "Your score (0 to 1): "
 HELP = (
     "\nActions: search[words] where there is a search bar, click[text] for a button, a product's id or an option. Choose the "
     "options, then click[buy now]."
@@ -365,7 +366,7 @@ class Shop:
                     *said,
                     PageElement("Thank you for your purchase"),
                     PageElement(bought.title),
-                    PageElement(f"Your score (0 to 1): {page.score:.4g}"),
+                    PageElement(f"{_SCORE}{page.score:.4g}"),
                 ]
         product = self.products[page.product]
         pieces = [*said, PageElement("Back to Search", "button"), PageElement("< Prev", "button")]
@@ -584,6 +585,10 @@ class WebShop(TurnWorld[Page]):
         if page.over or len(actions) >= self.horizon:
             return Observation(text, (), page.score, True)
         return Observation(text + HELP, self.shop.admissible(page, self.goal(task)), page.score, False)
+
+    def hide_verdict(self, observation: Observation) -> str:
+        """The text of an observation without the score of a purchase."""
+        return observation.text.partition(f"{SEPARATOR}{_SCORE}")[0]
 
     def _first(self, task_seed: int) -> Page:
         return Page()

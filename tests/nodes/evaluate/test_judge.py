@@ -306,8 +306,8 @@ def test_the_self_judge_is_not_told_a_verdict_of_the_world() -> None:
     journal, state = THREE
     ended = {**state, "observation": Observation("wrong: it makes 10, not 24", over=True)}
     judge = model('{"score": 1}')
-    for shows_end in (False, True):
-        self_judge(judge, journal, sparse=True, shows_end=shows_end).invoke(ended)
+    for shows_answers in (False, True):
+        self_judge(judge, journal, sparse=True, shows_answers=shows_answers).invoke(ended)
     assert [("wrong" in asked) for asked in judge.heard] == [False, True]
     for world, shown in ((Game24(), False), (TextOnly(), True)):
         judge.heard.clear()

@@ -80,10 +80,7 @@ def test_an_attempt_ends_with_the_last_text_and_the_outcome() -> None:
     assert "Feedback on it: good\n</attempt>" in ChatLayout(notes=True).attempt(won, Shown("r/0"))
     line = layout.attempt(won, Shown("r/0", whole=False))
     assert line.startswith('<attempt number="1">\nIts actions alone: take coin\nResult: success')
-    assert "You have won" not in replace(layout, show_end="never").attempt(won, Shown("r/0"))
-    verdict = replace(layout, show_end="with rewards")
-    assert "You have won" in verdict.attempt(won, Shown("r/0"))
-    assert "You have won" not in replace(verdict, rewards="none").attempt(won, Shown("r/0"))
+    assert "You have won" not in replace(layout, shows_answers=False).attempt(won, Shown("r/0"))
 
 
 @pytest.mark.parametrize(("rewards", "count"), [("dense", 3), ("sparse", 1), ("zero", 3), ("none", 0)])
