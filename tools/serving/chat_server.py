@@ -50,7 +50,6 @@ from .endpoints import ChatApi, error_response, json_response
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .replies import REQUEST_ID, ClientDisconnected, as_api_error
-from .responses_wire import ResponseBody
 from .service_wire import AdapterBody, ErrorBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants, client_address
 
@@ -62,7 +61,7 @@ HEADER_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 75
 """Time that an idle connection stays open. Clients keep theirs for 5 to 60 s (httpx, aiohttp, nginx, cloud balancers). The side that
 closes first must be the client: otherwise it may send a request on a connection that is being closed, and the request is lost."""
-BODIES = (ChatBody, ResponseBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
+BODIES = (ChatBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
 """Request bodies that the endpoints parse themselves, for the OpenAPI document."""
 
 
@@ -170,7 +169,7 @@ def add_route(
                 raise ApiError(f"query parameter {name!r} is given more than once; give it once", param=name)
 
     answers: dict[str, Any] = {content: {"schema": {"type": "string"} if content != "application/json" else {}}}
-    if body in (ChatBody, ResponseBody, TextBody):
+    if body in (ChatBody, TextBody):
         answers["text/event-stream"] = {"schema": {"type": "string"}}
     asked = None
     if body is not None:
@@ -195,7 +194,6 @@ def tenant_router(api: ChatApi, **more: Any) -> APIRouter:
     add = partial(add_route, router := APIRouter(**more))
     adapter = "/v1/adapters/{adapter}"
     add("POST", "/v1/chat/completions", api.chat, ChatBody)
-    add("POST", "/v1/responses", api.response, ResponseBody)
     add("POST", "/v1/completions", api.text, TextBody)
     add("GET", "/v1/models", api.models)
     add("GET", "/v1/models/{model:path}", api.model)

@@ -26,7 +26,6 @@ from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
 from .replies import ClientDisconnected, FullResponse, StartQueues, StreamedResponse, respond
-from .responses_wire import ResponseAnswer, parse_response
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -125,11 +124,6 @@ class ChatApi:
         data = await self.read_json(request)
         asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
         return await self.reply(request, asked, data["model"], ChatAnswer)
-
-    async def response(self, request: Request) -> Response:
-        data = await self.read_json(request)
-        asked = parse_response(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
-        return await self.reply(request, asked, data["model"], ResponseAnswer)
 
     async def text(self, request: Request) -> Response:
         data = await self.read_json(request)

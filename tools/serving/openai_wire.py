@@ -246,8 +246,8 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class AnyBody(StrictBody):
-    """The fields of all kinds of request."""
+class RequestBody(StrictBody):
+    """The fields of chats and texts."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """`NAME`, or `NAME:ADAPTER`; with `@VERSION` or `@base` behind it, an older version or the base model."""
@@ -257,11 +257,6 @@ class AnyBody(StrictBody):
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     """The end user. Kept with the exchange, so that none of a key's customers teaches more than a share."""
-
-
-class RequestBody(AnyBody):
-    """The fields of chats and texts."""
-
     max_tokens: Positive | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -271,9 +266,16 @@ class RequestBody(AnyBody):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
 
 
-class TalkBody(AnyBody):
-    """The fields of chats and responses."""
+class ChatBody(RequestBody):
+    """`POST /v1/chat/completions`."""
 
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str | int], Field(max_length=16)] | None = None
@@ -284,18 +286,6 @@ class TalkBody(AnyBody):
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     """OpenAI's newer name for `user`."""
     prompt_cache_key: str | None = None
-
-
-class ChatBody(RequestBody, TalkBody):
-    """`POST /v1/chat/completions`."""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: Positive | None = None
-    logprobs: bool | None = None
-    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    response_format: ResponseFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
 
 class TextBody(RequestBody):
@@ -330,8 +320,6 @@ class ParsedRequest:
     store: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`family`, `scenario`, `turn`, `user`."""
-    echo: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the request that the answer repeats (`/v1/responses`)."""
 
 
 def parse_body(kind: type[T], data: Any) -> T:
