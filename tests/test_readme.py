@@ -109,8 +109,6 @@ def test_a_command_has_the_flags_and_names_of_this_version(page: str, line: str)
         if "." in method or method == "my_app":  # a method or a graph of the reader's own
             return
         assert method in METHODS, f"{page}: {line}"
-    if "--agent" in flags:  # an agent of the reader's own; its flags are others
-        command = [*command, "--agent", "my_app:make_agent"]
     if flags:
         assert flags <= known_flags(*command) | {"--help", "--help-all"}, f"{page}: {line}"
 

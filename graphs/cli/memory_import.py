@@ -2,23 +2,21 @@
 
     learngraph memory import trajectories.jsonl --into runs/mine/jitrl-s0/memory
     learngraph memory import traces.jsonl --out trajectories.jsonl --agent-name support
-    learngraph memory import trajectories.jsonl --as atif --out atif.jsonl          # and out again
 
 A learner takes the trajectories in with `learner.import_trajectories("trajectories.jsonl", tenant="acme")`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from ...memory.errors import CommandError, plural
+from ...memory.errors import CommandError, UserError, plural
+from ..arms import find_user_object
 from ..experiments.folder import memory_location
 from ..experiments.progress import say
 from .flags import parse_flags
@@ -39,10 +37,8 @@ class MemoryImportOptions:
     """The memory that they are added to: a directory, `http://host:port/NAME`, or `postgresql://host/database/NAME`."""
     out: Path | None = None
     """The file to write in place of a memory."""
-    form: Literal["openai", "langsmith", "atif"] | None = None
-    """The form of the records: OpenAI's chat messages, runs of LangSmith, or ATIF. If not given, it is found out."""
-    write_as: Annotated[Literal["trajectories", "atif"], tyro.conf.arg(name="as")] = "trajectories"
-    """The form of --out: ours, or ATIF."""
+    form: Literal["openai", "langsmith"] | None = None
+    """The form of the records: OpenAI's chat messages, or runs of LangSmith. If not given, it is found out."""
     feedback_key: str | None = None
     """The key of LangSmith's feedback that is the reward, where runs have several."""
     reward: str | None = None
@@ -62,6 +58,8 @@ class MemoryImportOptions:
 def import_file(args: Sequence[str]) -> int:
     """Read trajectories or conversations, and add them to a memory or write them to a file. Returns the exit status."""
     options = parse_flags(MemoryImportOptions, args, "learngraph memory import", (__doc__ or "").partition("\n\n")[0])
+    from ...memory.storage.record_store import write_jsonl
+
     if options.into is not None:
         _check_memory(options.into)
     made = _read_trajectories(options)
@@ -72,7 +70,7 @@ def import_file(args: Sequence[str]) -> int:
         say(plural(len(made), "episode"))
         return 0
     assert options.out is not None
-    _write(made, options.out, options.write_as)
+    write_jsonl(made, options.out)
     unrated = sum(one.value is None for one in made)
     say(f"{plural(len(made), 'conversation')} in {options.out}, {len(made) - unrated} with a reward")
     if unrated == len(made):
@@ -85,17 +83,16 @@ def _read_trajectories(options: MemoryImportOptions) -> list[Trajectory]:
     from ...memory.conversations.messages import goal_and_last_turn
     from ...memory.records import Trajectory
     from ...memory.storage.record_store import BadRecord, read_jsonl
-    from .agent import find_function
 
     if options.form is None and traces.holds_trajectories(options.file):
         try:
             return [one for _, one in read_jsonl(Trajectory, options.file)]
         except BadRecord as error:
             raise CommandError(str(error)) from error
-    key: Callable[..., str] = find_function(options.state_key) if options.state_key else goal_and_last_turn
+    key: Callable[..., str] = _find_function(options.state_key) if options.state_key else goal_and_last_turn
     found = traces.read_traces(options.file, options.form, options.feedback_key)
     if options.reward:
-        judge = find_function(options.reward)
+        judge = _find_function(options.reward)
         found = [one if one.is_idle else replace(one, reward=_reward(judge, one)) for one in found]
     made = traces.to_trajectories(found, domain=options.agent_name, task=options.agent_name, state_key=key)
     if idle := len(found) - len(made):
@@ -103,22 +100,21 @@ def _read_trajectories(options: MemoryImportOptions) -> list[Trajectory]:
     return made
 
 
+def _find_function(name: str) -> Callable[..., Any]:
+    """The function that MODULE:NAME names; a module is found among the installed packages and in the current directory."""
+    module, colon, attribute = name.rpartition(":")
+    found: Any = find_user_object(module, attribute) if colon else None
+    if not callable(found):
+        raise UserError(f"asked for a function by MODULE:NAME, such as my_app:reward, got {name!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
 def _reward(judge: Callable[..., Any], conversation: Any) -> float | None:
     from ..agents.reward_sources import read_reward
 
     found = read_reward(judge, conversation.messages)
     return None if found is None else found[0]
-
-
-def _write(made: Sequence[Trajectory], out: Path, form: str) -> None:
-    from ...memory.conversations.traces import as_atif
-    from ...memory.storage.record_store import write_jsonl
-
-    if form == "atif":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(json.dumps(as_atif(one)) + "\n" for one in made), encoding="utf-8")
-    else:
-        write_jsonl(made, out)
 
 
 def _check_memory(path: str) -> None:

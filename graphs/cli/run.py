@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -86,8 +86,6 @@ class FileOptions:
     """Play nothing: say how many runs are left, and what calls and tokens they would take."""
     json: bool = False
     """Print JSON, one object for each method of each table, and nothing else."""
-    write: Path | None = None
-    """A page whose lines between `<!-- bench NAME -->` and `<!-- /bench -->` are replaced by the tables and the command."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -102,10 +100,6 @@ def run(args: Sequence[str]) -> int:
         parse_flags(RunOptions, ["--help"], "learngraph run METHOD", about)
     if args[0].endswith(".toml"):
         return _run_file(args)
-    if any(arg == "--agent" or arg.startswith("--agent=") for arg in args):
-        from .agent import run_agent
-
-        return run_agent(args[0], args[1:])
     return _run_method(args[0], args[1:])
 
 
@@ -116,7 +110,7 @@ def _run_method(name: str, args: Sequence[str]) -> int:
     method, defaults = find_method(name), method_settings(name)
     about = (
         f"{method.summary}. {name}:PRESET has other defaults ({', '.join(preset_names(method.settings))}), {name}?SETTING=VALUE "
-        "changes one. An agent of your own learns with --agent MODULE:NAME --tasks FILE --reward MODULE:NAME (graphs/cli/agent.py)."
+        "changes one."
     )
     title = f"{type(defaults).__name__}: settings of the method"
     form: type[RunOptions] = LearningOptions if method.has_training_phase else RunOptions
@@ -155,7 +149,6 @@ def _run_method(name: str, args: Sequence[str]) -> int:
 def _run_file(args: Sequence[str]) -> int:
     """Play the experiment of a file, or those of its tables that `--only` names."""
     from ..experiments.claas_stream import is_stream, play_stream, read_stream
-    from ..experiments.report import find_block, write_block
 
     about = "Plays every method of a file on every environment with every model and seed, and compares them."
     options = parse_flags(FileOptions, args, "learngraph run", about)
@@ -181,8 +174,6 @@ def _run_file(args: Sequence[str]) -> int:
             continue
         spec = _with_flags(read_spec(tables[table], [*METRICS], place), options)
         planned = plan_sweeps(spec, folder, options.workers, only)
-        if options.write:
-            find_block(options.write, name)  # before hours of play
         command = ["learngraph", "run", str(options.file)]
         for one in ("seeds", "episodes"):
             if (given := getattr(options, one)) is not None:
@@ -192,12 +183,7 @@ def _run_file(args: Sequence[str]) -> int:
             command += [f"--{one}", *chosen] if chosen else []
         if table and not options.dry_run:
             say(f"{place}: {forecast(planned, folder)}")
-
-        def write(page: str, name: str = name) -> None:
-            if options.write:
-                write_block(options.write, name, page)
-
-        status = max(status, play_and_report(spec, planned, folder, options, command, name, only, write))
+        status = max(status, play_and_report(spec, planned, folder, options, command, name, only))
     return status
 
 
@@ -244,7 +230,6 @@ def play_and_report(
     command: Sequence[str],
     name: str = "",
     only: Sequence[str] = (),
-    write: Callable[[str], None] = lambda page: None,
 ) -> int:
     """Play what is left, and print what there is. Returns the exit status."""
     if options.workers < 1:
@@ -274,7 +259,6 @@ def play_and_report(
             is_file=bool(name),
             draws=has_played,
         )
-        write(report.page)
         graphs = [] if name else [draw_graph(folder, arm) for arm in planned[0].arms.values()]
     if options.json:
         for row in report.objects:
@@ -283,8 +267,8 @@ def play_and_report(
             say(note)
         return 2 if failures else 0
     print(report.page if name else "\n".join([report.text, "", *report.notes]))
-    print(f"\nreport           {folder / 'report.html'}: every number there leads to its rows")
-    print(f"all of it        {folder}: results.md, results.tex, results.json, figures")
+    print(f"\nreport           {folder / 'report.html'}: every run there leads to its rows")
+    print(f"all of it        {folder}: results.md, results.json, figures")
     if graphs:
         print(f"graphs           {'  '.join(map(str, graphs))}")
     return 2 if failures else 0

@@ -1,4 +1,4 @@
-"""All that matplotlib draws of runs: curves by episode and by cost, heat maps, and what other studies need to draw theirs.
+"""All that matplotlib draws of runs: curves by episode and by cost, and what others need to draw theirs.
 
 The picture of a run (`draw_learning_curves`) has these panels, episode by episode:
 
@@ -13,6 +13,7 @@ is a single method. Up to 14 episodes are shown as they are; longer runs as a mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -23,8 +24,9 @@ from ...nodes.evaluate.statistics import PairedTest, interval, mean, paired_test
 from .equal_cost import COSTS, Kind, Methods, costs_so_far, score_within
 from .measures import METRICS
 from .results import SeedResult, last_episodes, optimum_name
+from .tables import ResultTable
 
-__all__ = ["draw_cost_curves", "draw_learning_curves"]
+__all__ = ["draw_cost_curves", "draw_figures", "draw_learning_curves"]
 
 COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#17a2b8", "#7f4f24")
 """Line colours, one per method, in the order of the command."""
@@ -125,6 +127,34 @@ def _finish(figure: Any, title: str, attempts: Methods, more: str, columns: int,
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), frameon=False)
     save_figure(figure, paths)
+
+
+# The pictures of a table
+
+
+def draw_figures(table: ResultTable, folder: Path) -> list[Path]:
+    """Draw learning curves, and where tokens were counted the scores by cost, as SVG and PNG. Returns the SVG files.
+
+    As many methods are drawn as have a colour of their own: `against`, and the best of the others.
+    """
+    from matplotlib import rc_context
+
+    first = [table.against] if table.against in table.runs else []
+    others = [arm for arm in table.runs if arm not in first]
+    ranked = sorted(others, key=lambda arm: -(table.estimates["avg"][arm].mean or 0.0))
+    kept = [arm for arm in others if arm in ranked[: len(COLOURS) - len(first)]]
+    title = f"{table.environment}, {table.model}"
+    if len(kept) < len(others):
+        title += f": {' and '.join([*first, f'the best {len(kept)} of {len(others)} others'])}"
+    attempts, paths = [table.runs[arm] for arm in (*first, *kept)], list[Path]()
+    draws = {"curves": draw_learning_curves} | ({"costs": draw_cost_curves} if any(a.tokens for a in table.all_runs) else {})
+    for kind, draw in draws.items():
+        name = f"{kind} {table.environment} {table.model}"
+        paths.append(folder / f"{re.sub('[^A-Za-z0-9._=]+', '-', name)}.svg")
+        # Text stays text, and ids of one picture are not those of another on the same page.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            draw(attempts, title, [paths[-1], paths[-1].with_suffix(".png")])
+    return paths
 
 
 # Episode by episode

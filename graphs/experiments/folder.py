@@ -8,7 +8,7 @@
     <folder>/<method>-s<seed>/training.jsonl   attempts and trainings, of a method that trains weights
     <folder>/<method>-s<seed>/adapters/        the versions of its adapter that a resumed run needs
     <folder>/<method>-s<seed>/memory/          the method's memory, if it has one
-    <folder>/<method>-s<seed>/checkpoints.sqlite   of a finished run, those of its last episodes
+    <folder>/<method>-s<seed>/checkpoints.sqlite   of a finished run, those between its episodes
     <folder>/<method>-s<seed>/result.json      written last: the run is finished
 
 A run may be killed at any point. With the same settings it goes on from the last checkpoint. Every id and every random draw

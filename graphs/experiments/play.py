@@ -38,8 +38,6 @@ if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: resul
 
 __all__ = ["Failures", "RunFailure", "play"]
 
-KEPT_EPISODES = 1
-"""Last episodes of a finished run whose checkpoints stay in its folder, for the studio to look at."""
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of a disk that is full or may not be written to: the user can put them right."""
 
@@ -110,7 +108,7 @@ def _note_waits(folder: Path) -> None:
 
 def _play_job(job: Job) -> None:
     """Play a run from wherever it stands, and write its result."""
-    from ...memory.storage.checkpoints import keep_last_checkpoints
+    from ...memory.storage.checkpoints import drop_inner_checkpoints
     from ...nodes.recorded_model import RecordedChatModel
     from ..wiring.run import has_full_score
     from .training_free.options import LearningOptions
@@ -143,7 +141,7 @@ def _play_job(job: Job) -> None:
             for path in job.folder.glob("*.jsonl"):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())  # nothing can be played again from checkpoints that are gone
-            keep_last_checkpoints(files.saver, KEPT_EPISODES)
+            drop_inner_checkpoints(files.saver)
     for name in PACKED:
         pack_rows(job.folder / name)
 

@@ -1,4 +1,4 @@
-"""The report of some sweeps: tables on the terminal or as a page, JSON, LaTeX, pictures, and one HTML file whose numbers lead to rows."""
+"""The report of some sweeps: tables on the terminal or as a page, JSON, pictures, and one HTML file whose numbers lead to rows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.display import markdown_table
-from ...memory.errors import CommandError, UserError, plural
+from ...memory.errors import UserError, plural
 from ..arms import Arm, blueprint
 from .equal_cost import equal_cost, equal_cost_table, rounds_table
+from .figures import draw_figures
 from .folder import Sweep, run_stem, write_json
 from .harness import Run, bank_overlap_warnings, read_results
 from .measures import USUAL_METRICS
 from .notes import table_notes, unusable_warnings
 from .page import write_report
-from .pictures import draw_figures
 from .play import Failures
 from .results import SeedResult, played_task
 from .spec import NO_MODEL, Spec, unplayed_notes
@@ -24,16 +24,14 @@ from .tables import (
     ResultTable,
     as_objects,
     fitted_tables,
-    latex_table,
     lead_table,
     markdown_page,
-    paired_table,
     score_table,
 )
 from .training_free.options import LearningOptions
 from .training_free.report import learning_report
 
-__all__ = ["Report", "draw_graph", "find_block", "report_sweeps", "write_block"]
+__all__ = ["Report", "draw_graph", "report_sweeps"]
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,9 @@ def report_sweeps(
     page = markdown_page(file.title, "\n\n".join(filter(None, [file.text, *learned])), command, tables, notes)
     write_json(folder / "results.json", objects)
     (folder / "results.md").write_text(f"{page}\n", encoding="utf-8")
-    (folder / "results.tex").write_text(_latex(tables), encoding="utf-8")
     if draws or not (folder / "report.html").exists():
         with_runs = [table for table in tables if table.runs]
-        figures = draw_figures(with_runs, folder / "figures") if with_runs and not learned else {}
+        figures = [[] if learned else draw_figures(table, folder / "figures") for table in with_runs]
         title = file.title or folder.name
         write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
     text = "\n\n".join([*_terminal_parts(planned[0], tables[0], folder, results), *learned]) if tables and not is_file else ""
@@ -205,17 +202,6 @@ def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -
     return lines
 
 
-def _latex(tables: Sequence[ResultTable]) -> str:
-    parts = ["% needs \\usepackage{booktabs,graphicx}\n"]
-    for table in tables:
-        name = f"{table.environment}, {table.model}"
-        if table.runs:
-            parts.append(latex_table(score_table(table), name))
-        if table.tests["avg"]:
-            parts.append(latex_table(paired_table(table), f"{name}: {table.against} against the others, paired by seed"))
-    return "\n".join(parts)
-
-
 def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
     """The tables of a world of several tasks, each counting the same; none of other worlds. They are kept as JSON, too.
 
@@ -247,31 +233,3 @@ def draw_graph(folder: Path, arm: Arm) -> Path:
         path = path.with_suffix(".mmd")
     picture.save(blueprint(arm.name, arm.settings), path)
     return path
-
-
-# A page with a block for the tables
-
-
-def find_block(path: Path, name: str) -> tuple[str, str]:
-    """The text of a page before and after its block, with the marks."""
-    begin, end = f"<!-- bench {name} -->", f"<!-- /bench {name} -->"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--write {path}: cannot be read ({error.strerror or error})") from None
-    end = end if end in text else "<!-- /bench -->"
-    before, mark, rest = text.partition(begin)
-    inside, close, after = rest.partition(end)
-    if not mark or not close or "<!-- bench " in inside or text.count(begin) > 1:
-        raise CommandError(
-            f"--write {path}: needs one line {begin} and, after it, a line <!-- /bench -->, between which the tables go"
-        )
-    return before + mark, close + after
-
-
-def write_block(path: Path, name: str, page: str) -> None:
-    """Put the tables into the block of this name of a page; the rest of the page stays as it is."""
-    before, after = find_block(path, name)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(f"{before}\n\n{page}\n\n{after}", encoding="utf-8")
-    part.replace(path)

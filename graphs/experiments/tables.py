@@ -1,4 +1,4 @@
-"""The tables of a benchmark, in Markdown and in LaTeX. Pure functions."""
+"""The tables of a benchmark. Pure functions."""
 
 from __future__ import annotations
 
@@ -191,19 +191,6 @@ def _band(band: Interval | None) -> str:
 
 def _p(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}" if value >= 0.001 else "<.001"
-
-
-def latex_table(rows: Rows, caption: str) -> str:
-    """A table for LaTeX with the packages booktabs and graphicx, which shrinks one that is wider than the text."""
-    from tabulate import tabulate  # type: ignore[import-untyped]
-
-    body = tabulate(rows[1:], headers=rows[0], tablefmt="latex_booktabs", disable_numparse=True)
-    fitted = f"\\resizebox{{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}}{{!}}{{%\n{body}}}"
-    return f"\\begin{{table}}\n\\centering\n\\caption{{{_escape(caption)}}}\n{fitted}\n\\end{{table}}\n"
-
-
-def _escape(text: str) -> str:
-    return "".join(f"\\{sign}" if sign in "&%$#_{}" else sign for sign in text)
 
 
 def markdown_page(title: str, text: str, command: str, tables: Sequence[ResultTable], notes: Sequence[str]) -> str:

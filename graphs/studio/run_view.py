@@ -5,7 +5,6 @@ Nothing here needs more than `steps.jsonl`: a file that is missing or damaged be
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep
 from ..methods import find_method
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
-from .recorded_passes import RecordedPasses
 from .shown_values import decision_bars, show_graph, show_state, to_line
 
 __all__ = ["FolderView", "RunView"]
@@ -73,7 +71,6 @@ class RunView:
 
     def __init__(self, run: RecordedRun, settings: Mapping[str, Any]) -> None:
         self._run, self.name = run, run.path.name
-        self._passes = RecordedPasses(run.path / "checkpoints.sqlite")
         self._lock = RLock()
         self._problems: list[str] = []
         self.picture: Picture | None = None
@@ -152,7 +149,7 @@ class RunView:
         return steps
 
     def moment(self, branch: str, number: int) -> dict[str, Any]:
-        """A step: its state, its decision, and the way through the graph up to it."""
+        """A step: its state, its decision, and what memory was read."""
         with self._lock:
             steps = self._episode(branch)
             if not 0 <= number < len(steps):
@@ -160,14 +157,13 @@ class RunView:
             problems: list[str] = []
             row = self._row(steps[number], problems)
             before = self._row(steps[number - 1], []) if number else None
-            passes, channels = self._way(int(branch), number + 1, problems)
         shown = {name: value for name, value in row.items() if name not in ROW_KEYS}
         last = number == len(steps) - 1 and steps[number].over
         return {
             "title": f"step {number}: {to_line(row.get('action'), 60)}",
             "lit": ["act"],
-            "passes": passes,
-            "state": show_state(shown, before) + show_state({k: v for k, v in channels.items() if k not in shown}),
+            "passes": None,
+            "state": show_state(shown, before),
             "decision": decision_bars(row),
             "memory": {
                 "read": _memory_reads(row),
@@ -183,15 +179,6 @@ class RunView:
         except (OSError, ValueError) as error:
             problems.append(f"The row of this step cannot be read any more: {error}.")
             return {"action": step.action, "reward": step.reward}
-
-    def _way(
-        self, episode: int, steps: int, problems: list[str]
-    ) -> tuple[list[tuple[str, str, int]] | None, Mapping[str, Any]]:
-        try:
-            return self._passes.passes(episode, steps), self._passes.state(episode, steps)
-        except (sqlite3.Error, ValueError) as error:
-            problems.append(f"{self.name}/checkpoints.sqlite cannot be read ({error}): the way through the graph is not shown.")
-            return None, {}
 
     def explain(self, branch: str, number: int) -> dict[str, Any]:
         """Why the method took the action of this step, from the run's memory and journal; see `learngraph explain`."""

@@ -1,10 +1,9 @@
-"""Recorded conversations of other tools, in and out: OpenAI's chat messages, LangSmith runs, ATIF.
+"""Recorded conversations of other tools: OpenAI's chat messages, and runs of LangSmith.
 
 | form | a record is | its reward |
 |---|---|---|
 | `openai` | a list of messages, or an object with `messages` (perhaps `id`, `reward`, `score`) | `reward` or `score` |
 | `langsmith` | a run with `inputs` and `outputs` that hold `messages` (an export of root runs) | the mean of a feedback key in `feedback_stats` |
-| `atif` | a trajectory of the Agent Trajectory Interchange Format (`schema_version` ATIF-v1.x) | `final_metrics.extra.reward`, or `extra.reward` |
 
 A file holds one JSON record a line, or one JSON document (a record, or a list of records). A conversation without a reward is kept
 without one: that is not a reward of 0.
@@ -22,17 +21,15 @@ from typing import Any, Literal
 
 from langchain_core._api import LangChainBetaWarning
 from langchain_core.load import load
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, convert_to_messages
 
 from ..errors import UserError, plural
 from ..records import Task, Trajectory
-from .messages import StateKey, goal_and_last_turn, messages, trajectory
+from .messages import StateKey, goal_and_last_turn, trajectory
 
-__all__ = ["RecordedConversation", "as_atif", "holds_trajectories", "read_traces", "to_trajectories"]
+__all__ = ["RecordedConversation", "holds_trajectories", "read_traces", "to_trajectories"]
 
-TraceForm = Literal["openai", "langsmith", "atif"]
-ATIF_VERSION = "ATIF-v1.4"
-"""The version that is written; all of v1 are read."""
+TraceForm = Literal["openai", "langsmith"]
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,9 @@ def read_traces(path: Path | str, form: TraceForm | None = None, feedback_key: s
                     found.append(_read_openai(record, number))
                 case "langsmith":
                     found.append(_read_langsmith(record, number, feedback_key))
-                case "atif":
-                    found.append(_read_atif(record, number))
         except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
             raise UserError(
-                f"{place}: asked for a conversation ({form or 'openai, langsmith or atif'}), and could not read it ({type(error).__name__}: {error})"
+                f"{place}: asked for a conversation ({form or 'openai or langsmith'}), and could not read it ({type(error).__name__}: {error})"
             ) from error
     return found
 
@@ -117,34 +112,6 @@ def to_trajectories(
     return found
 
 
-def as_atif(trajectory: Trajectory, model_name: str = "") -> dict[str, Any]:
-    """A trajectory in the Agent Trajectory Interchange Format (v1.4), as plain data."""
-    rows: list[dict[str, Any]] = []
-    for message in messages(trajectory):
-        if isinstance(message, ToolMessage):
-            results = rows[-1].setdefault("observation", {"results": []})["results"]
-            results.append({"source_call_id": message.tool_call_id, "content": str(message.text)})
-            continue
-        row: dict[str, Any] = {
-            "step_id": len(rows) + 1,
-            "source": "agent" if isinstance(message, AIMessage) else "user",
-            "message": str(message.text),
-        }
-        if isinstance(message, AIMessage) and message.tool_calls:
-            row["tool_calls"] = [
-                {"tool_call_id": c["id"], "function_name": c["name"], "arguments": c["args"]} for c in message.tool_calls
-            ]
-        rows.append(row)
-    extra = {"reward": trajectory.value, "note": trajectory.note, "task": trajectory.task.id, "domain": trajectory.domain}
-    return {
-        "schema_version": ATIF_VERSION,
-        "session_id": trajectory.id,
-        "agent": {"name": trajectory.domain or "agent", "version": "unknown", "model_name": model_name or "unknown"},
-        "steps": rows,
-        "final_metrics": {"total_steps": len(rows), "extra": {k: v for k, v in extra.items() if v not in ("", None)}},
-    }
-
-
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
     """(place in the file, record), from JSON lines, or from one document."""
     try:
@@ -175,15 +142,11 @@ def _is_message(value: Any) -> bool:
 def _find_form(record: Any) -> TraceForm:
     if isinstance(record, list):
         return "openai"
-    if str(record.get("schema_version", "")).startswith("ATIF"):
-        return "atif"
     if "run_type" in record or ("inputs" in record and "outputs" in record):
         return "langsmith"
     if "messages" in record:
         return "openai"
-    raise ValueError(
-        f"it has {', '.join(map(repr, list(record)[:6]))}, and neither messages, nor inputs and outputs, nor schema_version"
-    )
+    raise ValueError(f"it has {', '.join(map(repr, list(record)[:6]))}, and neither messages, nor inputs and outputs")
 
 
 def _number(value: Any) -> float | None:
@@ -232,27 +195,3 @@ def _read_langsmith(record: Mapping[str, Any], number: str, feedback_key: str | 
         )
     reward = next((_number(value.get("avg")) for value in stats.values()), None)
     return RecordedConversation(str(record.get("id", number)), whole, reward)
-
-
-def _read_atif(record: Mapping[str, Any], number: str) -> RecordedConversation:
-    found: list[AnyMessage] = []
-    for step in record["steps"]:
-        text = step.get("message") or ""
-        if isinstance(text, list):
-            text = "\n".join(part.get("text", "") for part in text if part.get("type") == "text")
-        if step["source"] == "agent":
-            calls = [
-                {"name": c["function_name"], "args": c["arguments"], "id": c["tool_call_id"]}
-                for c in step.get("tool_calls") or ()
-            ]
-            found.append(AIMessage(text, tool_calls=calls))
-            names = {call["id"]: call["name"] for call in calls}
-            for n, result in enumerate((step.get("observation") or {}).get("results") or ()):
-                id = result.get("source_call_id") or (calls[n]["id"] if n < len(calls) else f"observation-{len(found)}")
-                found.append(ToolMessage(str(result.get("content") or ""), tool_call_id=id, name=names.get(id)))
-        else:
-            found.append(SystemMessage(text) if step["source"] == "system" else HumanMessage(text))
-    extra = {**(record.get("extra") or {}), **((record.get("final_metrics") or {}).get("extra") or {})}
-    return RecordedConversation(
-        str(record.get("session_id", number)), tuple(found), _number(extra.get("reward")), str(extra.get("note") or "")
-    )

@@ -25,7 +25,7 @@ from ..records import RECORDS
 from .open_store import is_postgres
 from .postgres_store import ASK_AGAIN, TRY_LOCK, UNLOCK_SETUP, error_text
 
-__all__ = ["keep_last_checkpoints", "open_checkpoints", "open_checkpoints_async", "serializer"]
+__all__ = ["drop_inner_checkpoints", "open_checkpoints", "open_checkpoints_async", "serializer"]
 
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
@@ -88,30 +88,17 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
         yield saver
 
 
-def keep_last_checkpoints(saver: Any, graphs: int) -> None:
-    """Delete from a SQLite file the checkpoints of all subgraphs but the last that ran.
+def drop_inner_checkpoints(saver: Any) -> None:
+    """Delete from a SQLite file the checkpoints within subgraphs, such as the episodes of a run.
 
-    A thread can still go back to the start of any subgraph; what lies within the older subgraphs can no longer be looked at or forked.
+    A thread can still go back to the start of any subgraph; what lies within them can no longer be looked at or forked.
 
     Args:
         saver: what `open_checkpoints` gives for a path.
-        graphs: number of subgraphs, such as episodes of a run, whose checkpoints stay.
     """
     with _errors("the checkpoints"):
-        top = "substr(checkpoint_ns || '|', 1, instr(checkpoint_ns || '|', '|') - 1)"
-        kept = [
-            row[0]
-            for row in saver.conn.execute(
-                f"select {top} from checkpoints where checkpoint_ns != '' group by 1 order by max(checkpoint_id) desc limit ?",
-                (graphs,),
-            )
-        ]
-        marks = ", ".join("?" * len(kept))
-        saver.conn.execute(f"delete from checkpoints where checkpoint_ns != '' and {top} not in ({marks})", kept)
-        saver.conn.execute(
-            "delete from writes where not exists (select 1 from checkpoints where checkpoints.checkpoint_id = writes.checkpoint_id "
-            "and checkpoint_ns = '' and writes.checkpoint_ns = '')"
-        )
+        saver.conn.execute("delete from checkpoints where checkpoint_ns != ''")
+        saver.conn.execute("delete from writes where checkpoint_ns != ''")
         saver.conn.commit()
         saver.conn.execute("vacuum")
 

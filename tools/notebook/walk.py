@@ -10,7 +10,6 @@
     compare(walk, other, before="act", show=["action"])
     walk.into("group", 2)                      into the third invocation of that node's subgraph; out() comes back
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
-    walk.save_test("tests/test_it.py")         the last step as a test
 
 `step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes run on an event loop in a thread of its own; beside
 an asynchronous checkpointer, or a loop that must not wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
@@ -30,7 +29,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,7 +39,6 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Invocation, find_subgraph, innermost, pause_in
-from .saved_steps import write_test
 from .tables import StepperError, Table, check_channels, shorten, table
 
 if TYPE_CHECKING:
@@ -315,24 +312,6 @@ class Walk:
         self._left = left if left.branch is not None else None
         self._answers, self._asks_again = (), bool(self._interrupts())
         return self
-
-    def save_test(self, path: Path | str, graph: str | None = None) -> Path:
-        """Write the last step as a pytest file that plays it again on the state before it; returns the file's path.
-
-        Args:
-            path: the file, such as `tests/test_advise.py`.
-            graph: `module:name` of the graph, or of a function without arguments that makes it; if not given, a loaded module that
-                holds the graph is looked for.
-
-        Raises:
-            StepperError: no step was made yet, or the last one was an edit or inside a subgraph; or no module holds the graph.
-        """
-        path_here = self.path()
-        if self.inside:
-            raise StepperError(f"a step inside {self.inside[-1].node!r} cannot be saved: out() first, then back(1) and step()")
-        if len(path_here) < 2 or _source(path_here[-1]) == "update":
-            raise StepperError(f"there is no step to save at {self}: run one with step()")
-        return write_test(self.graph, path_here[-2], path_here[-1], len(path_here) - 1, Path(path), graph)
 
     def _begin_branch(self) -> None:
         if self.branch is None:

@@ -224,37 +224,30 @@ def test_a_command_is_refused_in_words(here: Path, capsys: pytest.CaptureFixture
     assert "none.toml: cannot be read" in capsys.readouterr().err
     assert bench(write(TINY), "--only", "jitrl") == 2
     assert "there is no such environment, model or method; there are toy, uniform, tabular, random" in capsys.readouterr().err
-    Path("PAGE.md").write_text("no block")
-    assert bench(write(TINY), "--write", "PAGE.md") == 2
-    assert "needs one line <!-- bench tiny -->" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
 @pytest.mark.slow
 def test_tables_pages_and_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("PAGE.md").write_text("before\n<!-- bench tiny -->\nformer\n<!-- /bench -->\nafter\n")
-    assert bench(write('title = "Tiny"\n' + TINY), "--write", "PAGE.md") == 0
+    assert bench(write('title = "Tiny"\n' + TINY)) == 0
     shown = capsys.readouterr().out
-    page = Path("PAGE.md").read_text()
-    assert page.startswith("before\n<!-- bench tiny -->\n\n**Tiny**\n")
-    assert page.endswith("\n<!-- /bench -->\nafter\n")
-    assert "former" not in page
+    page = Path("runs/bench-tiny/results.md").read_text()
+    assert page.startswith("**Tiny**\n")
     assert "learngraph run tiny.toml" in page
     for text in (shown, page):
         assert "| tabular |    2 |" in text
         assert "| tabular minus | seeds |" in text
         assert "| optimum | " in text
         assert "$/run" not in text
-    assert r"\toprule" in Path("runs/bench-tiny/results.tex").read_text()
-    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 2
+    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 1
     tabular, other = results()
     assert (tabular["method"], tabular["seeds"], other["against"]) == ("tabular", [0, 1], "tabular")
     scores = [json.loads(line)["score"] for line in rows(Path("runs"))["bench-tiny/toy/no-model/tabular-s1/episodes.jsonl"]]
     assert tabular["metrics"]["avg"]["values"]["1"] == pytest.approx(sum(scores) / 3)
     assert tabular["metrics"]["final"]["values"]["1"] in scores
     assert all(value >= 0 for row in (tabular, other) for value in row["metrics"]["regret"]["values"].values())
-    assert bench("tiny.toml", "--write", "PAGE.md") == 0  # shows again what is there
-    assert Path("PAGE.md").read_text() == page
+    assert bench("tiny.toml") == 0  # shows again what is there
+    assert Path("runs/bench-tiny/results.md").read_text() == page
 
 
 @pytest.mark.slow
@@ -567,7 +560,7 @@ def test_prices_make_dollars_and_nothing_else_does(here: Path, capsys: pytest.Ca
     assert "12 calls" in shown.err  # 2 seeds, 3 episodes of 2 steps
     assert "tokens, $" in shown.err
     assert "$/run" in shown.out
-    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 3  # with the scores by cost
+    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 2  # with the scores by cost
 
 
 def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import (
     ResultTable,
     as_objects,
-    latex_table,
     markdown_page,
     overview,
     paired_table,
@@ -152,11 +151,6 @@ def test_tables() -> None:
     assert row[:3] == ["b_c", "3", "+3.5 [+2.88, +4.12]"]
     assert row[-2:] == ["3 / 0 / 0", "ahead"]
     assert overview([found])[2] == ["b_c", "0.5 / 0.667; +3.5 [+2.88, +4.12]"]
-    text = latex_table(score_table(found), "100 % & more")
-    assert r"\caption{100 \% \& more}" in text
-    assert r"b\_c" in text
-    assert "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n\\begin{tabular}" in text
-    assert "\\bottomrule\n\\end{tabular}}\n\\end{table}" in text
     assert as_objects(found)[1]["lead_of_against"]["avg"]["differences"] == {0: 3.75, 1: 3.5, 2: 3.25}
 
 

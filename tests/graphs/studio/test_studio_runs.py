@@ -21,7 +21,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return play_run(tmp_path_factory.mktemp("studio") / "mine")
 
 
-def test_a_run_shows_its_episodes_steps_and_the_way_through_the_graph(played: Path) -> None:
+def test_a_run_shows_its_episodes_and_steps(played: Path) -> None:
     folder = FolderView(played)
     assert folder.folder.names() == ["jitrl-s0"]
     run = folder.run("jitrl-s0")
@@ -33,14 +33,8 @@ def test_a_run_shows_its_episodes_steps_and_the_way_through_the_graph(played: Pa
     lines = run.moments("0", 0, 500)
     assert [row["title"] for row in lines["rows"]] == [row["action"] for row in first]
     moment = run.moment("0", 2)
-    passes = {(a, b): n for a, b, n in moment["passes"]}
-    assert passes["START", "begin"] == passes["begin", "recall"] == 1
-    assert passes["recall", "propose"] == passes["choose", "act"] == passes["act", "recall"] == 3
-    assert ("act", "judge") not in passes
     assert moment["decision"]["chosen"] == first[2]["action"]
     assert {bar["action"] for bar in moment["decision"]["bars"]} == {one["action"] for one in first[2]["candidates"]}
-    end = {(a, b): n for a, b, n in run.moment("0", len(first) - 1)["passes"]}
-    assert (end["act", "recall"], end["act", "judge"], end["remember", "END"]) == (len(first) - 1, 1, 1)
     assert run.moment("0", len(first) - 1)["memory"]["written"] == [
         f"The episode is over: its {len(first)} steps go to memory."
     ]
@@ -124,11 +118,6 @@ def test_steps_written_again_after_a_power_cut_take_the_place_of_the_lost_ones(t
         ("settings.json", b'{"env": "toy", "seeds": [0], "methods": {"gone": {}}}', "The graph of jitrl"),
         ("jitrl-s0/steps.jsonl", b'nonsense\n{"id": 1}\n[]\n', "3 lines of jitrl-s0/steps.jsonl are damaged"),
         ("jitrl-s0/episodes.jsonl", b"\xff\xfe\n", "1 lines of jitrl-s0/episodes.jsonl are damaged"),
-        (
-            "jitrl-s0/checkpoints.sqlite",
-            b"this is no database, and longer than its header would be" * 40,
-            "the way through the graph",
-        ),
     ],
 )
 def test_a_damaged_folder_is_a_sentence_and_the_rest_is_shown(

@@ -176,21 +176,6 @@ def test_langsmith_runs_are_read(tmp_path: Path) -> None:
     assert traces.read_traces(file, feedback_key="speed")[0].reward == 3
 
 
-def test_atif_goes_out_and_comes_in(tmp_path: Path) -> None:
-    found = conversations.trajectory(TALK, 0.5, run="t1", domain="support")
-    out = traces.as_atif(found)
-    assert out["schema_version"].startswith("ATIF-v1")
-    assert [row["source"] for row in out["steps"]] == ["user", "agent", "agent", "agent", "user", "agent"]
-    assert [row["step_id"] for row in out["steps"]] == [1, 2, 3, 4, 5, 6]
-    assert out["steps"][1]["observation"]["results"][1] == {"source_call_id": "t1/0/1", "content": "30 days"}
-    file = tmp_path / "atif.json"
-    file.write_text(json.dumps(out))
-    (read,) = traces.read_traces(file)
-    assert read.reward == 0.5
-    (again,) = traces.to_trajectories([read], domain="support")
-    assert again.transitions == found.transitions
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -198,7 +183,6 @@ def test_atif_goes_out_and_comes_in(tmp_path: Path) -> None:
         ('{"a": 1}', "neither messages, nor inputs and outputs"),
         ('{"messages": [{"role": "nobody", "content": "x"}]}', "could not read it"),
         ('{"messages": [], "reward": "good"}', "its reward is 'good'"),
-        ('{"schema_version": "ATIF-v1.4"}', "could not read it"),
         ("[1, 2]", "could not read it"),
     ],
 )
@@ -245,8 +229,7 @@ def test_the_command_imports_and_an_agent_learns_from_it(
         ]
     )
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index.returns) == 3
-    assert main(["memory", "import", "out.jsonl", "--as", "atif", "--out", "atif.jsonl"]) == 0
-    assert main(["memory", "import", "atif.jsonl", "--out", "again.jsonl"]) == 0
+    assert main(["memory", "import", "out.jsonl", "--out", "again.jsonl"]) == 0
     assert [one.score for _, one in read_jsonl(Trajectory, "again.jsonl")] == [1.0, 1.0, 1.0]
     assert main(["memory", "import", "traces.jsonl", "--out", "plain.jsonl"]) == 0
     assert "give --reward" in capsys.readouterr().err
