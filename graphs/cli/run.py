@@ -33,7 +33,7 @@ from ..experiments.options import RunOptions
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
 from ..experiments.spec import Choice, Spec, plan_sweeps, read_spec, read_tables, unplayed_notes
-from ..experiments.training_free.dry_run import check_arms
+from ..experiments.training_free.checks import check_arms
 from ..experiments.training_free.options import LearningOptions, learning_options
 from .flags import parse_flags, parse_options_and_settings
 

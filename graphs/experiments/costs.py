@@ -18,27 +18,29 @@ __all__ = ["ModelWork", "RunWork"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
+CACHE = "cache.sqlite"
+"""Name of the cache in the folder of runs that learn before they play. It counts calls by stage, of all runs."""
 TRAINING_FILE = "training.jsonl"
 """Name of the log of a run that trains weights: its attempts, and its trainings with their costs."""
 
 
 @contextmanager
-def open_ledger(folder: Path) -> Iterator[Cache]:
+def open_ledger(folder: Path, name: str = LEDGER) -> Iterator[Cache]:
     """The ledger of a run folder, in which calls of models are counted. It is made if missing."""
     from ...memory.storage.cache import Cache
 
-    ledger = Cache(folder / LEDGER)
+    ledger = Cache(folder / name)
     try:
         yield ledger
     finally:
         ledger.close()
 
 
-def ledger_usage(folder: Path) -> Mapping[str, Usage]:
-    """The usage of each run in a folder by the run's name, as far as its calls were counted."""
-    if not (folder / LEDGER).exists():
+def ledger_usage(folder: Path, name: str = LEDGER) -> Mapping[str, Usage]:
+    """The usage of each run in a folder by the run's name, or by stage (`CACHE`), as far as calls were counted."""
+    if not (folder / name).exists():
         return {}
-    with open_ledger(folder) as ledger:
+    with open_ledger(folder, name) as ledger:
         return ledger.usage_by_stage()
 
 

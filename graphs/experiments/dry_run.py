@@ -1,7 +1,7 @@
 """`learngraph run … --dry-run`: the runs that are left, and the calls, tokens and dollars that they would take, without a call.
 
-The numbers come from the method's drawing: a node that asks the model and lies on the way from step to step asks once a step,
-any other once an episode.
+The numbers come from the method's drawing: a node that asks the model and lies on the way from step to step asks once a step, any other
+once an episode. Of a method that learns before it plays they come from its settings, stage by stage.
 """
 
 from __future__ import annotations
@@ -11,60 +11,76 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...memory.display import markdown_table
 from ...memory.errors import UserError, plural
 from ...memory.records import Usage
-from ...nodes.ask import Ask
 from ..arms import Arm, blueprint
-from ..wiring.run import CommitAttempt
+from ..wiring.arrows import closure
+from ..wiring.flow import drawn_edges
+from ..wiring.picture import describe_node
+from .costs import CACHE, ledger_usage, row_usage
 from .folder import Sweep, check_settings, growing_record, run_stem
 from .harness import unfinished_runs
 from .options import RunOptions
 from .progress import show
 from .recorded import read_rows
 from .run_inputs import asks_model, loads_model, shared_environment
-from .training_free import dry_run as learning
-from .training_free.options import LearningOptions
+from .training_free.options import ROLLOUT_STAGES, LearningOptions
 
 __all__ = ["CostEstimate", "dry_run", "forecast"]
 
-TYPICAL_TOKENS = (1_200, 250)
-"""Tokens read and written by a call, where none were measured."""
-REPLY_TOKENS = 4_096
-"""Tokens of the longest reply where --max-tokens does not say it."""
+TYPICAL_TOKENS: Mapping[str, tuple[float, float]] = {
+    "play": (1_200, 250),
+    "rollout": (1_500, 600),
+    "summarise": (4_000, 500),
+    "contrast": (4_000, 700),
+    "propose": (2_500, 300),
+    "extract": (4_500, 1_000),
+    "consolidate": (6_000, 1_500),
+    "invent": (2_000, 1_500),
+}
+"""Tokens read and written by a call of a stage, where none were measured: of a model that reasons in writing, without tools."""
+SCORED_TOKENS = (200, 0)
+"""The same of a call that scores listed actions, and writes nothing."""
+TYPICAL_TOKENS_WITH_TOOLS = (8_000, 700)
+"""The same within a rollout with tools: a call reads the results of the calls before it."""
+CALLS_WITH_TOOLS = 6
+"""Calls of a rollout with tools. The paper's agents called 5.9 tools on the problems they learned from."""
+SHARE_COMPARED = 0.5
+"""Assumed share of groups whose rewards differ. The public log of a run shows 0.31."""
 SHARE_OF_HORIZON = 0.5
 """Assumed share of the horizon that an episode takes, where none was measured."""
 
 
 @dataclass(frozen=True)
-class Amount:
-    """Calls and tokens, with their price."""
-
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    dollars: float
-
-    def times(self, share: float) -> Amount:
-        """A share of these calls."""
-        calls, read, written = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
-        return Amount(calls, read, written, share * self.dollars)
-
-
-@dataclass(frozen=True)
 class CostEstimate:
-    """The estimated costs of a method over all its seeds."""
+    """The calls, tokens and dollars that a method is expected to take over all its seeds, from their first episode."""
 
     method: str
-    expected: Amount
-    most: Amount
-    """If every episode lasts its horizon, every reply takes all its tries, and every prompt fills the window."""
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    dollars: float = 0.0
     measured: int = 0
-    """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
+    """Episodes in the folder that the numbers are taken from; 0: from assumptions."""
     stages: Mapping[str, int] = field(default_factory=dict)
     """Calls of each stage, of a method that learns before it plays."""
+
+    def times(self, share: float) -> CostEstimate:
+        """The estimate of a share of the runs."""
+        numbers = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
+        return CostEstimate(self.method, *numbers, share * self.dollars)
+
+
+class LeftCosts(NamedTuple):
+    """The runs of a method that are left, and what they would take."""
+
+    sweep: Sweep
+    arm: Arm
+    runs: int
+    estimate: CostEstimate
 
 
 def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
@@ -74,50 +90,29 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
         for estimate in found:
             show(json.dumps(asdict(estimate)))
         return 2 if problems else 0
-    lines = [
-        [
-            *(one.sweep.world, one.sweep.model, one.arm.label, f"{one.runs} of {len(one.sweep.seeds)}"),
-            *(f"{number:,}" for number in (one.sweep.options.episodes, *astuple(one.expected)[:3])),
-            *(_dollars(one.sweep.options, one.expected), f"{one.most.calls:,}"),
-            *(f"{one.most.input_tokens + one.most.output_tokens:,}", _dollars(one.sweep.options, one.most)),
-        ]
-        for one in costs
-    ]
-    head = [*("environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars")]
-    table = markdown_table([[*head, "calls at most", "tokens at most", "dollars at most"], *lines], left=3)
-    runs = sum(one.runs for one in costs)
-    show(f"{folder}: no model was asked. {plural(runs, 'run')} left; from their first episode they would take about\n\n{table}")
-    if planned[0].folder == folder:
-        learns = isinstance(planned[0].options, LearningOptions)
-        assumed = learning.assumptions(planned[0]) if learns else [f"assumed: {_assumptions(planned[0].options, found)}"]
-        tokens = sum(one.expected.input_tokens + one.expected.output_tokens for one in costs)
-        problems += [*assumed, *_budget_notes(planned[0].options, tokens, sum(one.expected.dollars for one in costs))]
-        show("\n" + "\n".join([*problems, *notes]))
-        return 0
-    for line in [*problems, *notes]:
-        show(f"\n{line}")
-    return 2 if problems else 0
+    lines = [["environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars"]]
+    for sweep, arm, runs, one in costs:
+        numbers = (sweep.options.episodes, one.calls, one.input_tokens, one.output_tokens)
+        dollars = f"{one.dollars:,.2f}" if sweep.options.has_prices else "–"
+        left = f"{runs} of {len(sweep.seeds)}"
+        lines.append([sweep.world, sweep.model, arm.label, left, *(f"{number:,}" for number in numbers), dollars])
+    runs = plural(sum(one.runs for one in costs), "run")
+    said = f"{folder}: no model was asked. {runs} left; from their first episode they would take about"
+    show(f"{said}\n\n{markdown_table(lines, left=3)}")
+    is_alone = planned[0].folder == folder
+    told = [*(_assumptions(planned[0], found) if is_alone else ()), *_budget_notes(costs), *notes]
+    show("\n" + "\n".join([*problems, *told]))
+    return 2 if problems and not is_alone else 0
 
 
 def forecast(planned: Sequence[Sweep], folder: Path) -> str:
     """Say in a line what the runs that are left would take, and what cannot be played."""
     costs, _, problems = _costs_left(planned, folder)
-    calls, read, written = (sum(astuple(one.expected)[number] for one in costs) for number in range(3))
-    paid = [one.expected.dollars for one in costs if one.sweep.options.has_prices]
+    calls, read, written = (sum(astuple(one.estimate)[n] for one in costs) for n in (1, 2, 3))
+    paid = [one.estimate.dollars for one in costs if one.sweep.options.has_prices]
     dollars = f", ${sum(paid):,.2f}" if paid else ""
     runs = plural(sum(one.runs for one in costs), "run")
     return "\n".join([f"{runs} left: about {calls:,} calls, {read:,} tokens read, {written:,} written{dollars}", *problems])
-
-
-@dataclass(frozen=True)
-class LeftCosts:
-    """The costs of a method's runs that are left."""
-
-    sweep: Sweep
-    arm: Arm
-    runs: int
-    expected: Amount
-    most: Amount
 
 
 def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts], list[CostEstimate], list[str]]:
@@ -141,86 +136,65 @@ def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts]
         ]
         found += estimates.values()
         for batch in one.batches():
-            left, estimate = counts.get(batch[0].arm.name, 0), estimates[batch[0].arm.name]
-            now, most = (amount.times(left / len(batch)) for amount in (estimate.expected, estimate.most))
-            costs.append(LeftCosts(one, batch[0].arm, left, now, most))
+            arm = batch[0].arm
+            left = counts.get(arm.name, 0)
+            costs.append(LeftCosts(one, arm, left, estimates[arm.name].times(left / len(batch))))
     return costs, found, problems
 
 
-def _dollars(options: RunOptions, amount: Amount) -> str:
-    return f"{amount.dollars:,.2f}" if options.has_prices else "–"
-
-
-def _budget_notes(options: RunOptions, tokens: float, dollars: float) -> list[str]:
-    notes = []
-    if options.token_budget and tokens > options.token_budget:
-        notes.append(f"--token-budget {options.token_budget:,} may not last: {tokens:,.0f} tokens")
-    if options.dollar_budget and dollars > options.dollar_budget:
+def _budget_notes(costs: Sequence[LeftCosts]) -> list[str]:
+    """A line for a budget that may not last."""
+    options, notes = costs[0].sweep.options if costs else RunOptions(), []
+    tokens = sum(one.estimate.input_tokens + one.estimate.output_tokens for one in costs)
+    if 0 < options.token_budget < tokens:
+        notes.append(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
+    if 0 < options.dollar_budget < (dollars := sum(one.estimate.dollars for one in costs)):
         notes.append(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
     return notes
 
 
-def _assumptions(options: RunOptions, estimates: Sequence[CostEstimate]) -> str:
-    horizon, tries = _horizon(options), Ask.max_tries
-    measured = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
-    read, written = TYPICAL_TOKENS
-    said = [
-        f"steps and tokens as measured in this folder for {measured}" if measured else "",
-        f"an episode takes {SHARE_OF_HORIZON:.0%} of its horizon of {horizon} steps, and a call reads {read:,} tokens and "
-        f"writes {written}" + (" (the other methods)" if measured else ""),
-        f"at most: every step of the horizon, {tries} tries for each reply, a full window for each prompt",
+def _assumptions(sweep: Sweep, estimates: Sequence[CostEstimate]) -> list[str]:
+    """A line on what the estimates of a sweep assume."""
+    if isinstance(sweep.options, LearningOptions):
+        paid = ledger_usage(sweep.folder, CACHE)
+        measured = f"; tokens per call of {', '.join(paid)} as measured in this folder" if paid else ""
+        return [
+            f"assumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; no run stops early; arms share "
+            f"nothing (in truth they share what is the same){measured}"
+        ]
+    known = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
+    read, written = TYPICAL_TOKENS["play"]
+    others = (
+        f"an episode takes {SHARE_OF_HORIZON:.0%} of its horizon of {_horizon(sweep.options)} steps, and a call reads {read:,} tokens "
+        f"and writes {written}"
+    )
+    return [
+        f"assumed: steps and tokens as measured in this folder for {known}; else {others}" if known else f"assumed: {others}"
     ]
-    return "; ".join(filter(None, said))
 
 
 def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
-    """The costs of one method."""
-    options, name, seeds = sweep.options, arm.name, sweep.seeds
+    """The costs of one method over all seeds."""
+    options = sweep.options
     if isinstance(options, LearningOptions):
-        stages = learning.stage_usage(sweep, arm, learning.paid_by_stage(sweep.folder))
-        every, dollars = sum(stages.values(), Usage()), sum(learning.stage_dollars(sweep, stages).values())
-        asked = Amount(every.calls, every.input_tokens, every.output_tokens, dollars)
-        return CostEstimate(name, asked, asked, stages={stage: usage.calls for stage, usage in stages.items()})
-    nothing = Amount(0, 0, 0, 0.0)
+        usage = stage_usage(options, arm, len(sweep.seeds), ledger_usage(sweep.folder, CACHE))
+        dollars = sum(options.stage_prices(stage).cost(used) for stage, used in usage.items())
+        total, calls = sum(usage.values(), Usage()), {stage: used.calls for stage, used in usage.items()}
+        return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=calls)
     if not loads_model(arm, options):
-        return CostEstimate(name, nothing, nothing)
-    by_step, by_episode = _asking_nodes(arm, options)
-    episodes, horizon = options.episodes * len(seeds), _horizon(options)
-    judges = sum(asks_model(judge) for judge in options.judge.split("+"))
-    ties = judges * CommitAttempt.judgements * CommitAttempt.max_ties * len(seeds)
-    most_calls = ((by_step * horizon + by_episode) * episodes + ties) * Ask.max_tries
-    reply = options.max_tokens or REPLY_TOKENS
-    most = _amount(options, most_calls, _window(options) - min(reply, _window(options) // 2), reply if _writes(options) else 0)
-    paths = [sweep.folder / f"{run_stem(name)}-s{seed}" / "episodes.jsonl" for seed in seeds]  # those that are there already
+        return CostEstimate(arm.name)
+    episodes = options.episodes * len(sweep.seeds)
+    paths = [sweep.folder / f"{run_stem(arm.name)}-s{seed}" / "episodes.jsonl" for seed in sweep.seeds]  # those that are there
     rows = [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]
     if rows:
-        paid = sum((Usage(row["calls"], row["input_tokens"], row["output_tokens"]) for row in rows), Usage())
-        share = episodes / len(rows)
-        expected = _priced(options, *(round(share * n) for n in (paid.calls, paid.input_tokens, paid.output_tokens)))
-        return CostEstimate(name, expected, most, len(rows))
-    steps = max(1, math.ceil(horizon * SHARE_OF_HORIZON))
-    read, written = TYPICAL_TOKENS if _writes(options) else (200, 0)
-    return CostEstimate(name, _amount(options, (by_step * steps + by_episode) * episodes, read, written), most)
-
-
-def _amount(options: RunOptions, calls: int, read: int, written: int) -> Amount:
-    """Calls that read and write so many tokens each."""
-    return _priced(options, calls, calls * read, calls * written)
-
-
-def _priced(options: RunOptions, calls: int, read: int, written: int) -> Amount:
-    return Amount(calls, read, written, options.prices.cost(Usage(calls, read, written)))
-
-
-def _writes(options: RunOptions) -> bool:
-    """True if calls write text; a model in this process mostly scores the listed actions."""
-    return options.model.startswith("openai:")
-
-
-def _window(options: RunOptions) -> int:
-    from ..wiring.inputs import DEFAULT_WINDOW
-
-    return options.window or DEFAULT_WINDOW
+        paid, share = sum(map(row_usage, rows), Usage()), episodes / len(rows)
+        numbers = [round(share * one) for one in (paid.calls, paid.input_tokens, paid.output_tokens)]
+    else:
+        by_step, by_episode = _asking_nodes(arm, options)
+        calls = (by_step * max(1, math.ceil(_horizon(options) * SHARE_OF_HORIZON)) + by_episode) * episodes
+        each = TYPICAL_TOKENS["play"] if options.model.startswith("openai:") else SCORED_TOKENS
+        numbers = [calls, *(calls * round(tokens) for tokens in each)]
+    return CostEstimate(arm.name, *numbers, options.prices.cost(Usage(*numbers)), len(rows))
 
 
 def _horizon(options: RunOptions) -> int:
@@ -228,40 +202,67 @@ def _horizon(options: RunOptions) -> int:
     return int(getattr(shared_environment(options.env, options.horizon), "horizon", 1))
 
 
+# A method that learns before it plays
+
+
+def stage_usage(options: LearningOptions, arm: Arm, seeds: int, paid: Mapping[str, Usage]) -> dict[str, Usage]:
+    """The calls and tokens of every stage of an arm, if the cache were empty.
+
+    Args:
+        options: those of the runs.
+        arm: the arm.
+        seeds: number of its seeds.
+        paid: the usage that was paid so far, by stage, from which tokens per call are taken.
+    """
+    found = {}
+    for stage, number in stage_calls(options, arm.settings).items():
+        plays, known = stage in ROLLOUT_STAGES, paid.get(stage, Usage())
+        read, written = TYPICAL_TOKENS["rollout" if plays else stage]
+        if plays and not options.model.startswith("openai:"):
+            read, written = SCORED_TOKENS
+        elif plays and options.tool_names:
+            read, written = TYPICAL_TOKENS_WITH_TOOLS
+        if known.calls:
+            read, written = known.input_tokens / known.calls, known.output_tokens / known.calls
+        if calls := math.ceil(number) * seeds:
+            found[stage] = Usage(calls, round(calls * read), round(calls * written))
+    return found
+
+
+def stage_calls(options: LearningOptions, s: Any) -> dict[str, float]:
+    """The calls of every stage of an arm with settings `s`, on one seed."""
+    turns = CALLS_WITH_TOOLS if options.tool_names else _horizon(options)
+    test, source = options.episodes * turns, getattr(s, "arm", "")
+    if source != "learned":
+        return {"test": test, "invent": source == "self-generated"}
+    groups, steps = s.epochs * s.problems, s.epochs * math.ceil(s.problems / (s.batch_size or s.problems or 1))
+    compared = groups * SHARE_COMPARED * (s.author == "model")
+    writes = s.author == "model" and options.critic_model.startswith("openai:")
+    at_once = writes and s.wording == "paper"
+    return {
+        "rollout": groups * s.group_size * turns,
+        "summarise": compared * s.group_size * writes,
+        "extract": compared * at_once,
+        "contrast": compared * (not at_once),
+        "propose": compared * (writes and not at_once),
+        "consolidate": steps * writes,
+        "trial": 2 * steps * s.held_out * s.trial.rollouts * turns * (s.acceptance != "always"),
+        "test": test * (1 + (steps - 1) * options.curve),
+    }
+
+
+# A method that learns while it plays
+
+
 def _asking_nodes(arm: Arm, options: RunOptions) -> tuple[int, int]:
     """The nodes of a method that ask the model: those on the way from step to step, and the others with the judges."""
     graph = blueprint(arm.name, arm.settings)
-    after = _successors(graph.builder)
-    asking = {node for node, spec in graph.builder.nodes.items() if _asks(spec.runnable)}
-    loop = {node for node in after if node in _reachable(after, node)}
-    if "act" in after:  # another loop, such as one over a bank, is no way from step to step
-        loop = {node for node in loop if "act" in _reachable(after, node)} & _reachable(after, "act")
+    arrows = [(edge.source, edge.target) for edge in drawn_edges(graph)]
+    specs = graph.builder.nodes
+    after = {node: set[str]().union(*(closure(to, arrows) for source, to in arrows if source == node)) for node in specs}
+    asking = {node for node, spec in specs.items() if describe_node(node, spec.runnable)["role"] == "model"}
+    loop = {node for node in specs if node in after[node]}
+    if "act" in specs:  # another loop, such as one over a bank, is no way from step to step
+        loop = {node for node in loop if "act" in after[node]} & after["act"]
     judges = sum(asks_model(judge) for judge in options.judge.split("+"))
     return len(asking & loop), len(asking - loop) + judges
-
-
-def _asks(part: Any) -> bool:
-    return getattr(getattr(part, "func", None) or part, "role", "") == "model"
-
-
-def _successors(builder: Any) -> Mapping[str, set[str]]:
-    """Node -> the nodes that may follow it."""
-    after: dict[str, set[str]] = {name: set() for name in builder.nodes}
-    for source, target in builder.edges:
-        after.setdefault(source, set()).add(target)
-    for source, branches in builder.branches.items():
-        for branch in branches.values():
-            after.setdefault(source, set()).update((branch.ends or {}).values())
-    return after
-
-
-def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
-    """The nodes that can follow a node, at once or later."""
-    found: set[str] = set()
-    frontier = list(after.get(start, ()))
-    while frontier:
-        node = frontier.pop()
-        if node not in found:
-            found.add(node)
-            frontier += after.get(node, ())
-    return found

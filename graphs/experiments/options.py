@@ -181,6 +181,10 @@ class RunOptions(ModelOptions):
     @property
     def prices(self) -> Prices:
         """The prices of the model's tokens; 0 and 0 where they are unknown."""
+        return self.stage_prices("")
+
+    def stage_prices(self, stage: str) -> Prices:
+        """The prices of the calls in a stage of a run."""
         from ...nodes.cached_model import Prices
 
         return Prices(self.price_in, self.price_out)

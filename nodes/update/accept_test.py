@@ -15,13 +15,15 @@ more about other problems.
 | `always` | always, without a test; the last version is the product then (as published) |
 
 A share of the held-out problems is a second split, which decides nothing but this: a candidate whose mean there falls by the
-margin or more is not accepted. `acceptance_rates` says beforehand how often such a test errs; a dry run prints it.
+margin or more is not accepted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from statistics import stdev
 from typing import Any, ClassVar, Literal, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -45,7 +47,6 @@ __all__ = [
     "NewLeaks",
     "PlayProbe",
     "Rule",
-    "acceptance_rates",
     "fan_out_probes",
     "split_held_out",
 ]
@@ -53,8 +54,6 @@ __all__ = [
 Rule = Literal["not-worse", "better", "always"]
 CONFIDENCE = 0.95
 """Confidence of the one-sided bound by which the rules go."""
-SIMULATED_TESTS = 4_000
-"""Tests that `acceptance_rates` simulates for every true gain."""
 _SAME = 1e-9
 
 
@@ -133,67 +132,20 @@ def _mean_by_task(rewards: Sequence[tuple[str, float]]) -> dict[str, float]:
     return {task: sum(each) / len(each) for task, each in by_task.items()}
 
 
-def lower_bounds(gains: Any) -> Any:
-    """The lower end of the one-sided 95 % interval of each row's mean, by Student's t; the mean itself of a single value.
-
-    Args:
-        gains: an array of shape (tests, problems).
-    """
-    import numpy as np
+def lower_bound(gains: Sequence[float]) -> float:
+    """The lower end of the one-sided 95 % interval of the mean, by Student's t; the mean itself of a single value."""
     from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
 
-    size = gains.shape[1]
-    means = gains.mean(axis=1)
-    return means if size < 2 else means - t.ppf(CONFIDENCE, size - 1) * gains.std(axis=1, ddof=1) / np.sqrt(size)
+    size = len(gains)
+    return mean(gains) if size < 2 else mean(gains) - float(t.ppf(CONFIDENCE, size - 1)) * stdev(gains) / math.sqrt(size)
 
 
-def acceptance_rates(
-    rule: Rule,
-    settings: AcceptSettings,
-    held_out: int,
-    effects: Sequence[float] = (-0.1, 0.0, 0.1),
-    *,
-    base: float = 0.5,
-    seed: int = 0,
-) -> dict[float, float]:
-    """The probability that the first test of a run accepts a candidate, by the candidate's true gain in mean reward.
-
-    Simulated, with rewards of 0 and 1 and independent rollouts. By default the two libraries succeed about half of the time, on
-    every problem: then chance has the most to say.
-
-    Args:
-        rule: the rule by which a candidate is accepted.
-        settings: the margin, the rollouts and the second split.
-        held_out: number of held-out problems.
-        effects: true gains.
-        base: mean of the two libraries' rates of success.
-        seed: of the draws.
-    """
-    import numpy as np
-
-    second = int(settings.regression_share * held_out + _SAME)
-    first, rollouts, rates = held_out - second, settings.rollouts, {}
-    for effect in effects:
-        draw = np.random.default_rng(seed)
-        gains = [
-            (draw.binomial(rollouts, base + effect / 2, shape) - draw.binomial(rollouts, base - effect / 2, shape)) / rollouts
-            for shape in ((SIMULATED_TESTS, first), (SIMULATED_TESTS, second))
-        ]
-        there = gains[1].mean(axis=1) if second else np.zeros(SIMULATED_TESTS)
-        bounds = lower_bounds(gains[0]) if first else np.zeros(SIMULATED_TESTS)
-        rates[effect] = float(np.mean(_passes(bounds, there, rule, settings.margin) if held_out else 1.0))
-    return rates
-
-
-def _passes(bound: Any, second: Any, rule: Rule, margin: float) -> Any:
-    """True if a candidate with this bound, and this gain on the second split, is accepted; of arrays an array."""
+def _passes(bound: float, second: float, rule: Rule, margin: float) -> bool:
+    """True if a candidate with this bound, and this gain on the second split, is accepted."""
     if rule == "always":
-        return (bound == bound) | True
-    needed = 0.0 if rule == "better" else -margin
-    clear = bound > needed + _SAME
-    if rule == "not-worse":
-        clear = clear | (bound >= -_SAME)
-    return clear & ((second > -margin + _SAME) | (second >= -_SAME))
+        return True
+    is_clear = bound > (0.0 if rule == "better" else -margin) + _SAME or (rule == "not-worse" and bound >= -_SAME)
+    return is_clear and (second > -margin + _SAME or second >= -_SAME)
 
 
 def accept_test_result(
@@ -213,8 +165,6 @@ def accept_test_result(
         earlier: see `differences`.
         second: ids of the problems of the second split.
     """
-    import numpy as np
-
     paired = differences(probes, candidate, current, earlier)
     if not paired:
         return None
@@ -233,7 +183,7 @@ def accept_test_result(
         wins=sum(gain > _SAME for gain in gains),
         losses=sum(gain < -_SAME for gain in gains),
         problems=len(gains),
-        bound=float(lower_bounds(np.asarray([gains]))[0]),
+        bound=lower_bound(gains),
         second=sum(there) / len(there) if there else None,
         pooled=len(pooled),
     )

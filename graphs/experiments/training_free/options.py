@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ....memory.errors import CommandError, UserError
 from ....memory.records import Task
@@ -15,8 +15,13 @@ from ...arms import Arm
 from ..options import RunOptions
 from ..run_inputs import shared_environment
 
+if TYPE_CHECKING:
+    from ....nodes.cached_model import Prices
+
 __all__ = ["LearningOptions", "ProblemSplit", "learning_options", "problem_split"]
 
+ROLLOUT_STAGES = ("rollout", "trial", "test")
+"""Stages in which the acting model plays."""
 TOOL_NAMES = ("python", "search", "web", "page")
 """Tools that a model may be given."""
 _LEAST: Mapping[str, float] = {
@@ -122,6 +127,14 @@ class LearningOptions(RunOptions):
     def has_prices(self) -> bool:
         """True if a price of the model or of the critic is known."""
         return bool(super().has_prices or self.critic_price_in or self.critic_price_out)
+
+    def stage_prices(self, stage: str) -> Prices:
+        """The prices of a stage's calls: those of the model that is asked in it."""
+        of_model = super().stage_prices(stage)
+        if stage in ROLLOUT_STAGES:
+            return of_model
+        read, written = self.critic_price_in, self.critic_price_out
+        return replace(of_model, **{n: one for n, one in (("input", read), ("output", written)) if one is not None})
 
     @property
     def critic_model(self) -> str:

@@ -26,24 +26,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ....memory.errors import UserError
 from ....memory.records import Rollout, Task, Usage
+from ..costs import CACHE
 from ..file_digests import path_digest, weights_digest
 from ..options import DRAW_OPTIONS
 from ..progress import say
 from ..run_inputs import make_method_inputs, needs_model, shared_environment, shared_model
-from .options import LearningOptions, problem_split
+from .options import ROLLOUT_STAGES, LearningOptions, problem_split
 
 if TYPE_CHECKING:
     from ....memory.lessons.versions import LibraryVersions
     from ....memory.storage.cache import Cache
-    from ....nodes.cached_model import Prices, SpendingLimit
+    from ....nodes.cached_model import SpendingLimit
     from ...wiring.inputs import MethodInputs
     from ..folder import Job
 
 __all__ = ["LearningJob"]
-
-ROLLOUT_STAGES = ("rollout", "trial", "test")
-"""Stages in which the acting model plays."""
-CACHE = "cache.sqlite"
 
 
 def learn_and_play(job: Job) -> None:
@@ -63,24 +60,14 @@ def learn_and_play(job: Job) -> None:
         cache.close()
 
 
-def prices(options: LearningOptions, stage: str) -> Prices:
-    """The prices of a stage's calls, in dollars per million tokens."""
-    from ....nodes.cached_model import Prices
-
-    if stage in ROLLOUT_STAGES:
-        return Prices(options.price_in, options.price_out)
-    of_critic, of_model = (options.critic_price_in, options.critic_price_out), (options.price_in, options.price_out)
-    return Prices(*(model if critic is None else critic for critic, model in zip(of_critic, of_model, strict=True)))
-
-
 def spending_limit(options: LearningOptions, cache: Cache) -> SpendingLimit:
     """The limit on tokens and dollars of a run: counts them, and stops the run when they are spent."""
     from ....nodes.cached_model import SpendingLimit
 
     return SpendingLimit(
         cache,
-        prices(options, "critic"),
-        {stage: prices(options, stage) for stage in ROLLOUT_STAGES},
+        options.stage_prices("critic"),
+        {stage: options.stage_prices(stage) for stage in ROLLOUT_STAGES},
         max_dollars=options.dollar_budget or None,
         max_tokens=options.token_budget or None,
     )

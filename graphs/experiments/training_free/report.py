@@ -9,12 +9,12 @@ from typing import Any
 from ....memory.display import format_number, markdown_table, with_interval
 from ....memory.records import Usage
 from ....nodes.evaluate.statistics import bootstrap_interval, interval, mean, paired_test
+from ..costs import CACHE, ledger_usage
 from ..figures import COLOURS, save_figure, score_axes
 from ..folder import Sweep
 from ..recorded import read_rows
 from ..results import SeedResult
 from ..tables import ResultTable
-from .dry_run import paid_by_stage, stage_dollars
 from .options import learning_arms
 
 __all__ = ["LearningSteps"]
@@ -45,9 +45,9 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
     for label, seeds in learned.items():
         if any(seeds):
             parts += [f"{label}, step by step; train is under the library before the step", markdown_table(steps_table(seeds))]
-    paid = paid_by_stage(one.folder)
+    paid = ledger_usage(one.folder, CACHE)
     if any(usage.calls for usage in paid.values()):
-        dollars = stage_dollars(one, paid)
+        dollars = {stage: one.options.stage_prices(stage).cost(usage) for stage, usage in paid.items()}
         parts += [
             "paid for, by stage (what arms share is paid once)",
             usage_table(paid, dollars if any(dollars.values()) else {}),

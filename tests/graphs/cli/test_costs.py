@@ -146,22 +146,17 @@ def dry(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, dict[str
 
 
 @pytest.mark.slow
-def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_asks_nothing_and_expects_what_the_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(wait) as server:
         command = ["react", *ASK, "--seeds", "2", "--base-url", server.url, *PRICES, "--compare", "random", "adamem"]
         found = dry(capsys, *command, "--max-tokens", "100")
         assert server.requests == []
         assert not (here / "run").exists()
         assert set(found) == {"react", "random", "adamem"}
-        react = found["react"]
-        assert react["most"]["calls"] == 2 * 2 * 2 * 3  # seeds, episodes, steps, tries
-        assert react["most"]["output_tokens"] == 24 * 100
-        assert 0 < react["expected"]["calls"] <= 8
-        assert 0 < react["expected"]["dollars"] < react["most"]["dollars"]
-        assert found["random"]["most"]["calls"] == 0
-        assert found["adamem"]["most"]["calls"] > react["most"]["calls"]
-        assert main(["run", *command, "--out", "run"]) in (0, 2)
-        assert len(server.requests) <= sum(row["most"]["calls"] for row in found.values())
+        assert found["react"]["calls"] == 2 * 2 * 1  # seeds, episodes, half of the horizon's steps
+        assert found["react"]["dollars"] > 0
+        assert found["random"]["calls"] == 0
+        assert found["adamem"]["calls"] > found["react"]["calls"]
 
 
 @pytest.mark.slow
@@ -171,8 +166,8 @@ def test_a_dry_run_of_a_folder_expects_what_was_measured_there(here: Path, capsy
         capsys.readouterr()
         found = dry(capsys, "react", *ASK[:-1], "10", "--seeds", "1", "--base-url", server.url)
         row = results(here)["react"]
-    assert found["react"]["expected"]["calls"] == 20
-    assert found["react"]["expected"]["input_tokens"] == 5 * row["input_tokens"]
+    assert found["react"]["calls"] == 20
+    assert found["react"]["input_tokens"] == 5 * row["input_tokens"]
 
 
 def test_a_dry_run_says_its_assumptions_and_whether_the_budget_may_not_last(
