@@ -161,10 +161,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         "learngraph/graphs/experiments/page.html",
         "learngraph/graphs/experiments/benchmarks/toy.toml",
         "learngraph/tools/serving/pages/dashboard.html",
-        "learngraph/tools/serving/pages/dashboard.js",
-        "learngraph/tools/serving/studio_pages/index.html",
-        "learngraph/tools/serving/studio_pages/library/view.js",
-        "learngraph/tools/serving/studio_pages/library/LICENSES.txt",
+        "learngraph/tools/serving/pages/index.html",
+        "learngraph/tools/serving/pages/library/view.js",
+        "learngraph/tools/serving/pages/library/LICENSES.txt",
         "learngraph/tools/pocket/guard_weights/model.safetensors",
     } <= ours
     assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)

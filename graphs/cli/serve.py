@@ -134,7 +134,6 @@ async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_re
     from ...tools.serving import chat_server
 
     service = build_service(options, settings)
-    tenants.keep_counts(options.out / "usage.json")
     async with service:
         application = chat_server.make_app(
             service,
@@ -143,14 +142,11 @@ async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_re
             open_metrics=options.open_metrics,
             allowed_hosts=LOCAL_NAMES if options.no_auth else ("*",),
         )
-        try:
-            await chat_server.serve(
-                *(application, options.host, options.port),
-                on_ready=lambda url: on_ready(service, url),
-                max_connections=options.max_connections,
-            )
-        finally:
-            tenants.save_counts()
+        await chat_server.serve(
+            *(application, options.host, options.port),
+            on_ready=lambda url: on_ready(service, url),
+            max_connections=options.max_connections,
+        )
 
 
 def build_service(options: ServeOptions, settings: CLaaS) -> Service:

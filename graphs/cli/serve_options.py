@@ -47,7 +47,7 @@ class ServeOptions:
     api_key: Annotated[tuple[str, ...], UseAppendAction] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
-    """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], requests_per_minute: 60}`; one with `metrics: true`
+    """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], streams: 50}`; one with `metrics: true`
     reads /metrics of all tenants, and nothing else."""
     no_auth: bool = False
     """Accept any key; only on 127.0.0.1."""

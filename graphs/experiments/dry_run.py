@@ -70,8 +70,8 @@ class CostEstimate:
 
     def times(self, share: float) -> CostEstimate:
         """The estimate of a share of the runs."""
-        numbers = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
-        return CostEstimate(self.method, *numbers, share * self.dollars)
+        calls, read, written = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
+        return CostEstimate(self.method, calls, read, written, share * self.dollars)
 
 
 class LeftCosts(NamedTuple):
@@ -91,10 +91,10 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
             show(json.dumps(asdict(estimate)))
         return 2 if problems else 0
     lines = [["environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars"]]
-    for sweep, arm, runs, one in costs:
+    for sweep, arm, count, one in costs:
         numbers = (sweep.options.episodes, one.calls, one.input_tokens, one.output_tokens)
         dollars = f"{one.dollars:,.2f}" if sweep.options.has_prices else "–"
-        left = f"{runs} of {len(sweep.seeds)}"
+        left = f"{count} of {len(sweep.seeds)}"
         lines.append([sweep.world, sweep.model, arm.label, left, *(f"{number:,}" for number in numbers), dollars])
     runs = plural(sum(one.runs for one in costs), "run")
     said = f"{folder}: no model was asked. {runs} left; from their first episode they would take about"
@@ -179,8 +179,8 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     if isinstance(options, LearningOptions):
         usage = stage_usage(options, arm, len(sweep.seeds), ledger_usage(sweep.folder, CACHE))
         dollars = sum(options.stage_prices(stage).cost(used) for stage, used in usage.items())
-        total, calls = sum(usage.values(), Usage()), {stage: used.calls for stage, used in usage.items()}
-        return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=calls)
+        total, stages = sum(usage.values(), Usage()), {stage: used.calls for stage, used in usage.items()}
+        return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=stages)
     if not loads_model(arm, options):
         return CostEstimate(arm.name)
     episodes = options.episodes * len(sweep.seeds)
@@ -188,13 +188,13 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     rows = [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]
     if rows:
         paid, share = sum(map(row_usage, rows), Usage()), episodes / len(rows)
-        numbers = [round(share * one) for one in (paid.calls, paid.input_tokens, paid.output_tokens)]
+        calls, read, written = (round(share * one) for one in (paid.calls, paid.input_tokens, paid.output_tokens))
     else:
         by_step, by_episode = _asking_nodes(arm, options)
         calls = (by_step * max(1, math.ceil(_horizon(options) * SHARE_OF_HORIZON)) + by_episode) * episodes
         each = TYPICAL_TOKENS["play"] if options.model.startswith("openai:") else SCORED_TOKENS
-        numbers = [calls, *(calls * round(tokens) for tokens in each)]
-    return CostEstimate(arm.name, *numbers, options.prices.cost(Usage(*numbers)), len(rows))
+        read, written = (calls * round(tokens) for tokens in each)
+    return CostEstimate(arm.name, calls, read, written, options.prices.cost(Usage(calls, read, written)), len(rows))
 
 
 def _horizon(options: RunOptions) -> int:

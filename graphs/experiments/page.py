@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ...memory.display import format_number
 from ...memory.errors import plural
-from ...tools.serving.studio_assets import read_page
+from ...tools.serving.page_files import read_page
 from .measures import METRICS, measure, metric_head
 from .tables import PAIRED_METRICS, ResultTable, legend, overview, paired_table, score_table
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
-from ...tools.serving.studio_assets import read_page
+from ...tools.serving.page_files import read_page
 
 if TYPE_CHECKING:
     from ...tools.notebook.walk import Walk

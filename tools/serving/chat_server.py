@@ -43,12 +43,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...memory.errors import UserError
-from . import dashboard
 from .backend import ChatBackend
 from .connections import available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
+from .page_files import page_response
 from .replies import REQUEST_ID, ClientDisconnected, as_api_error
 from .service_wire import AdapterBody, ErrorBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants, client_address
@@ -132,14 +132,11 @@ class KeyCheck:
         tenant = self.tenant(request, credentials)
         if tenant.metrics_only:
             raise ApiError("this key reads /metrics only", 403, code="metrics_only")
-        self.tenants.admit(tenant)
         request.state.tenant = tenant
 
     async def require_metrics_key(self, request: Request, credentials: Credentials = None) -> None:
         """Admit requests with any known key; all requests if /metrics needs none."""
         request.state.tenant = None if self.open_metrics else self.tenant(request, credentials)
-        if request.state.tenant is not None:
-            self.tenants.admit(request.state.tenant)
 
 
 def add_route(
@@ -256,8 +253,12 @@ def make_app(
     tenants_router = tenant_router(api, dependencies=[Depends(keys.require_chat_key)], **errors)
     for router in (tenants_router, metrics_router, open_router):
         application.include_router(router)
-    application.include_router(dashboard.dashboard_router(api))
-    application.add_api_route("/", _redirect_to_dashboard, methods=["GET"], include_in_schema=False)
+    for path, answer in (
+        ("/", _redirect_to_dashboard),
+        ("/dashboard", _redirect_to_dashboard),
+        ("/dashboard/{path:path}", _page),
+    ):
+        application.add_api_route(path, answer, methods=["GET"], include_in_schema=False)
     for kind in (ApiError, UserError, HTTPException, RequestValidationError):
         application.add_exception_handler(kind, _answer_error)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
@@ -267,7 +268,14 @@ def make_app(
 
 
 async def _redirect_to_dashboard() -> Response:
-    return RedirectResponse("/dashboard", 307)
+    return RedirectResponse("/dashboard/", 307)
+
+
+async def _page(path: str) -> Response:
+    """A file of the dashboard: a page that asks this API with the key that its user types in, and needs none to be read."""
+    if (found := page_response(path or "dashboard.html")) is None:
+        raise HTTPException(404)
+    return found
 
 
 async def _answer_error(request: Request, problem: Exception) -> Response:

@@ -158,9 +158,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, RateLimitExceeded):
         headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))}
-        if error.code == "insufficient_quota":
-            headers["x-should-retry"] = "false"  # the openai client would wait and ask again
-        return ApiError(str(error), 429, code=error.code, headers=headers)
+        return ApiError(str(error), 429, code="rate_limit_exceeded", headers=headers)
     if isinstance(error, UserError):
         found = user_error_as_api_error(error)
         if found.message != str(error):
@@ -208,7 +206,7 @@ async def respond(
 
     Raises:
         ApiError: there is no such adapter, or the request has more choices than the tenant may ever have at once.
-        RateLimitExceeded: the tenant's tokens of the day are used up, or too many replies are being made.
+        RateLimitExceeded: too many replies are being made.
         ClientDisconnected: the client hung up.
         UserError: the backend's.
     """
@@ -271,7 +269,7 @@ class _PendingAnswer:
         self.headers = {"x-policy-version": version} | ({"x-experience-id": self.id} if self.parsed.store else {})
 
     async def close(self) -> None:
-        """Cancel replies that are not finished, and charge the tenant for the tokens."""
+        """Cancel replies that are not finished, and count the tenant's tokens."""
         count = len(self.parsed.requests)
         try:
             await self.replies.close()
@@ -279,8 +277,7 @@ class _PendingAnswer:
             self._reserved.close()
             self.metrics.replies_in_progress.dec(count)
             tokens = usage(self.finished(), self.parsed.num_prompts)["total_tokens"] if len(self.done) == count else 0
-            tokens = max(tokens, self.replies.num_tokens)  # a client that hangs up early pays for the pieces that it got
-            self.tenants.spend(self.tenant, tokens)
+            tokens = max(tokens, self.replies.num_tokens)  # of a client that hung up early, the pieces that it got
             self.metrics.tokens.labels(self.tenant.name).inc(tokens)
 
     def finished(self) -> list[Reply]:

@@ -3,7 +3,7 @@
 The page executes steps of the user's code, so three things must hold of a question (POST /ask/NAME): its Host names this machine (a
 foreign site cannot point its own name here), its Origin, if it has one, is this server, and it carries the key, which stands in the
 link that the command prints and in no page. The key travels in a header that no other site can set. Nothing on the page comes from
-elsewhere: its policy is `default-src 'self'` (and `data:` for the small pictures in CodeMirror's own styles), and all libraries lie in tools/serving/studio_pages/library.
+elsewhere: its policy is `default-src 'self'` (and `data:` for the small pictures in CodeMirror's own styles), and all libraries lie in tools/serving/pages/library.
 """
 
 from __future__ import annotations
@@ -19,26 +19,16 @@ from typing import Any, Protocol
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from ...memory.errors import UserError
-from .studio_assets import PAGES
+from .page_files import HEADERS, page_response
 
 __all__ = ["Answers", "StudioServer"]
 
 MAX_BYTES = 2_000_000
 """Longest question, in bytes."""
 KEY_HEADER = "x-studio-key"
-POLICY = (
-    "default-src 'self'; img-src 'self' data:; base-uri 'none'; object-src 'none'; frame-ancestors 'none'; form-action 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "cache-control": "no-store",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +66,7 @@ def studio_app(answers: Answers, key: str, port: int) -> FastAPI:
 
     @app.get("/{path:path}")
     async def page(path: str) -> Response:
-        file = (PAGES / (path or "index.html")).resolve()
-        if not file.is_relative_to(PAGES.resolve()) or file.suffix not in TYPES or not file.is_file():
-            return _error(f"there is no page {path!r}", 404)
-        return FileResponse(file, media_type=TYPES[file.suffix])
+        return page_response(path or "index.html") or _error(f"there is no page {path!r}", 404)
 
     @app.post("/ask/{name}")
     async def ask(name: str, request: Request) -> Response:

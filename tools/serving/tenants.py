@@ -1,4 +1,4 @@
-"""Tenants with their bearer keys and limits: request rates, tokens per day, concurrent replies, adapters.
+"""Tenants with their bearer keys and limits: concurrent replies, adapters.
 
     tenants = read_tenants(["secret"])               # one tenant, `default`
     tenants = read_tenants((), "keys.yaml")          # several
@@ -8,17 +8,12 @@ A key file names tenants and their limits:
 
     acme:
       keys: [some-long-secret, "sha256:9f86d081…"]   # in clear, or the hex digest of a key
-      requests_per_minute: 600
-      tokens_per_day: 1000000
       streams: 50
       adapters: 8
     prometheus: {keys: [another-secret], metrics: true}   # may read /metrics and nothing else
 
-The tokens of the day outlive a restart if `keep_counts` names a file; the minute begins again.
-
-The package `limits` does not have these rules, so they are written here: a bucket that fills steadily, at rates below one
-request a minute too; a day that begins at midnight UTC and is charged after each reply; and replies that are being made at the
-same time.
+Rates and quotas are a gateway's work (nginx, LiteLLM). What only the service knows is limited here: replies that are being made at the
+same time, adapters, and unknown keys that come from one address.
 """
 
 from __future__ import annotations
@@ -26,15 +21,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import json
 import logging
 import math
-import os
 import re
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -42,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydantic.dataclasses
-from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import ConfigDict, PositiveInt, ValidationError
 
 from ...memory.errors import UserError
 
@@ -56,34 +49,21 @@ FAILED_LOGINS = 30
 """Unknown keys that an address may send in a minute. Then it is refused, but for keys that have been right since the start."""
 MAX_ADDRESSES = 10_000
 """Most addresses whose failed log-ins are remembered."""
-SAVE_SECONDS = 1.0
-"""Least time between two writes of the tokens of the day."""
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_DAY = 86_400
 
 
 class RateLimitExceeded(UserError):
-    """A tenant has reached one of its limits.
+    """A tenant, or an address, has reached a limit. `retry_after`: seconds until a request may be admitted again."""
 
-    Attributes:
-        retry_after: seconds until a request may be admitted again.
-        code: `rate_limit_exceeded`, or `insufficient_quota` if no request will be admitted today.
-    """
-
-    def __init__(self, message: str, retry_after: float, code: str = "rate_limit_exceeded") -> None:
+    def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        self.code = code
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class TenantLimits:
     """The limits of one tenant."""
 
-    requests_per_minute: PositiveFloat | None = None
-    """Requests of any kind. The bucket fills steadily and holds the requests of one minute; None: no limit."""
-    tokens_per_day: PositiveInt | None = None
-    """Prompt and reply tokens of a day (UTC). A reply that is being made when they run out is finished; None: no limit."""
     streams: PositiveInt = 256
     """Replies being made at once; each of a request's `n` choices counts."""
     adapters: PositiveInt = 32
@@ -120,18 +100,6 @@ class _Bucket:
         return max(0.0, 1 - self.level) * 60 / rate
 
 
-@dataclass
-class _Counts:
-    """A tenant's use of its limits."""
-
-    requests: _Bucket = field(default_factory=_Bucket)
-    day: int = -1
-    """Days since 1970, UTC."""
-    tokens: int = 0
-    """Tokens of that day."""
-    streams: int = 0
-
-
 class Tenants:
     """The tenants of a service and their counts. Safe for threads.
 
@@ -139,25 +107,17 @@ class Tenants:
 
     Args:
         keys: a key, in clear or as `sha256:` and its hex digest -> its tenant.
-        clock: Unix seconds.
         monotonic: seconds.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, Tenant],
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, keys: Mapping[str, Tenant], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._secret = secrets.token_bytes(32)
         self._keys = [(self._digest(_plain_digest(key)), tenant) for key, tenant in keys.items()]
-        self._clock, self._monotonic = clock, monotonic
+        self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._counts: dict[str, _Counts] = {}
+        self._streams = Counter[str]()  # by tenant
         self._failed: OrderedDict[str, _Bucket] = OrderedDict()
         self._proven: set[bytes] = set()
-        self._file: Path | None = None
-        self._saved = -math.inf
 
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
@@ -209,116 +169,30 @@ class Tenants:
         """The tenant of this name, if it may chat; else None."""
         return next((tenant for _, tenant in self._keys if tenant.name == name and not tenant.metrics_only), None)
 
-    def admit(self, tenant: Tenant) -> None:
-        """Count one request.
-
-        Raises:
-            RateLimitExceeded: the bucket is empty.
-        """
-        rate = tenant.limits.requests_per_minute
-        if rate is None:
-            return
-        with self._lock:
-            bucket = self._counts_for(tenant).requests
-            if wait := bucket.wait(rate, self._monotonic()):
-                raise RateLimitExceeded(
-                    f"more than {rate:g} requests in a minute; the next may come in {math.ceil(wait)} s", wait
-                )
-            bucket.level -= 1
-
     @contextmanager
     def reserve_streams(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
         """Count this many replies as being made, within the `with` block.
 
         Raises:
-            RateLimitExceeded: too many are being made, or the tokens of the day are used up.
+            RateLimitExceeded: too many are being made.
         """
-        limits = tenant.limits
+        most = tenant.limits.streams
         with self._lock:
-            counts = self._counts_for(tenant)
-            self._roll_day(counts)
-            if limits.tokens_per_day is not None and counts.tokens >= limits.tokens_per_day:
-                rest = (counts.day + 1) * _DAY - self._clock()
+            if (under_way := self._streams[tenant.name]) + choices > most:
                 raise RateLimitExceeded(
-                    f"all {limits.tokens_per_day} tokens of the day are used; the next day begins in {rest / 3600:.1f} h (UTC)",
-                    rest,
-                    "insufficient_quota",
+                    f"{under_way} replies are being made and {choices} more would exceed {most} at once", 1.0
                 )
-            if counts.streams + choices > limits.streams:
-                raise RateLimitExceeded(
-                    f"{counts.streams} replies are being made and {choices} more would exceed {limits.streams} at once", 1.0
-                )
-            counts.streams += choices
+            self._streams[tenant.name] += choices
         try:
             yield
         finally:
             with self._lock:
-                counts.streams -= choices
+                self._streams[tenant.name] -= choices
 
-    def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Count tokens against the tenant's day."""
+    def usage(self, tenant: Tenant) -> dict[str, int]:
+        """The replies being made, and their limit."""
         with self._lock:
-            counts = self._counts_for(tenant)
-            self._roll_day(counts)
-            counts.tokens += tokens
-            if self._monotonic() - self._saved >= SAVE_SECONDS:
-                self._save()
-
-    def keep_counts(self, file: Path) -> None:
-        """Read the tokens of the day from a file, and keep them there from now on; after a kill -9, those of the last second may
-        be missing. A file that cannot be read counts as empty."""
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            day, tokens = int(found["day"]), {str(name): int(count) for name, count in found["tokens"].items()}
-        except FileNotFoundError:
-            day, tokens = -1, {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            LOG.error("the tokens of the day cannot be read from %s, and begin at 0: %s", file, error)
-            day, tokens = -1, {}
-        with self._lock:
-            self._file = file
-            for name, count in tokens.items():
-                counts = self._counts.setdefault(name, _Counts())
-                counts.day, counts.tokens = day, count
-
-    def save_counts(self) -> None:
-        """Write the tokens of the day to their file, if there is one."""
-        with self._lock:
-            self._save()
-
-    def _save(self) -> None:
-        if self._file is None:
-            return
-        self._saved = self._monotonic()
-        today = int(self._clock() // _DAY)
-        tokens = {name: counts.tokens for name, counts in self._counts.items() if counts.day == today}
-        new = self._file.with_name(self._file.name + ".new")
-        try:
-            new.write_text(json.dumps({"day": today, "tokens": tokens}) + "\n", encoding="utf-8")
-            os.replace(new, self._file)
-        except OSError as error:
-            LOG.error("the tokens of the day cannot be written to %s: %s", self._file, error)
-
-    def usage(self, tenant: Tenant) -> dict[str, int | None]:
-        """The tokens used today, the replies being made, and the limits of both."""
-        with self._lock:
-            counts = self._counts_for(tenant)
-            self._roll_day(counts)
-            return {
-                "tokens_today": counts.tokens,
-                "tokens_per_day": tenant.limits.tokens_per_day,
-                "streams": counts.streams,
-                "streams_at_once": tenant.limits.streams,
-            }
-
-    def _counts_for(self, tenant: Tenant) -> _Counts:
-        return self._counts.setdefault(tenant.name, _Counts())
-
-    def _roll_day(self, counts: _Counts) -> None:
-        """Set the tokens to 0 if a new day has begun."""
-        today = int(self._clock() // _DAY)
-        if counts.day != today:
-            counts.day, counts.tokens = today, 0
+            return {"streams": self._streams[tenant.name], "streams_at_once": tenant.limits.streams}
 
 
 def client_address(request: HTTPConnection) -> str:

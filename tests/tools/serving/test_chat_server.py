@@ -85,8 +85,7 @@ def test_a_client_that_hangs_up_ends_the_generation(stream: bool) -> None:
             time.sleep(0.01)
         assert (backend.running, backend.cancelled, backend.kept) == (0, 2, {})
         usage = client.get("/v1/status").json()["usage"]
-        assert usage["streams"] == 0
-        assert usage["tokens_today"] > 0
+        assert usage == {"streams": 0, "streams_at_once": 256}
         shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
     assert "learngraph_disconnects_total 1.0" in shown
     assert "learngraph_replies_in_progress 0.0" in shown
@@ -436,12 +435,7 @@ def test_models_and_adapters_of_the_tenant() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_a_key_opens_counts_against_its_limits() -> None:
-    with talking(who=chat_backend.two(requests_per_minute=2)) as client:
-        assert [client.get("/metrics").status_code for _ in range(3)] == [200, 200, 429]
-        refused = client.get("/dashboard")
-        assert refused.status_code == 429
-        assert "retry-after" in refused.headers
+def test_adapters_and_replies_under_way_count_against_the_limits_of_a_key() -> None:
     with talking(who=chat_backend.two(adapters=3)) as client:
         made = [client.post("/v1/adapters", json={"adapter": f"a{i}"}) for i in range(3)]
         assert [one.status_code for one in made] == [201, 201, 409]
@@ -546,20 +540,6 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
 
 @pytest.mark.slow
 def test_limits_answer_429_and_when_to_come_again() -> None:
-    with talking(who=two(requests_per_minute=2)) as client:
-        codes = [client.get("/v1/models").status_code for _ in range(3)]
-        answer = client.get("/v1/models")
-        assert codes == [200, 200, 429]
-        assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-        rival = {"authorization": f"Bearer {chat_backend.RIVAL}"}
-        assert client.get("/v1/models", headers=rival).status_code == 200
-    with talking(who=two(tokens_per_day=10)) as client:
-        assert [client.post("/v1/chat/completions", json=ASK).status_code for _ in range(3)] == [200, 200, 429]
-        answer = client.post("/v1/chat/completions", json=ASK)
-        assert answer.json()["error"]["code"] == "insufficient_quota"
-        assert int(answer.headers["retry-after"]) <= 86_400
-        assert client.get("/v1/models").status_code == 200
     with (
         talking(FakeBackend(delay=0.2), who=two(streams=2)) as client,
         client.stream("POST", "/v1/chat/completions", json=ASK | {"n": 2, "stream": True}),

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import chat_backend
@@ -41,7 +40,10 @@ def serving(monkeypatch: pytest.MonkeyPatch, backend: Any = None, **limits: Any)
 
 
 HALF_HEADERS = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
-HALF_BODY = b"POST /dashboard/login HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nkey="
+HALF_BODY = (
+    f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\ncontent-length: 100\r\n\r\n".encode()
+    + b'"x"}'
+)
 
 
 def half_request(url: httpx.URL, half: bytes = HALF_HEADERS) -> socket.socket:
@@ -82,7 +84,7 @@ def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: by
         lines[-1].sendall(
             b"\r\n" if half == HALF_HEADERS else b"x" * 96
         )  # one that is late is served, as long as there is room
-        assert status_of_answer(lines[-1]) == (200 if half == HALF_HEADERS else 401)
+        assert status_of_answer(lines[-1]) == (200 if half == HALF_HEADERS else 400)
         for line in lines:
             line.close()
 
@@ -186,8 +188,6 @@ def test_guessing_keys_is_slow_and_stops_nobody_who_has_one(monkeypatch: pytest.
         refused = client.get("/v1/models", headers={"authorization": "Bearer guess"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
-        form = client.post("/dashboard/login", data={"key": "guess"})
-        assert form.status_code == 429
         assert client.get("/v1/models", headers=BEARER).status_code == 200  # it was right before
         assert client.get("/v1/models").status_code == 401  # no key is no guess
 
@@ -201,7 +201,7 @@ class Clock:
 
 def test_failed_log_ins_count_by_address_and_are_forgotten_in_a_minute() -> None:
     clock = Clock()
-    who = Tenants({"good": Tenant("acme")}, clock, clock)
+    who = Tenants({"good": Tenant("acme")}, clock)
     for _ in range(FAILED_LOGINS):
         assert who.log_in("bad", "10.0.0.1") is None
     with pytest.raises(RateLimitExceeded, match="too many unknown keys"):
@@ -224,31 +224,3 @@ def test_an_ipv6_customer_has_a_network(host: str | None, address: str) -> None:
 
     scope = {"type": "http", "client": None if host is None else (host, 1), "headers": []}
     assert tenants.client_address(HTTPConnection(scope)) == address
-
-
-# Restarts and files
-
-
-def test_the_tokens_of_a_day_outlive_a_restart(tmp_path: Path) -> None:
-    clock, file = Clock(), tmp_path / "usage.json"
-    acme = Tenant("acme", tenants.TenantLimits(tokens_per_day=100))
-
-    def start() -> Tenants:
-        found = Tenants({"k": acme}, clock, clock)
-        found.keep_counts(file)
-        return found
-
-    who = start()
-    who.spend(acme, 60)  # written at once, also if the process is killed now
-    assert start().usage(acme)["tokens_today"] == 60
-    who.spend(acme, 50)  # within the same second
-    who.save_counts()
-    again = start()
-    assert again.usage(acme)["tokens_today"] == 110
-    with pytest.raises(RateLimitExceeded, match="all 100 tokens of the day"), again.reserve_streams(acme):
-        pass
-    clock.now += 86_400
-    assert start().usage(acme)["tokens_today"] == 0
-    for damaged in ("", "[]", '{"day": 1}', '{"day": "x", "tokens": {}}'):
-        file.write_text(damaged)
-        assert start().usage(acme)["tokens_today"] == 0

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from learngraph.memory.errors import UserError
-from learngraph.tools.serving.studio_assets import PAGES
+from learngraph.tools.serving.page_files import PAGES
 from learngraph.tools.serving.studio_server import MAX_BYTES, StudioServer, studio_app
 
 KEY = {"x-studio-key": "k"}
