@@ -113,9 +113,7 @@ def test_the_page_allows_nothing_from_elsewhere_and_every_file_is_served(client:
     assert client.get("/nothing.js").json() == {"error": "there is no page 'nothing.js'"}
 
 
-@pytest.mark.parametrize(
-    "path", ["/../studio_server.py", "/%2e%2e/studio_server.py", "/..%2fchat_server.py", "/%2fetc/passwd"]
-)
+@pytest.mark.parametrize("path", ["/../studio_server.py", "/%2e%2e/studio_server.py", "/..%2fchat_server.py", "/%2fetc/passwd"])
 def test_no_file_outside_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
