@@ -158,7 +158,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"learngraph/__init__.py", "learngraph/__main__.py", "learngraph/py.typed"} <= ours
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {
-        "learngraph/graphs/experiments/page.html",
         "learngraph/graphs/experiments/benchmarks/toy.toml",
         "learngraph/tools/serving/pages/dashboard.html",
         "learngraph/tools/serving/pages/index.html",
