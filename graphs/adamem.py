@@ -49,6 +49,7 @@ from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
 from ..nodes.state import DraftChannels, PrecedentChannels, StrategyChannels
 from ..nodes.synthesize.strategy import (
+    MOST_WORDS,
     RecallStrategy,
     StrategyPrompt,
     StrategyWriter,
@@ -167,7 +168,7 @@ class AdaMEM:
     diversity: float = 0.0
     """The weight of maximal marginal relevance, in [0, 1]. Paper: 0."""
     distinct: bool = True
-    """True if only the newest of the steps with the same key and action is a precedent. Paper: no."""
+    """True if only the best of the steps with the same key and action is a precedent, by its return from there on. Paper: no."""
     steps_before_retrieval: int = 0
     """Steps of an episode before the first retrieval: a start often says little. Paper: 0."""
 
@@ -390,7 +391,9 @@ def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, ex
         window=inputs.prompting.max_prompt_tokens,
         prompt=inputs.prompting.load(prompt if writes else "adamem/line"),
         needs_marker=writes,
+        most_words=MOST_WORDS if writes and settings.wording == "ours" else None,
         recent=settings.history_steps,
+        max_history_tokens=inputs.max_history_tokens,
         doubt=inputs.prompting.load("adamem/doubt"),
         admissible=admissible_prompt(inputs),
     )

@@ -14,16 +14,17 @@ strategy from them, and the strategy stands at the end of the system message. Th
 | `high` | when the model votes that it is unsure; the strategy serves one call | 1 or 3 |
 | `max` | always | 2 |
 
-The model votes by calling a tool that is only there for this, in place of its next step, and which the agent never sees. A model
-without tools cannot vote; the other triggers of nodes/retrieve/triggers.py work for all. A draft is streamed like any answer,
-since most are kept; the strategist's words are not.
+The model votes by calling a tool, in place of its next step, which the agent never sees. It stands among the tools at every call,
+so that a provider's cache of the prompt's beginning stays. A model without tools cannot vote; the other triggers of
+nodes/retrieve/triggers.py work for all. A draft is streamed like any answer, since most are kept; the strategist's words are not.
+A strategist that found some conversations of no use is not asked about them again in that turn.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,16 +34,20 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 
 from ...memory.attempts.trajectories import Trajectories, is_rewarded
-from ...memory.conversations.messages import REPLY, call_text
+from ...memory.conversations.messages import REPLY, call_text, last_user_message
 from ...memory.conversations.reviews import without_rejected
 from ...memory.errors import UserError
 from ...memory.records import Strategy, Trajectory, Usage
 from ...memory.search.similarity import Similarity
+from ...nodes.ask import estimate_tokens
+from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.triggers import REASONS, route_memory_request
-from ...nodes.synthesize.strategy import route_precedents
+from ...nodes.synthesize.strategy import route_precedents, strategy_text
+from ...nodes.text import cut_middle
 from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
+from .agent_card import agent_card
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
 from .learner import (
     Advice,
@@ -59,6 +64,8 @@ __all__ = ["AdaMEMMiddleware"]
 LOG = logging.getLogger(__name__)
 NODES_KEPT = 64
 """Memories and models whose nodes are kept; only speed depends on it."""
+MAX_PRESENT_TOKENS = 1_000
+"""Tokens that the strategist sees of the request, and of what was read last."""
 VOTE_TOOL = "ask_memory"
 """The name of the tool by which the model asks for memory."""
 
@@ -73,7 +80,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             `success_threshold`. States are compared by `state_key`; `retrieval_key="whole"` adds all that was read before.
         similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
         prompts: a directory whose prompt files take the place of those of the same name (`adamem/chat_strategy`, `chat_advice`,
-            `ask_memory`, `replace_strategy`).
+            `ask_memory`).
         options: those of `LearningMiddleware`.
 
     Raises:
@@ -97,10 +104,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         _check(self.settings)
         self.strategist, self.similarity, self.prompts = strategist, similarity, prompts
         self._advice = Prompt.load("adamem/chat_advice", prompts)
-        self._vote_tools = {
-            False: _tool(VOTE_TOOL, Prompt.load("adamem/ask_memory", prompts).text()),
-            True: _tool(VOTE_TOOL, Prompt.load("adamem/replace_strategy", prompts).text()),
-        }
+        self._vote_tool = _tool(VOTE_TOOL, Prompt.load("adamem/ask_memory", prompts).text())
         self._warned_of_votes = False
         self._built: dict[tuple[int, int], tuple[dict[str, Any], Trajectories, BaseChatModel]] = {}
 
@@ -121,6 +125,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
     def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
         """Ask memory where the mode says so, have a strategy written, and ask the model with it."""
         state = episode_channels(request.messages, place, self.state_key) | self._strategy_in_force(request.state, place)
+        state |= _present(state, request) | {"declined": self._declined(request.state, place)}
         nodes = self._nodes(memory, request.model)
         if self.mode == "observe":
             state |= nodes["recollect"](state)
@@ -128,7 +133,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             return Advice(response, _entry(state, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
-            (response,) = yield PendingCall([self._request(request, state["strategy"], votes=True)])
+            (response,) = yield PendingCall([self._request(request, state["strategy"])])
             draft = _read_draft(response)
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)
@@ -136,7 +141,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                 return Advice(draft.response, _entry(state, Usage(), drafted=True))
         state |= nodes["recollect"](state)
         usage, failure, written = Usage(), "", False
-        if route_precedents(state) == "precedents":  # type: ignore[arg-type]
+        if route_precedents(state) == "precedents" and not _was_declined(state):  # type: ignore[arg-type]
             try:
                 found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
             except Exception as error:
@@ -149,7 +154,18 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         if draft is not None:
             usage += draft.usage
         (response,) = yield PendingCall([self._request(request, state["strategy"])])
-        return Advice(response, _entry(state, usage, drafted=draft is not None, failure=failure))
+        answer = _read_draft(response)
+        if not answer.is_whole:  # memory was asked already
+            usage += answer.usage
+            (response,) = yield PendingCall([self._request(request, state["strategy"], votes=False)])
+            answer = _read_draft(response)
+        return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
+
+    def _declined(self, state: Mapping[str, Any], place: Place) -> list[str]:
+        """The conversations that the strategist has found of no use in this turn."""
+        entries = state.get("learning") or ()
+        mine = [one for one in entries if one.get("method") == self.method and one.get("turn") == place.turn]
+        return [id for entry in mine for id in entry.get("declined", ())]
 
     def _nodes(self, memory: Trajectories, model: BaseChatModel) -> dict[str, Any]:
         key = id(memory), id(model)
@@ -172,14 +188,15 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                     return {"strategy": Strategy(**kept) if kept else None, "written": entry.get("written", -1)}
         return {"strategy": None, "written": -1}
 
-    def _request(self, request: ModelRequest[Any], strategy: Strategy | None, *, votes: bool = False) -> ModelRequest[Any]:
+    def _request(self, request: ModelRequest[Any], strategy: Strategy | None, *, votes: bool = True) -> ModelRequest[Any]:
         """The request with the strategy in its system message, and with the tool by which the model votes."""
         if votes and self._can_vote(request):
-            request = request.override(tools=[*request.tools, self._vote_tools[strategy is not None]])
-        return add_to_system_message(request, self._advice.text(strategy=strategy.text) if strategy else "")
+            request = request.override(tools=[*request.tools, self._vote_tool])
+        advice = escape_tags(strategy_text(strategy)) if strategy else ""
+        return add_to_system_message(request, self._advice.text(strategy=advice) if strategy else "")
 
     def _can_vote(self, request: ModelRequest[Any]) -> bool:
-        if "vote" not in self.settings.triggers:
+        if "vote" not in self.settings.triggers or self.settings.mode == "max":
             return False
         if type(request.model).bind_tools is not BaseChatModel.bind_tools:
             return True
@@ -233,6 +250,23 @@ def _tool(name: str, description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
+def _present(state: Mapping[str, Any], request: ModelRequest[Any]) -> dict[str, Any]:
+    """The channels of what the strategist reads of the agent, of the user's request at this turn, and of the present state."""
+    seen, messages = state["observation"], request.messages
+    asked = str(messages[last_user_message(messages)].text) if messages else ""
+    read = "the user's request" if seen.text == asked else _quoted(seen.text)
+    task = replace(state["task"], instruction=_quoted(asked or state["task"].instruction))
+    return {"agent": agent_card(request), "observation": replace(seen, text=read), "task": task}
+
+
+def _quoted(text: str) -> str:
+    return escape_tags(cut_middle(text, MAX_PRESENT_TOKENS, estimate_tokens))
+
+
+def _was_declined(state: Mapping[str, Any]) -> bool:
+    return {one.trajectory for one in state["precedents"]} <= {*state["declined"]}
+
+
 def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, failure: str = "") -> dict[str, Any]:
     strategy: Strategy | None = state["strategy"]
     precedents, nearest = state["precedents"], state.get("nearest_similarity")
@@ -243,6 +277,7 @@ def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, fai
         "reasons": list(state["reasons"]),
         "strategy": {**asdict(strategy), "sources": list(strategy.sources)} if strategy else None,
         "written": state["written"],
+        "declined": [] if strategy else [one.trajectory for one in precedents if state.get("synthesis")],
         "usage": usage_record(usage),
         "said": _words(state, usage, drafted, failure),
     }
@@ -264,6 +299,8 @@ def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) 
         said.append(f"no strategy was written: {usage.unreadable} replies of the strategist cannot be read")
     elif state["precedents"] and strategy is None and state.get("synthesis"):
         said.append("the strategist found the precedents of no use")
+    elif state["precedents"] and strategy is None and _was_declined(state):
+        said.append("the strategist was not asked again about what it found of no use in this turn")
     nearest = state.get("nearest_similarity")
     if not state["precedents"] and nearest is not None:
         said.append(f"nothing was alike enough; the nearest had similarity {nearest:.2f}")

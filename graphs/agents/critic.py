@@ -24,6 +24,7 @@ from langchain_core.runnables import Runnable
 from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
 from ...memory.records import Trajectory
 from ...nodes.ask import Ask, BadReply
+from .agent_card import agent_card
 from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, ainvoke, invoke, not_streamed
 from .scopes import ScopeMemory
 from .status import LearnerStatus
@@ -131,6 +132,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         super().__init__(store, **options)
         self.critic = critic
         self._agent_model: Runnable[Any, Any] | None = None
+        self.agent_card = ""
+        """The agent's instructions and tools as critics read them, known from its first call."""
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -164,7 +167,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Have waiting conversations studied, then advise."""
-        self._agent_model = request.model
+        self._agent_model, self.agent_card = request.model, agent_card(request)
         yield from self._study(self._memory(place.scope), MOST_AT_ONCE)
         advice: Advice = yield from self.advise(request, place, memory.content)
         return advice

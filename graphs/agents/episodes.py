@@ -46,7 +46,9 @@ CHAT_KEYS: dict[KeyName, KeyFunction] = {"structured": state_alone, "whole": who
 class ChatInputs(MethodInputs):
     """The inputs of a method's nodes in a conversation: earlier ones are shown with what was said about them."""
 
-    shows_notes: ClassVar[bool] = True
+    of_conversations: ClassVar[bool] = True
+    max_precedent_tokens: ClassVar[int] = 4_000
+    max_history_tokens: ClassVar[int] = 2_000
 
     @classmethod
     def of(cls, model: BaseChatModel, agent_name: str, **more: Any) -> ChatInputs:

@@ -43,6 +43,7 @@ from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
 from ...nodes.act.policies import LocalPolicy, OptionsView, Scorer, steps_text, verbalized_policy
+from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
 from .learner import (
@@ -177,11 +178,11 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         states = list[dict[str, Any]]()
         for number, (form, _) in enumerate(made):  # several decisions of one message are taken one after the other
             forms, logits = {str(form): form}, {str(form): 0.0}
-            if knows and self.candidates in ("confidences", "scores"):
+            if knows and self.candidates in ("confidences", "scores") and len(self.decisions.alternatives(form)) > 1:
                 found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
                 forms = {str(one): one for one in self.decisions.alternatives(form)} | forms
                 logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or logits
-            elif knows:
+            elif knows and self.candidates in ("samples", "logprobs"):
                 logits = self._logits(proposed, number)
                 forms |= {str(other): other for one in proposed for other, _ in [self._decisions(one)[number]]}
             arguments = {call["name"]: call["args"] for one in reversed(proposed) for _, call in [self._decisions(one)[number]]}
@@ -237,7 +238,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
                     "give scorer=, or take 'samples'"
                 )
             return RunnableLambda(LocalPolicy(scorer, _view, Prompt.load("agents/score")))
-        return verbalized_policy(not_streamed(request.model), OptionsView(_view, "agents/options", MOST_OPTIONS))
+        return verbalized_policy(
+            not_streamed(request.model), OptionsView(_view, "agents/options", MOST_OPTIONS, listed="agents/calls")
+        )
 
     def _policy_input(self, request: ModelRequest[Any], place: Place, form: DecisionForm) -> dict[str, Any]:
         alternatives = tuple(map(str, self.decisions.alternatives(form)))
@@ -274,7 +277,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         for action, (count, mean) in sorted(action_values(neighbours).items(), key=lambda one: -one[1][1]):
             form = self.decisions.form_of_memory(action)
             if form is not None and self.decisions.is_open(form):
-                lines.append(f"- {action}: {plural(count, 'time')}, {mean:.3g}")
+                lines.append(f"- {escape_tags(action)}: {plural(count, 'time')}, {mean:.3g}")
         return self._advice_prompt.text(decisions="\n".join(lines)) if lines else ""
 
     def _decide(

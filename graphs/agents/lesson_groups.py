@@ -15,6 +15,7 @@ from ...memory.records import Comparison, Rollout, Task, Trajectory
 from ...nodes.act.policies import steps_text
 from ...nodes.ask import estimate_tokens
 from ...nodes.extract.critic import Critic, critic_prompts
+from ...nodes.fence import escape_tags
 from ...nodes.update.consolidate import ReviseLibrary
 from ..training_free_grpo import TrainingFreeGRPO, group_graph
 from .learner import ChatWorld
@@ -35,7 +36,7 @@ def transcript_text(trajectory: Trajectory) -> str:
     """A conversation as text: what was read after `|`, what was done after `>`, and feedback in words."""
     steps = [replace(step, state=_marked(step.observation_text), reward=None) for step in trajectory.transitions]
     words = " ".join(trajectory.note.split())
-    return steps_text(steps) + (f"| Feedback in words: {words}\n" if words else "")
+    return escape_tags(steps_text(steps) + (f"| Feedback in words: {words}\n" if words else ""))
 
 
 def _marked(text: str) -> str:
@@ -52,6 +53,7 @@ class GroupComparison:
         settings: Training-Free GRPO's; those of rollouts, of a run's length and of the accept test have no effect.
         window: tokens that the critic can read at once.
         reward_range: the rewards that count as 0 and as 1 for the critic.
+        agent: the agent's instructions and tools, which stand for an objective that the settings do not give.
     """
 
     versions: LibraryVersions
@@ -59,6 +61,7 @@ class GroupComparison:
     settings: TrainingFreeGRPO
     window: int
     reward_range: tuple[float, float] = (0.0, 1.0)
+    agent: str = ""
 
     def comparison(self, group: Sequence[Trajectory]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The graph of a group (`GROUP_FLOW`), in which these conversations are the rollouts, and its input."""
@@ -82,7 +85,7 @@ class GroupComparison:
         return Critic(
             self.versions,
             critic_prompts(paper=self.settings.wording == "paper"),
-            self.settings.lessons,
+            replace(self.settings.lessons, objective=self.settings.lessons.objective or self.agent.rstrip("\n")),
             paper=self.settings.wording == "paper",
             count=estimate_tokens,
             max_prompt_tokens=int(self.window * SHARE_FOR_PROMPT),

@@ -22,6 +22,7 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Task, Trajectory
 from ...memory.storage.journal import Journal
 from ...nodes.ask import Ask, estimate_tokens
+from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.chat_layout import ChatLayout
@@ -98,7 +99,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """ReasoningBank's node `study`, and the conversation that it reads."""
         bank = {trajectory.id: self._outcome(trajectory)}
-        return study(critic, self._extractor, bank, self._again), {"reading": trajectory.id}
+        return study(critic, replace(self._extractor, agent=self.agent_card), bank, self._again), {"reading": trajectory.id}
 
     def _outcome(self, trajectory: Trajectory) -> AttemptOutcome:
         """How a conversation ended: by its reward, and in the words of the feedback."""
@@ -136,7 +137,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         view = ReasoningBankPrompt(journal=Journal(), library=content, max_lesson_tokens=most, count_tokens=estimate_tokens)
         lines = view.text_before(found)
-        section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
+        section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {
             "recalled": found["used"],

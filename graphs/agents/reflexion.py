@@ -19,6 +19,7 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.conversations.store import Reflection
 from ...memory.records import Observation, Task, Trajectory, Transition
 from ...nodes.ask import Ask, estimate_tokens
+from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Compose, note_line, notes_text
 from ...nodes.retrieve.chat_layout import ChatLayout
@@ -77,7 +78,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         state |= {
             "head": trajectory.id,
             "rewards": [step.reward for step in trajectory.transitions],
-            "observation": Observation(f"Feedback in words: {words}" if words else ""),
+            "observation": Observation(f"Feedback in words: {escape_tags(words)}" if words else ""),
         }
         node = write_about_attempt(
             "reflexion/conversation",
@@ -88,6 +89,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
             count=estimate_tokens,
             window=self.window * 3 // 4,
             prompts=self.prompts,
+            agent=self.agent_card,
         )
         return node, state
 
@@ -123,7 +125,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         """Call the model with the notes at the end of its system message."""
         buffer, state = self._compose(place.task, "", content)
         lines = notes_text(buffer, state)
-        section = self._prompt.text(lessons=lines.rstrip()) if lines else ""
+        section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         recalled = [shown.id for shown in state["shown"]]
         entry = {"recalled": recalled, "tokens": estimate_tokens(section), "said": lines.splitlines()[1:]}
         return (yield from self.ask_with(request, section, entry))

@@ -33,6 +33,7 @@ from ...memory.records import Comparison, Trajectory
 from ...memory.storage.stored_rows import StoredRows
 from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
+from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ..wiring.inputs import DEFAULT_WINDOW
 from .critic import CriticMiddleware, Study, StudyIndex
@@ -151,7 +152,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         if (note := library.other_model(model_name(request.model))) and note not in self._notes:
             self._notes.add(note)
             LOG.warning("%s", note)
-        return (self._prompt.text(lessons=text) if shown else ""), tuple(lesson.id for lesson in shown)
+        return (self._prompt.text(lessons=escape_tags(text)) if shown else ""), tuple(lesson.id for lesson in shown)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the lessons in the system message."""
@@ -242,7 +243,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         assert self.critic is not None
         critic = not_streamed(self.critic)
         settings, scale = self.settings or TrainingFreeGRPO(), (self.rewards.least, self.rewards.most)
-        method = GroupComparison(versions, critic, settings, self.window, scale)
+        method = GroupComparison(versions, critic, settings, self.window, scale, self.agent_card)
         try:
             graph, state = method.comparison(group)
             answer = yield PendingCall(runnable=graph, input=state)

@@ -144,12 +144,13 @@ def precedent_excerpts(
         following_steps: steps shown of those that followed one; None: all.
         max_state_chars: characters of a past state, at most 400 for a model that only scores; None: all.
     """
-    room = inputs.prompting.max_prompt_tokens // 2
+    room = min(inputs.prompting.max_prompt_tokens // 2, inputs.max_precedent_tokens)
     if inputs.make_writing_policy is None:
         return Excerpts(memory, inputs.prompting.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
     layout = inputs.prompt_arguments()["layout"]
-    layout = replace(layout, notes=True) if inputs.shows_notes else layout
-    return SituationExcerpts(memory, inputs.prompting.count_tokens, room, following_steps, max_state_chars, layout=layout)
+    layout = replace(layout, notes=True) if inputs.of_conversations else layout
+    sizes = memory, inputs.prompting.count_tokens, room, following_steps, max_state_chars
+    return SituationExcerpts(*sizes, layout=layout, of_conversations=inputs.of_conversations)
 
 
 def admissible_prompt(inputs: MethodInputs) -> Prompt | None:

@@ -198,8 +198,12 @@ class MethodInputs:
     run: str = ""
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
 
-    shows_notes: ClassVar[bool] = False
-    """True if precedents are shown with the notes on them."""
+    of_conversations: ClassVar[bool] = False
+    """True if attempts are conversations of an agent: their precedents are shown with what was said about them."""
+    max_precedent_tokens: ClassVar[int] = 2**31
+    """Tokens of all precedents together; half of a prompt at most."""
+    max_history_tokens: ClassVar[int] = 2**31
+    """Tokens of the running attempt's steps in the prompt of a strategy."""
 
     def __post_init__(self) -> None:
         if self.judge is not None:

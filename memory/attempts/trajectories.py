@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..conversations.messages import REPLY
 from ..display import Table, make_table
 from ..errors import UserError
 from ..records import Precedent, Task, Trajectory, Transition
@@ -384,8 +385,10 @@ class Trajectories:
             per_trajectory: the greatest number of records of one trajectory, since neighbouring steps are redundant; 0: any.
             diversity: the weight, in [0, 1], of being unlike the records chosen before: see `marginal_relevance`. The records
                 then stand in the order of choosing.
-            distinct: of records with the same key text and the same action only the newest counts. They are redundant, and
-                an agent that plays a task many times makes many of them.
+            distinct: of records with the same key text and the same action only the best counts: that with the greatest return
+                from there on (`return_to_go`; an unknown one is the least), among equals the newest. The others are redundant,
+                and an agent that plays a task many times makes many of them. The last step of a failure does not count if nobody
+                knows what came of it, as where a limit has cut the attempt off.
             domain: only trajectories of this domain.
             task: only those of the task with this id.
             before: (run, episode): that run's own episodes from this number on count as if they had never been stored.
@@ -493,7 +496,7 @@ class Trajectories:
         return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
     def _among(self, filters: _Filters, distinct: bool) -> NDArray[np.bool_]:
-        """row -> whether it may be found; with `distinct`, of those with one key and action the newest alone."""
+        """row -> whether it may be found; with `distinct`, of those with one key and action the best alone."""
         kind, domain, task, before = filters
         if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
             before = None  # hides nothing
@@ -520,10 +523,12 @@ class Trajectories:
             shown[np.array([*counted.evicted], np.intp)] = False
         rows: NDArray[np.bool_] = np.repeat(shown, has["count"])
         if distinct:  # a search without repeats is as fast in a memory of a thousand plays of one task as in one of ten
-            seen, newest = np.flatnonzero(rows), np.full(len(self._numbers), -1)
-            np.maximum.at(newest, np.array(self._pairs, np.intp)[seen], seen)
-            rows[seen] = False
-            rows[newest[newest >= 0]] = True
+            worths, best = np.array(self._worths), np.full(len(self._numbers), -1)
+            seen = np.flatnonzero(rows & ~np.isnan(worths))
+            seen = seen[np.argsort(worths[seen], kind="stable")]
+            best[np.array(self._pairs, np.intp)[seen]] = seen  # the last of equals stays
+            rows[:] = False
+            rows[best[best >= 0]] = True
         return rows
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
@@ -545,6 +550,7 @@ class Trajectories:
             self._rows = self.similarity.rows()
             self._owners = array("i")  # row -> place of its trajectory
             self._pairs = array("i")  # row -> number of its key and action
+            self._worths = array("d")  # row -> the return from there on, see `_worths`
             self._numbers: dict[bytes, int] = {}  # hash of a key and an action -> their number
             self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
@@ -587,6 +593,7 @@ class Trajectories:
             self._rows.add(reading)
         self._owners.extend([place] * len(readings))
         self._pairs.extend([self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs])
+        self._worths.extend(_worths(trajectory, kept.success)[: len(readings)])
         self._kept.append(kept)
         self._places[trajectory.id] = place
         for name, value in self._row(kept).items():
@@ -615,6 +622,7 @@ class Trajectories:
             return False
         with self._lock:
             self._kept[place] = replace(kept, trajectory=trajectory, success=self._success(trajectory))
+            self._worths[kept.start : kept.start + kept.count] = _worths(trajectory, self._success(trajectory))[: kept.count]
             for name, value in self._row(self._kept[place]).items():
                 self._columns[name][place] = value
             self._usefulness = None
@@ -638,6 +646,20 @@ class Trajectories:
 def _digest(*texts: str) -> bytes:
     """A short hash of texts, in place of keys as long as a whole prompt."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _worths(trajectory: Trajectory, success: bool | None) -> array[float]:
+    """Each step's return from there on; minus infinity where a reward is missing, NaN where the step proves nothing.
+
+    The last step of a failure proves nothing if nobody knows what came of it, as where a limit has cut the attempt off. A reply in
+    words ends a turn, and its rating says what came of it.
+    """
+    steps = trajectory.transitions
+    worths = array("d", [-math.inf if one is None else one for one in returns([step.reward for step in steps], 1.0)])
+    is_answered = trajectory.lost or trajectory.last_observation or not steps or steps[-1].reward
+    if success is False and not is_answered and not steps[-1].action.startswith(REPLY):
+        worths[-1] = math.nan
+    return worths
 
 
 def _is_hidden(kept: _IndexedTrajectory, before: tuple[str, int] | None) -> bool:

@@ -102,6 +102,8 @@ class OptionsView(PromptView):
     """The number of options that are asked for."""
     is_normalised: bool = True
     """True if the confidences are scaled so that they sum to 1; False: they stay as they are stated."""
+    listed: str = "act/admissible"
+    """The name of the text with which the prompt lists the actions."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         return self.view(state)
@@ -262,7 +264,7 @@ def verbalized_policy(
 ) -> Ask[ObservationChannel | State, Proposal]:
     """Ask for actions with confidences, as an `OptionsView` says; a logit is the log of a confidence, with a floor."""
     asked = view if isinstance(view, OptionsView) else OptionsView(view)
-    prompt, admissible = Prompt.load(asked.prompt, prompts), Prompt.load("act/admissible", prompts)
+    prompt, admissible = Prompt.load(asked.prompt, prompts), Prompt.load(asked.listed, prompts)
 
     def messages(state: ObservationChannel | State) -> list[BaseMessage]:
         actions = state["observation"].actions

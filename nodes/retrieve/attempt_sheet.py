@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...memory.records import Trajectory
+from ..fence import escape_tags
 from .attempts import ContextError, Layout, fit_steps
 
 __all__ = ["AttemptOutcome", "AttemptSheet"]
@@ -48,7 +49,7 @@ class AttemptSheet:
         for number, (trajectory, success, why) in enumerate(attempts, 1):
             word = {True: " (success)", False: " (failure)", None: ""}[success] if outcomes and len(attempts) > 1 else ""
             head = f"Attempt {number}{word}:\n"
-            end = self.layout.attempt_end(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
+            end = self.layout.attempt_end(trajectory) + (f"Judged: {escape_tags(why)}\n" if outcomes and why else "")
             steps = fit_steps(trajectory.transitions, self.layout, head + end, self.count, share)
             if steps is None:
                 raise ContextError(

@@ -137,6 +137,8 @@ class Layout:
     """True: the agent's note on an attempt stands below it."""
     shows_task: bool = False
     """True: an earlier attempt says at which task it was made."""
+    shows_answers: bool = True
+    """False: what the world said to an action is not shown, only what there was at first and what was written."""
     _texts: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

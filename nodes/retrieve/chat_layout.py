@@ -22,7 +22,7 @@
     You are in the hall. …
 
 Steps show what the agent read, not the shorter state that memory is searched by. A text that was seen before, or nearly so, is shown
-as what changed.
+as what changed. No text that was read or said closes an attempt's tag (nodes/fence.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...memory.records import Shown, Trajectory, Transition
+from ..fence import escape_tags
 from ..text import cut_middle
 from .attempts import MAX_LINE_CHARS, Layout
 
@@ -59,8 +60,6 @@ class ChatLayout(Layout):
     """The return of a full success, on the scale of the rewards shown; None: unknown."""
     horizon: int | None = None
     """The number of steps after which an episode ends; None: unknown, or one written answer is all."""
-    shows_answers: bool = True
-    """False: what the world said to an action is not shown, only what there was at first and what was written."""
 
     def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
         """The text of steps with their rewards; `first` is the number of the first step."""
@@ -72,7 +71,8 @@ class ChatLayout(Layout):
             seen = f"Step {number}.\n"
             if number == 1 or self.shows_answers:
                 seen = self._observation(f"Step {number}. You saw", step.observation_text, number, comparison)
-            action = step.action.replace("\n", "\n  ")  # further lines are indented, so that none of them reads as a reward
+            # Further lines are indented, so that none of them reads as a reward.
+            action = escape_tags(step.action).replace("\n", "\n  ")
             reward = self._reward(step.reward)
             text += f"{seen}Action: {action}\n" + ("" if reward is None else f"Reward: {reward:g}\n")
         return text
@@ -81,6 +81,7 @@ class ChatLayout(Layout):
         whole = seen.strip()
         if self.max_observation_tokens is not None:
             whole = cut_middle(whole, self.max_observation_tokens, self.count_tokens)
+        whole = escape_tags(whole)
         return f"{head}{comparison.describe(whole, number)}\n"
 
     def attempt_end(self, trajectory: Trajectory) -> str:
@@ -108,9 +109,9 @@ class ChatLayout(Layout):
 
     def _text(self, trajectory: Trajectory, shown: Shown) -> str:
         number = trajectory.episode + 1
-        task = f"Its task: {trajectory.task.instruction.strip()}\n" if self.shows_task else ""
+        task = f"Its task: {escape_tags(trajectory.task.instruction.strip())}\n" if self.shows_task else ""
         if not shown.whole:
-            actions = "; ".join(" ".join(step.action.split()) for step in trajectory.transitions)
+            actions = escape_tags("; ".join(" ".join(step.action.split()) for step in trajectory.transitions))
             cut = actions[: 2 * MAX_LINE_CHARS] + "…" if len(actions) > 2 * MAX_LINE_CHARS else actions
             return f'<attempt number="{number}">\n{task}Its actions alone: {cut}\n{self.total(trajectory)}</attempt>\n\n'
         comparison = _Comparison()
@@ -122,13 +123,13 @@ class ChatLayout(Layout):
     def frame_exemplar(self, number: int, trajectory: Trajectory, instruction: str, success: bool | None) -> tuple[str, str]:
         """The texts before and after the steps of an attempt that may be at another task than `instruction`."""
         asked = trajectory.task.instruction
-        task = "the same as yours now" if asked == instruction else f"another one: {asked.strip()}"
+        task = "the same as yours now" if asked == instruction else f"another one: {escape_tags(asked.strip())}"
         outcome = {True: "It succeeded.\n", False: "It did not succeed.\n", None: ""}[success]
         end = f"{self.attempt_end(trajectory)}{outcome}{self._note(trajectory)}</attempt>\n\n"
         return f'<attempt number="{number}">\nIts task: {task}\n', end
 
     def _note(self, trajectory: Trajectory) -> str:
-        note = trajectory.note.strip()
+        note = escape_tags(trajectory.note.strip())
         return f"Feedback on it: {note}\n" if self.notes and note else ""
 
     def running_head(self, number: int) -> str:

@@ -24,6 +24,7 @@ from ...memory.records import Precedent, Task, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..act.policies import steps_text
+from ..fence import escape_tags
 from ..state import HeadChannel, Situation
 from ..text import clip_text
 from .attempts import EpisodePrompt, Layout
@@ -157,10 +158,14 @@ class SituationExcerpts(Excerpts):
     door black
     Action: mist
     Step 4. …
+    After step 4 you saw:         what came of the last step that is shown
+    …
     """
 
     layout: Layout = _LAYOUT
     """The layout of the steps; with `notes`, what was said about an attempt stands below them."""
+    of_conversations: bool = False
+    """True if the attempts are conversations: what they were about are requests."""
 
     def describe(self, number: int, precedent: Precedent, task: Task | None, rest: int | None, clip: int | None) -> str:
         """The text of one precedent. `clip` is for each observation; with None, earlier steps are shown whole as well."""
@@ -171,15 +176,27 @@ class SituationExcerpts(Excerpts):
         if clip is None:
             before = ""
         else:
-            before = f"Done before it: {'; '.join(' '.join(step.action.split()) for step in steps[:at])}\n" if at else ""
-        note = f"Feedback on it: {' '.join(trajectory.note.split())}\n" if self.layout.notes and trajectory.note.strip() else ""
+            done = escape_tags("; ".join(" ".join(step.action.split()) for step in steps[:at]))
+            before = f"Done before it: {done}\n" if at else ""
+        said = escape_tags(" ".join(trajectory.note.split())) if self.layout.notes else ""
+        note = f"Feedback on it: {said}\n" if said else ""
+        whose = _whose_request if self.of_conversations else _whose_task
+        end = at + 1 + len(after)
         return (
-            f"Earlier situation {number} ({_whose_task(trajectory.task, task)}; step {at + 1} of {len(steps)}; "
+            f"Earlier situation {number} ({whose(trajectory.task, task)}; step {at + 1} of {len(steps)}; "
             f"{_outcome(precedent, trajectory)}; similarity {precedent.similarity:.2f})\n{before}"
-            f"{self._steps(steps, 0 if clip is None else at, at + 1 + len(after), clip)}"
+            f"{self._steps(steps, 0 if clip is None else at, end, clip)}{self._seen_after(trajectory, end, clip)}"
             + (f"({left} more step{'s' * (left != 1)})\n" if left else "")
             + f"{note}\n"
         )
+
+    def _seen_after(self, trajectory: Trajectory, end: int, clip: int | None) -> str:
+        """What was read after the last step that is shown: what came of it."""
+        steps = trajectory.transitions
+        seen = steps[end].observation_text if end < len(steps) else trajectory.last_observation
+        if not self.layout.shows_answers:
+            return ""
+        return f"After step {end} you saw:\n{escape_tags(clip_text(seen.strip(), clip))}\n" if seen.strip() else ""
 
     def _steps(self, steps: Sequence[Transition], first: int, end: int, clip: int | None) -> str:
         shown = [Transition(clip_text(step.observation_text, clip), step.action, step.reward) for step in steps[first:end]]
@@ -195,7 +212,14 @@ def _whose_task(then: Task, now: Task | None) -> str:
     """The task of an earlier situation, for a reader with the task `now`."""
     if now is not None and then.instruction == now.instruction:
         return "this very task" if (then.id, then.seed) == (now.id, now.seed) else "a task of the same words in another place"
-    return f"another task: {' '.join(then.instruction.split())}"
+    return f"another task: {escape_tags(' '.join(then.instruction.split()))}"
+
+
+def _whose_request(then: Task, now: Task | None) -> str:
+    """The request of an earlier conversation, for a reader with the task `now`."""
+    if now is not None and then.instruction == now.instruction:
+        return "a request in the same words; its cause may differ"
+    return f"another request: {escape_tags(' '.join(then.instruction.split()))}"
 
 
 def _outcome(precedent: Precedent, trajectory: Trajectory) -> str:
@@ -244,7 +268,7 @@ class Recollect:
     min_steps: int = 0
     """Steps of an episode before the first search, since the first states resemble each other."""
     distinct: bool = False
-    """True: of steps with the same key and action only the newest counts."""
+    """True: of steps with the same key and action only the best counts (`Trajectories.search`)."""
     excerpts: Excerpts | None = None
     """The layout that decides how many fit; None: all of them are used."""
 

@@ -31,6 +31,7 @@ from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, FinishedEpisode, build_trajectory
 from ..ask import Ask, BadReply
+from ..fence import escape_tags
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote
 from ..reply_schemas import BOOLEAN, LESSONS, TEXT, reply_schema
@@ -139,6 +140,8 @@ class LessonExtractor:
     """Greatest number of lessons from several attempts."""
     line_only: bool = False
     """True for a model that writes only a line: the line is one lesson, without a title."""
+    agent: str = ""
+    """The instructions and tools of the agent that made the attempts, where it is known."""
 
     @property
     def reply_schema(self) -> Mapping[str, Any] | None:
@@ -148,12 +151,13 @@ class LessonExtractor:
     def messages(self, attempts: Sequence[AttemptOutcome]) -> list[BaseMessage]:
         """The messages: by the outcome of a single attempt, or about several attempts in contrast."""
         last, sheet = attempts[-1], self.sheet(attempts, outcomes=not self.line_only)
-        shown = {"instruction": last.trajectory.task.instruction, "attempts": sheet}
+        shown = {"instruction": escape_tags(last.trajectory.task.instruction), "attempts": sheet}
         if self.line_only:
             return self.prompts["line"].messages(**shown)
-        if len(attempts) > 1:
-            return self.prompts["contrast"].messages(**shown, most=self.max_contrast_items)
-        return self.prompts[_ENDS[last.success]].messages(**shown, most=self.max_items)
+        prompt = self.prompts["contrast" if len(attempts) > 1 else _ENDS[last.success]]
+        most = self.max_contrast_items if len(attempts) > 1 else self.max_items
+        about = {"agent": self.agent} if "agent" in prompt.placeholders else {}
+        return prompt.messages(**shown, **about, most=most)
 
     def read(self, reply: str, attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
         """The lessons in a reply, with this source; a single one without text if the reply has none.

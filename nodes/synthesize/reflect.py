@@ -17,6 +17,7 @@ from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ..act.episode import reaches_full_score
 from ..ask import Ask, BadReply, State
+from ..fence import escape_tags
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
@@ -82,6 +83,7 @@ def write_about_attempt(
     count: Count = len,
     window: int = 2**31,
     prompts: Path | None = None,
+    agent: str = "",
 ) -> Ask[AttemptWithNotes, NoteChannels]:
     """A node that asks the model for a few sentences about the attempt just made and puts them into `note`.
 
@@ -96,13 +98,17 @@ def write_about_attempt(
         count: counts the tokens of a text.
         window: tokens that fit the model's context, by `count`.
         prompts: folder with the user's own prompts.
+        agent: the instructions and tools of the agent, for prompts that have a place for it.
     """
     prompt = Prompt.load(name, prompts)
+    about = {"agent": agent} if "agent" in prompt.placeholders else {}
 
     def messages(state: AttemptWithNotes) -> list[BaseMessage]:
         earlier, instruction = _earlier_text(name, buffer, layout, state), state["task"].instruction
         steps = attempt_text(state, journal, layout, instruction + earlier, count, window)
-        return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
+        return prompt.messages(
+            instruction=escape_tags(instruction), earlier=earlier, number=state["episode"] + 1, steps=steps, **about
+        )
 
     def read(reply: AIMessage, state: AttemptWithNotes) -> NoteChannels:
         written = answer_text(reply)

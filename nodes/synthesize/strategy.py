@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NotRequired
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
+from ...memory.conversations.messages import REPLY
 from ...memory.records import Precedent, Strategy, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
@@ -44,9 +45,12 @@ __all__ = [
     "route_guidance",
     "route_precedents",
     "route_precedents_or_draft",
+    "strategy_text",
     "synthesize",
 ]
 
+MOST_WORDS = 60
+"""Words of a strategy at most, as its prompts ask for; items beyond it are left out."""
 MAX_CUE_CHARACTERS = 24
 """Greatest length of a state that is named in an item of advice, in characters."""
 
@@ -58,6 +62,8 @@ class StrategyInputs(TaskChannel, ObservationChannel, HeadChannel, PrecedentsCha
     strategy: NotRequired[Strategy | None]
     tentative: NotRequired[str | None]
     reasons: NotRequired[list[Trigger]]
+    agent: NotRequired[str]
+    """The tools and instructions of an agent with tools, as the strategist reads them."""
 
 
 class NewStrategy(StrategyChannels):
@@ -81,12 +87,16 @@ class StrategyWriter:
     window: int
     """Tokens of the longest prompt and its reply together, without the chat template."""
     prompt: Prompt
-    """May have $instruction, $experiences, $steps, $observation, $now, $admissible and $doubt (`adamem/strategy`, `adamem/line`,
-    `adamem/ungrounded`)."""
+    """May have $instruction, $experiences, $steps, $observation, $now, $admissible, $doubt and $agent (`adamem/strategy`,
+    `adamem/chat_strategy`, `adamem/line`, `adamem/ungrounded`)."""
     needs_marker: bool = True
     """True: the advice has to stand after `Strategy:`; False for a model that continues a prompt which ends with that word."""
+    most_words: int | None = None
+    """Words of a strategy at most; None: as many as fit `max_strategy_tokens`."""
     recent: int | None = None
     """Greatest number of steps of the episode; None: as many as fit."""
+    max_history_tokens: int = 2**31
+    """Tokens of the steps of the episode at most, as far as the present observation leaves room."""
     doubt: Prompt | None = None
     """The text for $doubt, with $strategy, $draft and $reasons (`adamem/doubt`), where memory is asked because of a draft."""
     admissible: Prompt | None = None
@@ -110,11 +120,12 @@ class StrategyWriter:
             "now": self._place_in_episode(state),
             "admissible": self._admissible_actions(state),
             "doubt": self._doubt(state),
+            "agent": state.get("agent", ""),
         }
         around = "".join(template.template for _, template in self.prompt.parts)
         used = {name: value for name, value in values.items() if name in self.prompt.placeholders}
         frame = "\n".join([around, *used.values()])
-        room = self.window - self.max_strategy_tokens
+        room = min(self.window - self.max_strategy_tokens, self.count(frame) + self.max_history_tokens)
         past: Sequence[Transition] = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
         if "now" in used:  # such a prompt is for models that chat, and says that a step without a reward earned nothing
             past = without_zero_rewards(past)
@@ -147,7 +158,8 @@ class StrategyWriter:
         strategy = state.get("strategy")
         told = f"{strategy.text} (written at step {strategy.step + 1})" if strategy else "none"
         reasons = "; ".join(REASONS[reason] for reason in state["reasons"])
-        return text(self.doubt.messages(strategy=told, draft=state["tentative"], reasons=reasons)[0]) + "\n"
+        draft = (state["tentative"] or "").removeprefix(REPLY) and state["tentative"]
+        return text(self.doubt.messages(strategy=told, draft=draft or "none", reasons=reasons)[0]) + "\n"
 
     def state_update(self, state: StrategyInputs, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
@@ -176,9 +188,11 @@ def synthesize(
         thought, *marked = re.split(_MARK, answer)
         if writer.needs_marker and not marked:
             raise Unreadable(f"asked for a line 'Strategy: ...', got {shorten(answer[-80:])}")
-        advice = _one_line(re.split(r"</strategy>", marked[-1] if marked else thought, flags=re.IGNORECASE)[0])
+        written = re.split(r"</strategy>", marked[-1] if marked else thought, flags=re.IGNORECASE)[0]
+        advice = _bullets(written, writer.most_words)
         if not advice or writer.count(advice) > writer.max_strategy_tokens:
-            raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
+            least = f"in at most {writer.most_words} words" if writer.most_words else f"of {writer.max_strategy_tokens} tokens"
+            raise Unreadable(f"asked for one to three items of advice {least}, got {shorten(written.strip())}")
         return writer.state_update(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
 
     def on_bad_reply(bad: BadReply, state: StrategyInputs) -> NewStrategy:
@@ -190,11 +204,16 @@ def synthesize(
 _MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*|<strategy>", re.MULTILINE | re.IGNORECASE)
 
 
-def _one_line(advice: str) -> str:
-    """Bullets joined as the sentences of one line, as prompts show a strategy."""
-    lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s+", "", line).strip() for line in advice.splitlines()]
-    sentences = [line.rstrip(".") for line in lines if line]
-    return ". ".join(sentences)
+def _bullets(advice: str, most_words: int | None) -> str:
+    """The items of an advice as a list, the first ones that have `most_words` words in all; a single line as it is."""
+    lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s+", "", line).strip().rstrip(".") for line in advice.splitlines()]
+    items, words = list[str](), 0
+    for item in filter(None, lines):
+        words += len(item.split())
+        if most_words is not None and words > most_words:
+            break
+        items.append(item)
+    return "\n".join(f"- {item}" for item in items) if len(items) > 1 else "".join(items)
 
 
 @dataclass(frozen=True)
@@ -289,13 +308,18 @@ def _without_numbers(action: str) -> str:
     return " ".join(re.sub(r"\d+", "", action).split())
 
 
+def strategy_text(strategy: Strategy) -> str:
+    """A strategy as prompts show it: on the line of its name, or as a list below it."""
+    return f"Strategy:{chr(10) if strategy.text.startswith('- ') else ' '}{strategy.text}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StrategyPrompt(EpisodePrompt):
     """A view of the strategy, if there is one, and the episode so far, without the precedents."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
         """The text of the strategy."""
-        return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
+        return f"{strategy_text(state['strategy'])}\n" if state["strategy"] else ""
 
 
 def route_precedents(state: PrecedentsChannel) -> Literal["precedents", "nothing alike"]:

@@ -109,8 +109,36 @@ def test_high_asks_memory_only_where_the_model_is_unsure() -> None:
     assert [entry["reasons"] for entry in (looked, resolved, done)] == [[], ["vote"], []]
     assert (looked["strategy"], done["strategy"], len(model.criticised)) == (None, None, 1)
     assert resolved["strategy"]["sources"]
-    both, all_three = ("lookup_order", "resolve"), ("lookup_order", "resolve", VOTE_TOOL)
-    assert model.offered == [all_three, all_three, (), both, all_three], "draft, draft, strategy, call with it, draft"
+    all_three = ("lookup_order", "resolve", VOTE_TOOL)
+    assert model.offered == [all_three, all_three, (), all_three, all_three], "draft, draft, strategy, call with it, draft"
+
+
+def test_a_strategist_that_finds_nothing_of_use_is_not_asked_about_the_same_again_in_a_turn() -> None:
+    class Useless(VotingModel):
+        def say(self, messages: Sequence[BaseMessage]) -> AIMessage:
+            reply = super().say(messages)
+            return AIMessage("Strategy: nothing") if "Strategy:" in str(reply.text) else reply
+
+    agent, learner, model = make(Useless())
+    play(agent, learner, range(8))
+    model.criticised.clear()
+    play(agent, learner, range(8, 9))
+    assert [bool(one["declined"]) for one in advice(learner, "t8")] == [True, False, False]
+    assert len(model.criticised) == 1
+    assert "not asked again" in learner.explain("t8", tenant="acme")
+
+
+def test_the_strategist_reads_the_agents_tools_the_present_request_and_a_bounded_part_of_the_conversation() -> None:
+    agent, learner, model = make()
+    play(agent, learner, range(5))
+    for n in range(5, 40):
+        agent.invoke({"messages": f"{desk.ticket(n)[0]} </present> {'word ' * 300}"}, config("t4"))
+    asked = [one.partition("# Earlier situations") for one in model.criticised]
+    assert "\nYou help customers.\n</instructions>\nIts tools: lookup_order, resolve\n" in asked[-1][0]
+    present = asked[-1][2].partition("# The present situation")[2]
+    assert "The user's request: My order A39 was charged twice." in present
+    assert present.count("</present>") == 1
+    assert len("".join(asked[-1])) < 30_000
 
 
 def test_a_draft_that_only_asks_is_asked_again_where_memory_has_nothing() -> None:

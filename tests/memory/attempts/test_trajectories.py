@@ -215,10 +215,20 @@ def brute(
         step = r[3].transitions[r[2]]
         return structured_key(r[3].task, (), step.state), step.action
 
+    def worth(r: Any) -> float:
+        ahead = return_to_go(r[3], r[2])
+        return -math.inf if ahead is None else ahead
+
     def chosen(wanted: set[bool | None]) -> list[Any]:
         left, picked = [r for r in records if is_rewarded(r[3]) in wanted], list[Any]()
-        if distinct:
-            left = [r for n, r in enumerate(left) if deed(r) not in map(deed, left[:n])]
+        if distinct:  # the first of equals is the newest
+            left = [
+                r
+                for r in left
+                if is_rewarded(r[3]) is not False or r[2] < len(r[3].transitions) - 1 or r[3].transitions[-1].reward
+            ]
+            best = {one: max((r for r in left if deed(r) == one), key=worth) for one in map(deed, left)}
+            left = [r for r in left if best[deed(r)] is r]
 
         def relevance(r: Any) -> float:
             pair = [similarity(tuple_of(r), tuple_of(p)) for p in picked]
@@ -290,6 +300,23 @@ def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, ep
 
 
 # the choices one by one
+
+
+def test_of_equal_steps_the_success_is_found_and_of_a_failure_no_step_that_proves_nothing() -> None:
+    """A walkthrough, then the same again, cut off before its last step; then one whose last step was answered, and a reply."""
+    won = attempt(("hall", "go", 0.0), ("gate", "open", 1.0))
+    cut = attempt(("hall", "go", 0.0), ("cellar", "wait", 0.0), number=1)
+    memory = filled([won, cut])
+    assert names(memory, "hall", k=4) == ["a/1/0", "a/0/0"]
+    assert names(memory, "hall", k=4, distinct=True) == ["a/0/0"]
+    assert names(memory, "cellar", distinct=True) == []
+    for more in (
+        {"last_observation": "Nothing happens."},
+        {"lost": True},
+        {"transitions": (*cut.transitions[:1], Transition("cellar", "reply: Bye.", 0.0))},
+    ):
+        memory.add(replace(cut, **more))
+        assert names(memory, "cellar", distinct=True) == ["a/1/1"]
 
 
 def test_kinds_by_outcome_and_what_nobody_knows_only_with_all():

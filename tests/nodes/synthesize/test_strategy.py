@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,13 +139,18 @@ def replies(writer: StrategyWriter, *said: str) -> dict[str, Any]:
 
 def test_a_strategy_is_read_from_its_line_and_kept_short() -> None:
     good = replies(writing(2_000, LONG), "Both are doors.\n**Strategy:** - Look for the key.\n- Then go on.")
-    assert good["strategy"].text == "Look for the key. Then go on"
+    assert good["strategy"].text == "- Look for the key\n- Then go on"
     assert good["usage"].refreshes == 1
     assert good["synthesis"]["reply"].startswith("Both are doors.")
     again = replies(writing(2_000, LONG), "no mark at all", "Strategy: " + "go on. " * 100, "Strategy: mist")
     assert again["strategy"].text == "mist"
     assert (again["usage"].calls, again["usage"].malformed) == (3, 0)
     assert replies(writing(2_000, LONG, marked=False), "door black mist")["strategy"].text == "door black mist"
+    few = replace(writing(2_000, LONG), most_words=6)
+    assert replies(few, "Strategy:\n- if a: b\n- if c: d or e or f")["strategy"].text == "if a: b", (
+        "whole items of six words in all"
+    )
+    assert replies(few, "Strategy: " + "go on " * 4)["usage"].malformed == 1
 
 
 def test_without_a_readable_strategy_there_is_none_and_the_plain_action_follows() -> None:
@@ -185,13 +191,20 @@ def test_models_that_chat_are_told_the_task_the_way_there_and_the_end() -> None:
     assert excerpts([Precedent("b/0", 1, 0.456, True)], TASK) == (
         "Earlier situation 1 (another task: put a mug in the safe; step 2 of 4; the attempt succeeded, total reward 1; "
         "similarity 0.46)\nDone before it: take mug 1\nStep 2. You saw:\nYou take the mug. It is chipped.\nAction: go to safe 1\n"
-        "Step 3. You saw:\nsafe 1 closed\nAction: open safe 1\nReward: 0.5\n(1 more step)\n\n"
+        "Step 3. You saw:\nsafe 1 closed\nAction: open safe 1\nReward: 0.5\nAfter step 3 you saw:\nsafe 1 open\n(1 more step)\n\n"
     )
+    bank = Bank(replace(HELD, last_observation="The mug is in the safe."))
+    end = "Reward: 0.5\nAfter step 4 you saw:\nThe mug is in the safe.\n\n"
+    assert SituationExcerpts(bank, layout=ChatLayout())([Precedent("b/0", 1, 0.456, True)], TASK).endswith(end)
+    verdict = SituationExcerpts(bank, layout=ChatLayout(shows_answers=False))([Precedent("b/0", 1, 0.456, True)], TASK)
+    assert "After step 4" not in verdict
     (failed,) = [excerpts([Precedent("b/0", 0, 1.0, False)], HELD.task)]
     assert failed.startswith("Earlier situation 1 (this very task; step 1 of 4; the attempt did not succeed, total reward 1;")
     assert "Done before" not in failed
     elsewhere = Task("u", HELD.task.instruction, 8)
     assert "(a task of the same words in another place;" in excerpts([Precedent("b/0", 0, 1.0)], elsewhere)
+    chats = SituationExcerpts(Bank(HELD), layout=ChatLayout(), of_conversations=True)
+    assert "(a request in the same words; its cause may differ;" in chats([Precedent("b/0", 0, 1.0)], elsewhere)
 
 
 def test_the_whole_state_of_the_paper_has_its_history_and_all_that_followed() -> None:
@@ -232,16 +245,18 @@ def test_the_writer_is_told_where_the_agent_is_what_it_may_do_and_why_it_asks() 
     assert "The world understands only these actions; use their exact words:\n- mist\n- fern\n" in user
     assert "draft" not in user
     again = {**state, "reasons": ["vote", "repeated"], "tentative": "fern", "strategy": Strategy("try mist", step=1)}
+    assert "carried out yet: none\n" in writer.messages({**again, "tentative": "reply: "})[1].text
+    assert "Step 1" not in replace(writer, max_history_tokens=30).messages(state)[1].text.partition("so far")[2]
     user = writer.messages(again)[1].text
     assert (
-        "Its strategy so far: try mist (written at step 2)\nIts draft of the next action, not carried out yet: fern\n" in user
+        "Its strategy so far: try mist (written at step 2)\nIts draft of what to do next, not carried out yet: fern\n" in user
     )
     assert "Why memory is asked: the agent itself asks for advice; it was in this situation before.\n" in user
 
 
 def test_a_strategy_may_stand_in_tags_or_below_its_mark() -> None:
     for said in ("hm\n<strategy>\n- if a: b\n- if c: d\n</strategy>", "hm\nStrategy:\n- if a: b\n- if c: d"):
-        assert replies(writing(2_000, LONG), said)["strategy"].text == "if a: b. if c: d"
+        assert replies(writing(2_000, LONG), said)["strategy"].text == "- if a: b\n- if c: d"
 
 
 @given(room=st.integers(0, 900), count=st.integers(0, 4))
