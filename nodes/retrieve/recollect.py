@@ -191,7 +191,7 @@ class SituationExcerpts(Excerpts):
         )
 
     def _seen_after(self, trajectory: Trajectory, end: int, clip: int | None) -> str:
-        """What was read after the last step that is shown: what came of it."""
+        """The answer to the last step that is shown: what came of it."""
         steps = trajectory.transitions
         seen = steps[end].observation_text if end < len(steps) else trajectory.last_observation
         if not self.layout.shows_answers:

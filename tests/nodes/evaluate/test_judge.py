@@ -327,7 +327,7 @@ def test_a_rubric_judge_grades_by_criteria_and_its_words_are_kept() -> None:
     judged = rubric_judge(judge, journal).invoke(state)
     assert judged["rewards"] == [7.0]
     assert judged["note"] == "The second paragraph is padding."
-    assert "The work:\nthe whole passage\n" in judge.heard[0]
+    assert "The work:\n<record>\nthe whole passage\n</record>\n" in judge.heard[0]
     wrong = rubric_judge(model('{"scores": {"demands": 11}}'), journal).invoke(state)
     assert wrong["rewards"] == [None]
     assert "asked for a score of demands from 0 to 10, got 11" in wrong["unjudged"]
