@@ -55,7 +55,7 @@ from ..memory.search.similarity import Similarity, bag, ngrams, reference_words,
 from ..memory.storage.journal import Journal
 from ..memory.storage.trajectory_store import TrajectoryStore
 from ..nodes.act.choose import Choose
-from ..nodes.act.decide import Augment, GuardedAdvice, Modulate
+from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, admit_remembered
 from ..nodes.act.episode import Act, Begin, Environment
 from ..nodes.act.policies import OptionsView, PromptView
 from ..nodes.retrieve.context import ContextPrompt, WorldWithContext
@@ -66,7 +66,7 @@ from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node
 from .wiring.inputs import SHARED, MethodInputs
 from .wiring.jitrl_settings import check_inputs, check_jitrl, make_judge
-from .wiring.state_keys import history_similarity, make_trace_node
+from .wiring.state_keys import WRITTEN_KEYS, history_similarity, make_trace_node
 
 __all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
 
@@ -103,8 +103,8 @@ class AdvantageSettings:
     evaluator: Literal["environment", "contribution", "hindsight"] = "environment"
     """The rewards of the steps: `environment`, the world's (or the run's `--judge`); `contribution`, the model's, for each step's own part,
     as in the paper; `hindsight`, the model's for all that followed (`--judge model`), as in its code, which are not discounted again."""
-    wording: Literal["ours", "paper"] = "ours"
-    """The prompts of a model that writes, for options and summaries: ours, or those of nodes/prompts/paper/jitrl."""
+    wording: Literal["ours", "paper", "paper-web"] = "ours"
+    """The prompts of a model that writes, for options and summaries: ours, the paper's for games, or its for web pages."""
     gamma: float = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
 
@@ -115,10 +115,11 @@ class AdvantageSettings:
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
     threshold_decay: float = 0.0
     """Fall of min_similarity over the first 20 steps of an episode. Paper: none; its code: 0.1."""
-    state_key: Literal["room", "hierarchy", "summary", "embedding"] = "room"
+    state_key: Literal["room", "hierarchy", "summary", "embedding", "page", "screenshot"] = "room"
     """The state that is compared. `room`: the world's state alone. `hierarchy`: also the milestones and the path that led there
     (nodes/retrieve/context.py). `summary`: both as the model writes them, a call more at every step. `embedding`: as `hierarchy`, by
-    the cosine of sentence embeddings. The history weighs .3 (`paper`: .25)."""
+    the cosine of sentence embeddings. The history weighs .3 (`paper`: .25). On web pages `page` and `screenshot`: the world's state, but of
+    what was done on the page only what still shows there, as the model reads in its text or sees (nodes/retrieve/page_context.py)."""
     embedder: str = ""
     """A sentence-transformers model by folder or name, or `openai:NAME`. With `hierarchy` and `summary` Eq. 24 then chooses among the 100
     keys that are nearest by embeddings, as in the paper; without one it reads all keys."""
@@ -183,7 +184,7 @@ class JitRL(AdvantageSettings):
         """
         credit: Credit = returns
         tokens: dict[str, Any] = {}
-        if self.state_key != "room":
+        if self.state_key in ("hierarchy", "summary", "embedding"):
             similarity = history_similarity(self.state_key, self.embedder, self.advantage_estimator)
         elif isinstance(similarity, SectionSimilarity) and self.advantage_estimator in ("paper", "reference"):
             similarity = similarity.by_single_tokens()  # on the web both compare what was done by single words
@@ -201,7 +202,7 @@ class JitRL(AdvantageSettings):
 
     @classmethod
     def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
-        """The paper's method with its table's values; for Jericho it needs a model that writes, which judges and sums up.
+        """The paper's method with its table's values. It needs a model that writes, which judges and says what a state is.
 
         The model is asked for three options, an action that only the memory knows is added, and the world's list of actions limits both.
         """
@@ -215,8 +216,9 @@ class JitRL(AdvantageSettings):
 
     @classmethod
     def paper_web(cls) -> JitRL:
-        """The paper's table for the web, where all tasks of a site share a memory. The environment says how states are compared
-        (tools/environments/browser.py): pages of the same kind whose task resembles, then .3 task + .7 what was done there."""
+        """The paper's method for the web, where all tasks of a site share a memory. The environment says how states are compared
+        (tools/environments/browser.py): pages of the same kind whose task resembles, then .3 task + .7 what was done there. It needs a
+        model that sees; `jitrl:paper-web?state_key=page` shows it the text of pages."""
         return replace(cls.paper("webarena"), cross_task=True)
 
     @classmethod
@@ -228,11 +230,11 @@ class JitRL(AdvantageSettings):
     @property
     def needs_writer(self) -> bool:
         """True if a model has to write beside the actions: rewards, or summaries."""
-        return self.evaluator != "environment" or self.state_key == "summary"
+        return self.evaluator != "environment" or self.state_key in WRITTEN_KEYS
 
     def options_view(self, view: PromptView) -> OptionsView:
         """The view of the policy's prompt, with how options are asked for."""
-        prompt = "paper/jitrl/options" if self.wording == "paper" else "act/options"
+        prompt = {"paper": "paper/jitrl/options", "paper-web": "paper/jitrl_web/options"}.get(self.wording, "act/options")
         return OptionsView(view, prompt, self.candidates or 3, self.logit_scale == "nats")
 
     @property
@@ -312,7 +314,7 @@ def build(
 def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
     return {
         "recall": Recall(memory, environment, **settings.recall_arguments, journal=journal),
-        "augment": Augment(count=settings.candidates),
+        "augment": Augment(count=settings.candidates, admit=admit_remembered(environment)),
         "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
         "modulate": Modulate(settings.beta, settings.min_prior, lift_only_proven=True),
         "choose": Choose(settings.temperature),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
@@ -394,7 +394,9 @@ def read_number(value: Any) -> float | None:
         return None
 
 
-def read_options(reply: str, admissible: Sequence[str] = ()) -> dict[str, float]:
+def read_options(
+    reply: str, admissible: Sequence[str] = (), admit: Callable[[str], str] = lambda action: ""
+) -> dict[str, float]:
     """The actions that a reply proposes, with their confidences, from 0 to 1 or from 0 to 100.
 
     An option that cannot be read, or is not admissible, is left out; the others stand.
@@ -403,6 +405,7 @@ def read_options(reply: str, admissible: Sequence[str] = ()) -> dict[str, float]
         reply: text without thoughts, with `{"options": [{"action": "...", "confidence": 60}, ...]}`. The list may stand
             alone, and an object of actions with their confidences may stand in its place.
         admissible: the actions that the world lists; empty if it lists none.
+        admit: an action that is not listed -> the form in which the world takes it all the same; empty if it does not.
 
     Raises:
         Unreadable: no option is left; names what is wrong with the first one.
@@ -421,7 +424,7 @@ def read_options(reply: str, admissible: Sequence[str] = ()) -> dict[str, float]
     wrong: list[str] = []
     for option in options:
         try:
-            action, confidence = _read_option(option, admissible)
+            action, confidence = _read_option(option, admissible, admit)
         except Unreadable as unreadable:
             wrong.append(str(unreadable))
         else:
@@ -431,7 +434,7 @@ def read_options(reply: str, admissible: Sequence[str] = ()) -> dict[str, float]
     return found
 
 
-def _read_option(option: Any, admissible: Sequence[str]) -> tuple[str, float]:
+def _read_option(option: Any, admissible: Sequence[str], admit: Callable[[str], str]) -> tuple[str, float]:
     held = {str(key).strip().lower(): value for key, value in option.items()} if isinstance(option, Mapping) else {}
     written, confidence = held.get("action"), read_number(held.get("confidence", held.get("probability")))
     if not isinstance(written, str) or not _has_content(written) or confidence is None or not 0 <= confidence <= 100:
@@ -439,7 +442,7 @@ def _read_option(option: Any, admissible: Sequence[str]) -> tuple[str, float]:
     if not admissible:
         *_, bare = _peel(written)
         return bare, confidence
-    action = find_action(written, admissible)
-    if action is None:
+    action = find_action(written, admissible) or admit(written)
+    if not action:
         raise Unreadable(unlisted_message(written, admissible))
     return action, confidence

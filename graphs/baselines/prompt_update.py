@@ -74,6 +74,11 @@ class PromptUpdate(AdvantageSettings):
         return cls.of(JitRL.paper())
 
     @classmethod
+    def paper_web(cls) -> PromptUpdate:
+        """The same on web pages, with a memory of the site."""
+        return cls.of(JitRL.paper_web())
+
+    @classmethod
     def paper_equations(cls) -> PromptUpdate:
         """The same with the world's rewards and states by rule, for any policy."""
         return cls.of(JitRL.paper_equations())

@@ -1,7 +1,7 @@
 """`learngraph run METHOD` or `learngraph run FILE.toml`: play methods on environments, as far as that is not done, and show the results.
 
     learngraph run jitrl --env toy --compare static 'jitrl?beta=5' --seeds 10
-    learngraph run ablations.toml
+    learngraph run papers/jitrl.toml --only ablations-here
 
 A method with its flags is an experiment of one environment and one model; a file (experiments/spec.py) may name several. Both are
 played by experiments/harness.py: the same command goes on with what was killed, and plays more seeds or episodes if more are asked

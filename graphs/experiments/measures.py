@@ -244,6 +244,9 @@ METRICS: Mapping[str, Metric] = {
         about="The same per episode.",
     ),
     "seconds": Metric("s/run", _seconds, ".3g", about="Seconds of all episodes."),
+    "hours": Metric(
+        "h/run", lambda run, _: None if (known := _seconds(run, _)) is None else known / 3600, ".3g", about="The same in hours."
+    ),
     "step-seconds": Metric("s/step", _seconds_per_step, ".3g", about="Seconds per step of the world."),
 }
 """Name in a benchmark file -> metric."""

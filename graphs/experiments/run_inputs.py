@@ -84,7 +84,10 @@ def make_method_inputs(
     inputs = make(environment, journal, model, **more)
     if options.prior == "uniform":
         return replace(inputs, make_policy=uniform_policy)
-    named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
+    named: dict[str, Any] = {
+        "logprobs": logprobs_policy,
+        "verbalized": partial(verbalized_policy, admit=getattr(environment, "admit", None)),
+    }
     return replace(inputs, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else inputs
 
 

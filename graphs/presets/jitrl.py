@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ...memory.returns.experiences import Experiences
 from ...memory.storage.journal import Journal
 from ...nodes.act.choose import Choose
-from ...nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate
+from ...nodes.act.decide import (
+    Augment,
+    Modulate,
+    PaperAdvice,
+    ReferenceAdvice,
+    ReferenceModulate,
+    admit_remembered,
+)
 from ...nodes.act.episode import Environment
 from ...nodes.retrieve.recall import RecallVisits, ReferenceRecall, ReferenceRemember
 from ..wiring.flow import Node
@@ -23,11 +30,12 @@ __all__ = ["EQUATIONS", "PAPER", "REFERENCE", "paper_nodes", "reference_nodes"]
 
 _METHOD = {"advantage_estimator": "paper", "beta": 1.0, "candidates": 3, "logit_scale": "confidence"}
 _JERICHO = {"gamma": 0.5, "min_similarity": 0.95}
-_WEBARENA = {"state_key": "room", "gamma": 0.1, "min_similarity": 0.8}
+_WEBARENA = {"gamma": 0.1, "min_similarity": 0.8}
+_WHOLE = {**_METHOD, "evaluator": "contribution"}
 
 PAPER: Mapping[str, dict[str, Any]] = {
-    "jericho": {**_METHOD, **_JERICHO, "state_key": "summary", "evaluator": "contribution", "wording": "paper"},
-    "webarena": {**_METHOD, **_WEBARENA, "unseen_bonus_probability": 0.05},
+    "jericho": {**_WHOLE, **_JERICHO, "state_key": "summary", "wording": "paper"},
+    "webarena": {**_WHOLE, **_WEBARENA, "state_key": "screenshot", "wording": "paper-web", "unseen_bonus_probability": 0.05},
 }
 """Benchmark -> the values of the paper's table. It gives no beta: 1 is our reading of its formula."""
 EQUATIONS: Mapping[str, Any] = {
@@ -50,7 +58,7 @@ def paper_nodes(settings: JitRL, memory: Experiences, environment: Environment, 
     """The nodes of Eq. 4 to 7 and 25 to the letter, over single visits."""
     return {
         "recall": RecallVisits(memory, environment, **settings.recall_arguments),
-        "augment": Augment("zero", settings.logit_scale, settings.candidates),
+        "augment": Augment("zero", settings.logit_scale, settings.candidates, admit=admit_remembered(environment)),
         "advise": PaperAdvice(alpha=settings.unseen_bonus, lam=settings.unseen_bonus_probability),
         "modulate": Modulate(beta=settings.beta),
         "choose": Choose(settings.temperature),
@@ -62,7 +70,7 @@ def reference_nodes(settings: JitRL, memory: Experiences, environment: Environme
     return {
         "recall": ReferenceRecall(memory, environment, **settings.recall_arguments),
         # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
-        "augment": Augment("zero", "confidence", settings.candidates, positive_only=True),
+        "augment": Augment("zero", "confidence", settings.candidates, positive_only=True, admit=admit_remembered(environment)),
         "advise": ReferenceAdvice(alpha=settings.unseen_bonus),
         "modulate": ReferenceModulate(),
         "choose": Choose(settings.temperature),

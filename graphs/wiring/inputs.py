@@ -137,6 +137,7 @@ class PromptArguments(TypedDict):
     window: int
     list_actions: bool
     brief: str
+    world: str
 
 
 @dataclass(frozen=True)
@@ -331,6 +332,7 @@ class MethodInputs:
             "window": self.prompting.max_prompt_tokens,
             "list_actions": self.prompting.list_actions,
             "brief": brief,
+            "world": getattr(self.environment, "brief", "") if self.chats else "",
         }
 
     def recent_steps_view(self) -> PromptView:

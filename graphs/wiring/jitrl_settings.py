@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...memory.errors import UserError
-from ...nodes.evaluate.judge import model_judge
+from ...nodes.evaluate.judge import CONTRIBUTION_PROMPTS, model_judge
 from .flow import Node
 from .inputs import MethodInputs, check_literals, check_task_scope
+from .state_keys import WRITTEN_KEYS
 
 __all__ = ["check_inputs", "check_jitrl", "make_judge"]
 
@@ -51,7 +52,9 @@ def check_jitrl(settings: Any) -> None:
         UserError: a value is out of range, has no effect with the estimator, or lacks another that it goes with.
     """
     check_literals(settings, "jitrl")
-    wanted = {"room": False, "embedding": True}.get(settings.state_key, bool(settings.embedder))
+    wanted = {"hierarchy": bool(settings.embedder), "summary": bool(settings.embedder)}.get(
+        settings.state_key, settings.state_key == "embedding"
+    )
     if wanted != bool(settings.embedder):
         raise UserError(
             "jitrl: state_key='embedding' goes with an embedder, and 'hierarchy' and 'summary' may have one; got "
@@ -74,15 +77,20 @@ def check_inputs(settings: Any, inputs: MethodInputs) -> None:
     """Check that a run has what the settings need.
 
     Raises:
-        UserError: they need a model that writes, or the run has a judge beside theirs.
+        UserError: they need a model that writes, or web pages, or the run has a judge beside theirs.
     """
-    needs = {"evaluator": settings.evaluator != "environment", "state_key": settings.state_key == "summary"}
+    needs = {"evaluator": settings.evaluator != "environment", "state_key": settings.state_key in WRITTEN_KEYS}
+    world = inputs.environment
+    if settings.state_key in ("page", "screenshot") and world is not None and not hasattr(world, "screenshot"):
+        raise UserError(
+            f"jitrl: state_key={settings.state_key!r} is of web pages, and {world.name} shows none; 'summary' is what a model writes of any world"
+        )
     asked = " and ".join(f"{name}={getattr(settings, name)!r}" for name, needed in needs.items() if needed)
     if asked and (inputs.model is None or not inputs.chats):
         came = "none here" if inputs.model is None else "one here that only scores actions"
         raise UserError(
             f"jitrl: {asked} need a model that writes, and there is {came}; evaluator='environment' takes the world's rewards, "
-            "state_key='hierarchy' sums up by rule, and jitrl:paper-equations is the paper's arithmetic with both"
+            "state_key='hierarchy' sums up by rule ('room' on web pages), and jitrl:paper-equations is the paper's arithmetic with both"
         )
     if needs["evaluator"] and inputs.judge is not None:
         raise UserError(
@@ -95,4 +103,5 @@ def make_judge(settings: Any, inputs: MethodInputs) -> Node:
     """The node that rewards a finished episode: the model, or whoever judges the run."""
     if settings.evaluator == "environment" or inputs.model is None:
         return inputs.judge_node()
-    return model_judge(inputs.model, inputs.journal, inputs.prompting.prompts, in_hindsight=settings.evaluator == "hindsight")
+    prompt = "jitrl/judge" if settings.evaluator == "hindsight" else CONTRIBUTION_PROMPTS[settings.wording == "paper-web"]
+    return model_judge(inputs.model, inputs.journal, inputs.prompting.prompts, prompt)

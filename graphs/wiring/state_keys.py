@@ -10,10 +10,14 @@ from ...memory.search.similarity import Similarity, reference_words, shingles
 from ...memory.search.stages import TwoStageSimilarity
 from ...memory.search.vectors import CosineSimilarity
 from ...nodes.retrieve.context import HISTORY, STATE, TraceHistory, write_summary
+from ...nodes.retrieve.page_context import ask_effects
 from .flow import Node
 from .inputs import MethodInputs
 
-__all__ = ["history_similarity", "make_trace_node"]
+__all__ = ["WRITTEN_KEYS", "history_similarity", "make_trace_node"]
+
+WRITTEN_KEYS = ("summary", "page", "screenshot")
+"""The state keys that a model writes."""
 
 
 def history_similarity(state_key: str, embedder: str, estimator: str) -> Similarity:
@@ -51,14 +55,17 @@ def compare_by_embeddings(embedder: str) -> Similarity:
 
 
 def make_trace_node(settings: Any, inputs: MethodInputs) -> Node:
-    """The node that puts the history into the state key: by rule, or (`summary`) as the model writes it, with names of the state.
+    """The node that puts the history into the state key: by rule, or as the model writes it, of a web page or any other state.
 
     Args:
         settings: JitRL's, or those that another method shares with it.
         inputs: environment, journal and model.
     """
-    if settings.state_key != "summary" or inputs.model is None:
+    if settings.state_key not in WRITTEN_KEYS or inputs.model is None:
         return TraceHistory(inputs.environment, inputs.journal)
+    if settings.state_key != "summary":
+        sees = settings.state_key == "screenshot"
+        return ask_effects(inputs.model, inputs.environment, inputs.journal, inputs.prompting.prompts, sees=sees)
     of_paper = settings.wording == "paper"
     return write_summary(
         inputs.model,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NotRequired
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, NotRequired
 
-from ...memory.records import Candidate, Estimate, Neighbour
+from ...memory.records import Candidate, Estimate, Neighbour, Observation
 from ..state import (
     AdviceChannels,
     CandidateChannels,
@@ -38,6 +39,7 @@ __all__ = [
     "PaperAdvice",
     "ReferenceAdvice",
     "ReferenceModulate",
+    "admit_remembered",
     "loss_shares",
     "route_known_actions",
     "untried_value",
@@ -92,8 +94,9 @@ class Augment:
     """k_c: the most candidates that the policy has, its best ones, by a seeded draw among equals; 0: all that it proposes."""
     positive_only: bool = False
     """Only actions with a positive mean return (the reference code)."""
-    admissible_only: bool = True
-    """Only actions that the environment lists, where it lists any. The reference code does not check this."""
+    admit: Callable[[Observation, str], str] | None = field(default=None, repr=False)
+    """Of a remembered action that the environment does not list: its form there, empty if it is not possible. None: lists are complete.
+    The reference code tries such actions unchecked."""
 
     def __call__(self, state: PlacedCandidates) -> CandidateChannels:
         candidates, admitted = state["candidates"], state["observation"].actions
@@ -110,9 +113,15 @@ class Augment:
             for action, (_, q) in sorted(action_values(state["neighbours"]).items())
             if action not in known
             and (q > 0 or not self.positive_only)
-            and (action in admitted or not admitted or not self.admissible_only)
+            and (action in admitted or not admitted or (self.admit is not None and self.admit(state["observation"], action)))
         ]
         return {"candidates": candidates + added}
+
+
+def admit_remembered(environment: Any) -> Callable[[Observation, str], str] | None:
+    """The environment's test of remembered actions that it does not list; None if its lists are complete."""
+    admit = getattr(environment, "admit", None)
+    return partial(admit, remembered=True) if admit else None
 
 
 @dataclass(frozen=True)

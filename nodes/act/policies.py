@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar, Protocol
@@ -26,7 +27,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
-from ...memory.records import NO_ACTION, Candidate, Transition, Usage
+from ...memory.records import NO_ACTION, Candidate, Observation, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply, State, text
 from ..prompt import Prompt
@@ -66,6 +67,10 @@ MIN_CONFIDENCE = 1e-3
 """The least probability of a stated confidence: 0 % does not mean 'never', and has no logarithm."""
 STOP = ("\nObservation:",)
 """Texts that end a reply which is asked for as far as its action: there a model would go on to play the world itself."""
+
+
+Admit = Callable[[Observation, str], str]
+"""(what is observed, an action that is not listed) -> the action in the world's own form; empty if it does not admit it."""
 
 
 class PolicyError(UserError, ValueError):
@@ -260,19 +265,24 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
 
 
 def verbalized_policy(
-    model: BaseChatModel, view: PromptView, prompts: Path | None = None
+    model: BaseChatModel, view: PromptView, prompts: Path | None = None, admit: Admit | None = None
 ) -> Ask[ObservationChannel | State, Proposal]:
-    """Ask for actions with confidences, as an `OptionsView` says; a logit is the log of a confidence, with a floor."""
+    """Ask for actions with confidences, as an `OptionsView` says; a logit is the log of a confidence, with a floor.
+
+    `admit` is for worlds that take more actions than they list, such as any text in a field of a web page.
+    """
     asked = view if isinstance(view, OptionsView) else OptionsView(view)
-    prompt, admissible = Prompt.load(asked.prompt, prompts), Prompt.load(asked.listed, prompts)
+    prompt, listed = Prompt.load(asked.prompt, prompts), "act/suggested" if admit else asked.listed
+    admissible = Prompt.load(listed, prompts)
 
     def messages(state: ObservationChannel | State) -> list[BaseMessage]:
         actions = state["observation"].actions
-        count = min(asked.count, len(actions)) if actions else asked.count
+        count = min(asked.count, len(actions)) if actions and not admit else asked.count
         return prompt.messages(**{"request": "", **view(state)}, count=count, admissible=_admissible(admissible, actions))
 
     def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
-        stated = read_options(answer_text(reply), state["observation"].actions)
+        here = state["observation"]
+        stated = read_options(answer_text(reply), here.actions, partial(admit, here) if admit else lambda action: "")
         whole = sum(stated.values()) or 1.0 if asked.is_normalised else 100.0 if max(stated.values()) > 1 else 1.0
         logits = [math.log(max(confidence / whole, MIN_CONFIDENCE)) for confidence in stated.values()]
         logits = log_softmax(logits) if asked.is_normalised else logits

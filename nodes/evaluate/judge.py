@@ -78,6 +78,8 @@ NO_REWARDS_REASON = "this method goes without rewards"
 """The value of `unjudged` that `NoJudge` gives."""
 
 _STEP, _WHOLE, _PER_STEP = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
+CONTRIBUTION_PROMPTS = "paper/jitrl/judge", "paper/jitrl_web/judge"
+"""The prompts for the step's own part: of games (-10 to 10), and of web pages (-3 to 3)."""
 COMPARISON = (1.0, 10.0)
 """The least and the greatest score of a comparison of two answers; 5 means as good as each other."""
 
@@ -230,9 +232,9 @@ class NoJudge:
 
 
 def model_judge(
-    model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, *, in_hindsight: bool = True
+    model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, name: str = "jitrl/judge"
 ) -> ModelJudge[ScoredAttempt, ModelRewards]:
-    """Ask a model for a reward per step, in [-10, 10] (JitRL): for all that followed from it, or for the step's own part alone.
+    """Ask a model for a reward per step, in [-10, 10] or on web pages [-3, 3] (JitRL): for all that followed from it, or for the step's own part alone.
 
     If no reply can be read, the rewards are missing: the episode leaves no experience, and `unjudged` says why.
 
@@ -240,10 +242,9 @@ def model_judge(
         model: the judge.
         journal: holds the attempt.
         prompts: a directory whose files override ours.
-        in_hindsight: True: a reward counts what followed, as the authors' code has it, and is not to be discounted again; False: it
-            is the step's individual contribution, as the paper has it.
+        name: the prompt. `jitrl/judge` has a reward count what followed, as the authors' code has it, which is not to be discounted
+            again; those of CONTRIBUTION_PROMPTS ask for the step's individual contribution, as the paper has it.
     """
-    name = "jitrl/judge" if in_hindsight else "paper/jitrl/judge"
     prompt = Prompt.load(name, prompts)
 
     def messages(state: ScoredAttempt) -> list[BaseMessage]:
@@ -253,9 +254,9 @@ def model_judge(
         )
 
     def limits(state: StepCount) -> list[tuple[float, float]]:
-        return [_PER_STEP] * state["step"]
+        return [(-3.0, 3.0) if name == CONTRIBUTION_PROMPTS[1] else _PER_STEP] * state["step"]
 
-    return _ask_for_steps(name, model, messages, limits, prompts, credits_future=in_hindsight)
+    return _ask_for_steps(name, model, messages, limits, prompts, credits_future=name not in CONTRIBUTION_PROMPTS)
 
 
 def self_judge(

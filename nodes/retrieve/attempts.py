@@ -315,6 +315,8 @@ class EpisodePrompt(PromptView):
     """True: the prompt lists the admissible actions."""
     brief: str = ""
     """The method's part of the system message."""
+    world: str = ""
+    """The world's part of it: what one sees there, and how to act."""
     max_steps: int | None = None
     """Greatest number of steps; None: as many as fit."""
 
@@ -340,7 +342,7 @@ class EpisodePrompt(PromptView):
         situation = self.layout.situation(state)
         rest = f"{after}{_observation_with_actions(situation, state, self.list_actions)}{request}"
         for before in self.texts_before(state):
-            frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{rest}"
+            frame = f"{self.world}{self.brief}Task: {state['task'].instruction}\n{before}{rest}"
             shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window, taken - len(steps) + 1)
             if shown is not None:
                 break
@@ -350,7 +352,7 @@ class EpisodePrompt(PromptView):
                 f"has room for {self.window}; use a model with a larger window, or show fewer attempts"
             )
         return {
-            "brief": self.brief,
+            "brief": " ".join(filter(None, (self.world, self.brief))),
             "instruction": state["task"].instruction,
             "steps": self.layout.arrange(before, shown, after),
             "observation": situation,

@@ -195,7 +195,7 @@ def reference_choice(state: dict[str, object]) -> tuple[dict[str, float], dict[s
     nodes = dict(
         VARIANT_NODES["reference"](JitRL.reference(), Experiences(), KeywordKeep(), Journal())
     )  # as the preset builds them
-    nodes["augment"] = replace(nodes["augment"], admissible_only=False)  # type: ignore[type-var]
+    nodes["augment"] = replace(nodes["augment"], admit=lambda seen, action: action)  # type: ignore[type-var]
     for name in ("augment", "advise", "modulate"):
         state |= nodes[name](state)  # type: ignore[operator]
     estimates, candidates = state["estimates"], state["candidates"]

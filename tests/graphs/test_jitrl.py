@@ -100,7 +100,11 @@ def test_static_does_not_learn_and_a_table_does() -> None:
 
 
 REFERENCE = replace(jitrl.JitRL.reference(), evaluator="environment")
-OF_TABLES = [jitrl.JitRL.paper_equations(), REFERENCE, jitrl.JitRL.paper("webarena")]
+OF_TABLES = [
+    jitrl.JitRL.paper_equations(),
+    REFERENCE,
+    replace(jitrl.JitRL.paper_web(), evaluator="environment", state_key="room"),
+]
 
 
 @pytest.mark.parametrize("settings", OF_TABLES)

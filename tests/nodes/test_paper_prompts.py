@@ -18,6 +18,7 @@ SENT = {
         *(f"adamem:paper-low?mode={m}" for m in ("raw", "max", "no-precedents")),
     ],
     "jitrl": ["jitrl:paper"],
+    "jitrl_web": ["jitrl:paper-web"],
 }
 """Folder -> the methods that send its prompts, all together."""
 

@@ -31,7 +31,7 @@ class ActingAgent(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         asked = "\n".join(str(message.text) for message in messages)
-        if "You act in a text world" in asked:
+        if "You act to finish" in asked:
             self.acted.append(asked)
             reply = f"Action: {self.act(asked)}"
         else:

@@ -14,6 +14,8 @@ Needs Playwright and a Chromium on the system: `pip install playwright && apt in
 
 from __future__ import annotations
 
+import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -23,7 +25,7 @@ from urllib.parse import parse_qsl
 
 from ...memory.records import Observation, Task
 from .support.page_templates import HostMap
-from .support.web_actions import WebAction
+from .support.web_actions import WebAction, read_web_action
 from .support.web_game import Verdict, WebGame, WebTask
 from .support.worlds import LiveWorld, Solvable
 from .web_shop import PageElement, WebShop
@@ -37,6 +39,8 @@ __all__ = ["BrowserShop", "BrowserWorld"]
 
 _SHOP = "http://shop.invalid/shop"
 """The shop's address, which no name server knows."""
+_ELEMENT = re.compile(r'^\[(\d+)\] ([a-z][\w-]*)(?: ("(?:[^"\\]|\\.)*"))?(?: #(\d+))?', re.MULTILINE)
+"""An element's line on a page: number, role, name and ordinal."""
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +68,49 @@ def abstract_page(text: str) -> str:
     return join_sections({"page": found.get("page", ""), "task": found.get("task", ""), "context": context})
 
 
-class BrowserWorld(LiveWorld):
+class WebPages:
+    """The parts that all worlds of web pages share: how their states are named and compared, and what an agent is told of them."""
+
+    brief = (
+        "What you see is a web page, an element a line with its role, name and state. You act on an element by its role and name; what a "
+        "step led to stands above the page."
+    )
+    """A sentence for the system message of every agent."""
+
+    free_text: tuple[str, ...] = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
+
+    @property
+    def state_similarity(self) -> SectionSimilarity:
+        """How JitRL compares its states."""
+        return page_similarity()
+
+    def admit(self, observation: Observation, action: str, *, remembered: bool = False) -> str:
+        """An action that is not listed, by role and name of its element; empty if it cannot be read, or the page has no such element.
+
+        Args:
+            observation: the page.
+            action: the action, as a model writes it.
+            remembered: True: it comes from memory, and counts only if it has an element. An address or an answer was another task's.
+        """
+        try:
+            read = read_web_action(action)
+        except ValueError:
+            return ""
+        if not read.number and not read.role:
+            return "" if remembered else str(read)
+        for number, role, name, ordinal in _ELEMENT.findall(observation.text):
+            here = WebAction(read.kind, role, json.loads(name or '""'), int(ordinal or 1), read.text)
+            named = (role, here.name.casefold(), here.ordinal) == (read.role, read.name.casefold(), read.ordinal)
+            if named or int(number) == read.number:
+                return str(here)
+        return ""
+
+    def abstract(self, observation: Observation) -> str:
+        """The kind of page, the task, and what was done; see `abstract_page`."""
+        return abstract_page(observation.text)
+
+
+class BrowserWorld(WebPages, LiveWorld):
     """A world in a browser.
 
     Args:
@@ -72,13 +118,7 @@ class BrowserWorld(LiveWorld):
         horizon: number of steps after which an episode ends.
     """
 
-    free_text = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
     solved = 1.0
-
-    @property
-    def state_similarity(self) -> SectionSimilarity:
-        """How JitRL compares its states."""
-        return page_similarity()
 
     def __init__(self, name: str, horizon: int) -> None:
         super().__init__(name, horizon, live=4)
@@ -95,9 +135,9 @@ class BrowserWorld(LiveWorld):
             game.close()
             raise
 
-    def abstract(self, observation: Observation) -> str:
-        """Kind of page, task, and what was done; see `abstract_page`."""
-        return abstract_page(observation.text)
+    def screenshot(self, task: Task, actions: Sequence[str]) -> bytes:
+        """The page after these actions, as a PNG."""
+        return self._live.ask(task, actions, WebGame.screenshot)
 
 
 class BrowserShop(BrowserWorld, Solvable):

@@ -146,8 +146,9 @@ FAMILIES: Mapping[str, WorldFamily] = {
     ),
     "webarena": WorldFamily(
         WebArena,
-        "a task of WebArena, 0 to 811, through BrowserGym (tried with a stub of it only), on servers of yours",
-        ("TASK_ID",),
+        "WebArena through BrowserGym (tried with a stub of it only), on servers of yours: the tasks of a site such as shopping, those of "
+        "WebArena-Lite (lite), or one by its number",
+        ("NAME",),
         install="pip install browsergym-webarena",
         modules=("browsergym",),
         variables=("WA_SHOPPING", "WA_REDDIT"),

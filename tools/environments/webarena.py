@@ -1,7 +1,14 @@
 """WebArena (Zhou et al., 2023, arXiv:2307.13854) through BrowserGym: an adapter. It has been tested with a stub of BrowserGym only.
 
 WebArena's sites are servers of yours. Their addresses come from the environment variables that BrowserGym reads (`ADDRESSES`);
-`pip install browsergym-webarena` brings the tasks and their official checks. `webarena:TASK_ID` is one task, 0 to 811.
+`pip install browsergym-webarena` brings the tasks and their official checks, `browsergym-webarenalite` those of WebArena-Lite.
+
+    webarena:SITE              the tasks that name a site, in the order of their numbers: 184 of shopping_admin, 204 of gitlab, 128 of map,
+                               129 of reddit, 192 of shopping; a seed is a place in that order
+    webarena:lite              the 165 tasks of WebArena-Lite; `webarena:lite?site=SITE`: those that name a site
+    webarena:TASK_ID           one task, 0 to 811, for every seed
+
+The tasks of a world share what a method remembers across tasks (`cross_task`): the memory of a site.
 
 Observations, actions and memory are those of the other worlds in a browser (`browser.py`); BrowserGym has its own browser, whose
 accessibility tree we read. Three things are done differently from agents that use it directly:
@@ -18,17 +25,22 @@ WebArena asks. A browser that dies ends the episode with an error; it is not rep
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from ...memory.records import Observation, Task
-from .browser import abstract_page, page_similarity
+from .browser import WebPages
 from .support.accessibility import AccessibleNode, page_text, read_ax_tree
-from .support.arguments import check_actions, check_settings, check_split, check_step
+from .support.arguments import check_actions, check_settings, check_step, pick_task
 from .support.page_templates import HostMap, page_template
 from .support.web_actions import WebAction, element_action, find_node, list_actions, read_web_action
 from .support.web_game import PageLog
@@ -46,8 +58,13 @@ ADDRESSES: Mapping[str, str] = {
     "homepage": "WA_HOMEPAGE",
 }
 """Label of a site -> the environment variable with its address."""
+SITES = tuple(name for name in ADDRESSES if name != "homepage")
 TASKS = 812
-_KINDS = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
+_TASK_FILES: Mapping[str, tuple[str, str, str]] = {
+    "webarena": ("webarena", "test.raw.json", "task_id"),
+    "webarenalite": ("browsergym.webarenalite", "test_webarena_lite.raw.json", "old_task_id"),
+}
+"""BrowserGym's benchmark -> the package with its tasks, the file there, and the key of a task's number."""
 
 
 @dataclass
@@ -58,61 +75,57 @@ class _Episode:
     log: PageLog = field(default_factory=PageLog)
     actions: tuple[str, ...] = ()
     shown: Observation | None = None
+    pixels: Any = None
+    """The screenshot of the present page: height, width, and red, green and blue, as BrowserGym has it."""
 
 
-class WebArena(World):
-    """A task of WebArena.
+class WebArena(WebPages, World):
+    """The tasks of a site of WebArena, those of WebArena-Lite, or one task.
 
     Args:
-        number: the task's number, 0 to 811.
-        settings: none are known.
+        game: a site, `lite`, or a task's number.
+        settings: `site` with `lite`.
         horizon: number of steps after which an episode ends.
         make: makes BrowserGym's environment of a task number; None: BrowserGym's own.
 
     Raises:
-        UserError: there is no such task, or the address of a site is not set.
+        UserError: there is no such site or task, the address of a site is not set, or the package with the tasks is missing.
     """
 
-    free_text = _KINDS
     solved = 1.0
 
     def __init__(
         self,
-        number: str,
+        game: str,
         settings: Mapping[str, str] | None = None,
         horizon: int = 30,
         *,
         make: Callable[[int], Any] | None = None,
     ) -> None:
-        check_settings(f"webarena:{number}:", settings or {}, ())
-        if not (number.isascii() and number.isdecimal() and int(number) < TASKS):
-            raise UserError(f"webarena has the tasks 0 to {TASKS - 1}, got {number!r}")
+        settings, is_lite = settings or {}, game == "lite"
+        check_settings(f"webarena:{game}:", settings, ("site",) if is_lite else ())
         missing = [name for name in ADDRESSES.values() if not os.environ.get(name)]
         if missing:
             raise UserError(
                 f"webarena needs the addresses of its servers in environment variables; {', '.join(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} not set (for example WA_SHOPPING=http://localhost:7770)"
             )
-        super().__init__(f"webarena:{number}", horizon)
-        self._number = int(number)
+        super().__init__(f"webarena:{game}" + "".join(f"?site={site}" for site in settings.values()), horizon)
+        self._numbers = _read_numbers(game, settings.get("site", ""))
         self._hosts = HostMap({label: os.environ[name] for label, name in ADDRESSES.items()})
-        self._make = make or _make_gym
+        self._make = make or (lambda number: _make_gym("webarenalite" if is_lite else "webarena", number))
         self._thread: ThreadPoolExecutor | None = None
         self._episode: _Episode | None = None
-        self._task: Task | None = None
-
-    @property
-    def state_similarity(self) -> Any:
-        """How JitRL compares its states."""
-        return page_similarity()
+        self._tasks: dict[int, Task] = {}
 
     def task(self, seed: int = 0, split: str = "test") -> Task:
-        """The task; it is the same for every seed and split. The instruction is the goal that BrowserGym tells."""
-        check_split(self.name, split)
-        if self._task is None:
-            begun: _Episode = self._run(self._begin, Task(f"webarena-{self._number}", "", self._number))
-            self._task = begun.task
-        return self._task
+        """The `seed`-th task, of any split; a world of one task has it for every seed. The instruction is the goal that BrowserGym tells."""
+        place = seed if len(self._numbers) > 1 else 0
+        number = pick_task(self.name, dict.fromkeys(("train", "dev", "test"), self._numbers), split, place)
+        if number not in self._tasks:
+            begun: _Episode = self._run(self._begin, Task(f"webarena-{number}", "", number))
+            self._tasks[number] = begun.task
+        return self._tasks[number]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The page after these actions. Only the running episode can be continued; anything else begins a new one."""
@@ -120,9 +133,15 @@ class WebArena(World):
         shown: Observation = self._run(self._observe, task, tuple(actions))
         return shown
 
-    def abstract(self, observation: Observation) -> str:
-        """Kind of page, task, and what was done; see `browser.abstract_page`."""
-        return abstract_page(observation.text)
+    def screenshot(self, task: Task, actions: Sequence[str]) -> bytes:
+        """The page after these actions, as a PNG."""
+        from PIL import Image  # type: ignore[import-not-found,unused-ignore]  # comes with BrowserGym
+
+        self.observe(task, actions)
+        assert self._episode is not None
+        png = io.BytesIO()
+        Image.fromarray(self._episode.pixels).save(png, "PNG")
+        return png.getvalue()
 
     def optimum(self, task: Task) -> float:
         """The highest score, 1."""
@@ -149,7 +168,7 @@ class WebArena(World):
     def _begin(self, task: Task) -> _Episode:
         self._end()
         try:
-            gym = self._make(self._number)
+            gym = self._make(task.seed)
             raw, _ = gym.reset()
         except UserError:
             raise
@@ -233,21 +252,42 @@ class WebArena(World):
         notice: str = "",
         taken: WebAction | None = None,
     ) -> Observation:
-        episode.nodes = read_ax_tree(raw["axtree_object"])
+        episode.nodes, episode.pixels = read_ax_tree(raw["axtree_object"]), raw.get("screenshot")
         text = "the episode is over" if over else page_text(episode.nodes)
         kind = page_template(str(raw["url"]), self._hosts)
         text = episode.log.write(kind, episode.task.instruction, text, notice=notice, taken=taken)
-        listed = () if over else tuple(sorted({*list_actions(episode.nodes, (), _KINDS), "back[]"}))
+        listed = () if over else tuple(sorted({*list_actions(episode.nodes, ()), "back[]"}))
         return Observation(text, listed, reward, over)
 
 
-def _make_gym(number: int) -> Any:
+def _read_numbers(game: str, site: str) -> tuple[int, ...]:
+    """The numbers of a world's tasks, in their order."""
+    if game.isascii() and game.isdecimal() and int(game) < TASKS:
+        return (int(game),)
+    named = site if game == "lite" else game
+    if named not in (*SITES, "") or not game:
+        raise UserError(
+            f"webarena has the sites {', '.join(SITES)}, lite, and the tasks 0 to {TASKS - 1}, got {named!r}{did_you_mean(named, SITES)}"
+        )
+    package, file, key = _TASK_FILES["webarenalite" if game == "lite" else "webarena"]
     try:
-        import browsergym.webarena  # type: ignore[import-not-found]  # noqa: F401 (registers the tasks)
+        found = find_spec(package)
+    except ModuleNotFoundError:  # the package around it is missing
+        found = None
+    if found is None:
+        name = "browsergym-webarenalite" if game == "lite" else "browsergym-webarena"
+        raise UserError(f"webarena:{game} needs the list of its tasks: pip install {name}")
+    there = json.loads(Path(next(iter(found.submodule_search_locations or ())), file).read_text(encoding="utf-8"))
+    return tuple(sorted(int(one[key]) for one in there if not named or named in one["sites"]))
+
+
+def _make_gym(benchmark: str, number: int) -> Any:
+    try:
+        import_module(f"browsergym.{benchmark}")  # registers the tasks
         import gymnasium  # type: ignore[import-not-found,unused-ignore]
     except ImportError as cause:
-        raise UserError(f"webarena needs BrowserGym ({cause}): pip install browsergym-webarena") from cause
-    return gymnasium.make(f"browsergym/webarena.{number}")
+        raise UserError(f"webarena needs BrowserGym ({cause}): pip install browsergym-{benchmark}") from cause
+    return gymnasium.make(f"browsergym/{benchmark}.{number}")
 
 
 def _postpone_checks(gym: Any) -> None:

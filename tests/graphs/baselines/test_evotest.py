@@ -336,7 +336,7 @@ def test_the_command_line_plays_it_with_a_sandbox(monkeypatch: pytest.MonkeyPatc
 
     def reply(request: dict[str, Any]) -> str:
         asked = "\n".join(message["content"] for message in request["messages"])
-        return "Action: wait" if "You act in a text world" in asked else child("plan", ROUTINE)
+        return "Action: wait" if "You act to finish" in asked else child("plan", ROUTINE)
 
     play_in_process(monkeypatch, tmp_path)
     with OpenAIServer(replies=reply) as server:

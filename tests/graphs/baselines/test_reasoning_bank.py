@@ -69,7 +69,7 @@ class Chat(BaseChatModel):
 
     @property
     def actions(self) -> list[str]:
-        return self.about("You act in a text world")
+        return self.about("You act to finish")
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         if len(self.asked) == self.dies_at:

@@ -69,7 +69,7 @@ def test_a_preset_of_a_paper_has_its_temperature_and_the_user_goes_before_it(
 
 @pytest.mark.slow
 def test_the_judge_of_a_paper_is_asked_at_0(here: Path) -> None:
-    requests = played("jitrl:paper-web", judge="self")
+    requests = played("jitrl:paper-web?evaluator=environment&state_key=room", judge="self")
     assert {request.get("temperature") for request in requests} == {0.8, 0}
 
 

@@ -161,6 +161,26 @@ def test_the_papers_preset_finds_the_kind_of_page_then_the_task_then_what_was_do
     assert near.tolist() == pytest.approx([1, 0.7 + 0.3 * 3 / 5])
 
 
+@pytest.mark.parametrize(
+    ("written", "admitted", "remembered"),
+    [
+        ('fill[textbox "Search", "lamp"]', 'fill[textbox "Search", "lamp"]', True),
+        ('fill(3, "lamp")', 'fill[textbox "Search", "lamp"]', True),
+        ('click[link "details" #2]', 'click[link "Details" #2]', True),
+        ('click[link "Details" #3]', "", False),
+        ('answer["42"]', 'answer["42"]', False),
+        ("go home", "", False),
+    ],
+)
+def test_what_is_not_listed_is_admitted_in_the_form_in_which_it_is_remembered(
+    written: str, admitted: str, remembered: bool
+) -> None:
+    """From memory only what has its element on the page: an answer, or an address, was another task's."""
+    page = Observation('page: shop\ntask: t\n[1] link "Details"\n[2] link "Details" #2\n[3] textbox "Search": "old"')
+    assert Site("http://127.0.0.1:1").admit(page, written) == admitted
+    assert Site("http://127.0.0.1:1").admit(page, written, remembered=True) == admitted * remembered
+
+
 def test_without_a_browser_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright", reason="NOT TESTED: pip install playwright")
     monkeypatch.setattr(chromium, "_shared", None)
@@ -272,6 +292,13 @@ class TestInABrowser:
         assert line(shown[0], "before") == 'click[link "Item" #2]'
         assert line(shown[3], "before") == 'goto["site/items/3"]'
         assert line(shown[4], "done") == ""
+
+    def test_a_screenshot_shows_the_page_after_some_steps_and_changes_nothing(self, world: Site) -> None:
+        path = ['click[link "Item" #2]']
+        first, other = world.screenshot(TASK, ()), world.screenshot(TASK, path)
+        assert first.startswith(b"\x89PNG")
+        assert other == world.screenshot(TASK, path) != first
+        assert line(world.observe(TASK, path), "before") == path[0]
 
     def test_an_answer_ends_the_episode(self, world: Site) -> None:
         right, wrong = (world.observe(TASK, [f'answer["{text}"]']) for text in ("42", "43"))

@@ -219,7 +219,8 @@ class TestInABrowser:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         play_in_process(monkeypatch, tmp_path)
-        command = "run jitrl:paper-web --env miniwob:click-link --prior uniform --seeds 2 --episodes 2 --out run"
+        method = "jitrl:paper-web?evaluator=environment&state_key=room"
+        command = f"run {method} --env miniwob:click-link --prior uniform --seeds 2 --episodes 2 --out run"
         assert main(command.split()) == 0
         shown = read_decision(tmp_path / "run", 0, seed=1, episode=0)
         assert {one.run for one in shown.memory} == {"jitrl-paper-web-s0"}

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from learngraph.graphs import jitrl
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import verbalized_policy
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.support.accessibility import page_text, read_ax_tree
 from learngraph.tools.environments.webarena import ADDRESSES, WebArena
+from tests.support.scripted_chat import ScriptedChat
 
 SHOP = "http://10.0.0.7:7770"
 
@@ -94,7 +106,8 @@ class Gym:
         return self.opened[-1]
 
     def look(self) -> dict[str, Any]:
-        return {"goal": "How many\nlamps?", "url": self.page.url, "axtree_object": TREE, "last_action_error": self.error}
+        seen = {"goal": "How many\nlamps?", "url": self.page.url, "axtree_object": TREE, "last_action_error": self.error}
+        return seen | {"screenshot": np.full((2, 3, 3), len(self.taken), np.uint8)}
 
     def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.look(), {}
@@ -203,6 +216,66 @@ def test_a_check_has_a_page_of_its_own_and_runs_once(make: Callable[[int], Gym],
     world.close()
 
 
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The packages with the tasks' files, in BrowserGym's layout: five tasks, and two of them in WebArena-Lite."""
+    tasks = [(7, ["map"]), (3, ["shopping"]), (12, ["shopping", "reddit"]), (5, ["reddit"]), (9, ["shopping"])]
+    lite = [{"task_id": n, "old_task_id": number, "sites": sites} for n, (number, sites) in enumerate(tasks[1:3])]
+    for path, rows in (
+        ("webarena/test.raw.json", [{"task_id": number, "sites": sites} for number, sites in tasks]),
+        ("browsergym/webarenalite/test_webarena_lite.raw.json", lite),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(json.dumps(rows))
+        (tmp_path / path).with_name("__init__.py").write_text("raise AssertionError('only looked for')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("game", "settings", "numbers"),
+    [("shopping", {}, [3, 9, 12]), ("reddit", {}, [5, 12]), ("lite", {}, [3, 12]), ("lite", {"site": "reddit"}, [12])],
+)
+def test_the_seeds_of_a_site_are_its_tasks_in_order(
+    game: str, settings: dict[str, str], numbers: list[int], published: None, make: Callable[[int], Gym]
+) -> None:
+    """A task that names several sites belongs to each, as in the counts of JitRL's paper."""
+    asked = list[int]()
+    world = WebArena(game, settings, make=lambda number: asked.append(number) or make(number))  # type: ignore[func-returns-value]
+    assert [world.task(seed).id for seed in range(len(numbers))] == [f"webarena-{number}" for number in numbers]
+    assert asked == numbers
+    if len(numbers) > 1:
+        with pytest.raises(UserError, match=rf"test has tasks 0 to {len(numbers) - 1}, got {len(numbers)}"):
+            world.task(len(numbers))
+    world.close()
+
+
+@pytest.mark.parametrize("key", ["room", "page", "screenshot"])
+def test_jitrl_recalls_what_other_tasks_of_the_site_taught(key: Any, published: None, make: Callable[[int], Gym]) -> None:
+    """A scripted model is asked which actions still show: in words, or by a screenshot in the message."""
+    pytest.importorskip("PIL", reason="NOT TESTED: it comes with BrowserGym")
+    fill, finish = 'fill[textbox "Search", "lamp"]', 'answer["42, or so"]'
+    first, last = (json.dumps({"options": [{"action": action, "confidence": 80}]}) for action in (fill, finish))
+    scores = json.dumps({"rewards": [{"step": 1, "reward": 1}, {"step": 2, "reward": 3}]})
+    model = ScriptedChat(replies=[first, *[f"So:\nEffective: {fill}"][: key != "room"], last, scores])
+    world, journal = WebArena("shopping", make=make), Journal(details=None)
+    inputs = MethodInputs.with_chat_model(world, journal, model)
+    inputs = replace(inputs, make_policy=partial(verbalized_policy, model, admit=world.admit))
+    graph = jitrl.build(inputs, replace(jitrl.JitRL.paper_web(), state_key=key))
+    hits = []
+    for seed in range(2):
+        end = graph.invoke({"task": world.task(seed), "run": f"r{seed}", "episode": 0})
+        assert (end["score"], end["unjudged"]) == (1.0, "")
+        hits += [row["hits"] for row in journal.rows(end["head"])]
+    assert hits == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    contents = [message.content for asked in model.asked for message in asked]
+    images = [block["base64"] for content in contents if isinstance(content, list) for block in content[1:]]
+    assert len(images) == 2 * (key == "screenshot")
+    assert all(b64decode(image).startswith(b"\x89PNG") for image in images)
+    assert "What you see is a web page" in str(contents)
+    assert not re.search("text world|game", str(contents))
+    world.close()
+
+
 def test_a_check_that_fails_is_no_success(make: Callable[[int], Gym], gyms: list[Gym]) -> None:
     world = WebArena("310", make=make)
     task = world.task()
@@ -242,7 +315,7 @@ def test_without_addresses_tasks_or_the_package_it_says_so(monkeypatch: pytest.M
         open_environment("webarena:310")
     monkeypatch.setenv("WA_MAP", "http://127.0.0.1:1")
     for number in ("812", "x", "-1"):
-        with pytest.raises(UserError, match=f"webarena has the tasks 0 to 811, got '{number}'"):
+        with pytest.raises(UserError, match=f"has the sites shopping, .*, map, lite, and the tasks 0 to 811, got '{number}'"):
             open_environment(f"webarena:{number}")
     monkeypatch.setitem(sys.modules, "browsergym", None)
     world = open_environment("webarena:310")

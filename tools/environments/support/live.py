@@ -11,13 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from ....memory.errors import UserError
 from ....memory.records import Observation, Task
 from .arguments import check_actions, check_step
 
 __all__ = ["LiveGame", "LiveGames"]
+
+_Answer = TypeVar("_Answer")
 
 
 class LiveGame(Protocol):
@@ -91,6 +93,20 @@ class LiveGames:
             raise
         except Exception:
             return self._advance(None, task, asked, last=True)
+
+    def ask(self, task: Task, actions: Sequence[str], question: Callable[[Any], _Answer]) -> _Answer:
+        """What a game answers after this history to a question that does not change it. Raises as `observe` does."""
+        asked = tuple(actions)
+        while True:
+            self.observe(task, asked)
+            seat = self._take(task, asked)
+            if seat is None:
+                continue  # another thread has it just now
+            try:
+                if seat.actions == asked:
+                    return question(seat.game)
+            finally:
+                self._put(seat)
 
     def cut_at_end(self, task: Task, actions: Sequence[str]) -> tuple[str, ...]:
         """The actions up to the one that ends the episode, at most as many as the horizon allows."""

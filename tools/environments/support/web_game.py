@@ -118,6 +118,15 @@ class WebGame:
             self.close()
         return shown
 
+    def screenshot(self) -> bytes:
+        """The part of the page that a window shows, as a PNG."""
+
+        async def take(_: Browser) -> bytes:
+            assert self._tab is not None
+            return await self._tab.page.screenshot(animations="disabled")
+
+        return shared_chromium().run(take, self.task.seconds)
+
     def close(self) -> None:
         """Give the tab back."""
         tab, self._tab = self._tab, None
