@@ -222,10 +222,11 @@ class JitRL(AdvantageSettings):
         return replace(cls.paper("webarena"), cross_task=True)
 
     @classmethod
-    def reference(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
-        """The authors' code: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap, a judge in hindsight whose scores
-        are merged with the world's rewards. Unlike that code it takes only admissible actions where the environment lists them."""
-        return cls(**presets.REFERENCE[benchmark])
+    def reference(cls) -> JitRL:
+        """The authors' code for Jericho: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap, a judge in hindsight
+        whose scores are merged with the world's rewards. Unlike that code it takes only admissible actions where the environment lists
+        them, and where nothing is recalled the likeliest option, not the one that the model calls best."""
+        return cls(**presets.REFERENCE)
 
     @property
     def needs_writer(self) -> bool:

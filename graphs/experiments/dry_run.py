@@ -123,6 +123,7 @@ def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts]
             if one.folder.exists():
                 check_settings(one.folder, growing_record(one))
             estimates = {name: _estimate(one, arm) for name, arm in one.arms.items()}
+            problems += _missing_here(one)
         except UserError as error:
             if one.folder == folder:
                 raise
@@ -140,6 +141,16 @@ def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts]
             left = counts.get(arm.name, 0)
             costs.append(LeftCosts(one, arm, left, estimates[arm.name].times(left / len(batch))))
     return costs, found, problems
+
+
+def _missing_here(sweep: Sweep) -> list[str]:
+    """A line on what a world lacks on this machine, whose costs are known all the same where a table states its horizon."""
+    try:
+        if not isinstance(sweep.options, LearningOptions):
+            shared_environment(sweep.options.env, sweep.options.horizon)
+    except UserError as error:
+        return [f"{sweep.name}: cannot be played here: {error}"]
+    return []
 
 
 def _budget_notes(costs: Sequence[LeftCosts]) -> list[str]:
@@ -199,7 +210,7 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
 
 def _horizon(options: RunOptions) -> int:
     """The greatest number of steps of an episode."""
-    return int(getattr(shared_environment(options.env, options.horizon), "horizon", 1))
+    return options.horizon or int(getattr(shared_environment(options.env, None), "horizon", 1))
 
 
 # A method that learns before it plays

@@ -43,15 +43,12 @@ EQUATIONS: Mapping[str, Any] = {
     **_JERICHO,
 }
 """The values of the paper's equations alone."""
-_CODE = {
+REFERENCE: Mapping[str, Any] = {
+    **_JERICHO,
     **{"advantage_estimator": "reference", "threshold_decay": 0.1, "unseen_bonus": 1.0, "temperature": 0.0},
-    "evaluator": "hindsight",
+    **{"evaluator": "hindsight", "state_key": "hierarchy"},
 }
-REFERENCE: Mapping[str, dict[str, Any]] = {
-    "jericho": {**_JERICHO, **_CODE, "state_key": "hierarchy"},
-    "webarena": {**_WEBARENA, **_CODE, "evaluator": "environment"},
-}
-"""Benchmark -> the values of the authors' code."""
+"""The values of the authors' code for Jericho."""
 
 
 def paper_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:

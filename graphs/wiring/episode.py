@@ -65,7 +65,7 @@ class SharedAttemptSettings(ChoiceSettings):
 
     def buffer(self, inputs: MethodInputs) -> Buffer:
         """The attempts of a run, in its store: at its task alone, or those that the world's tasks share."""
-        world = inputs.environment.name if self.cross_task else ""
+        world = getattr(inputs.environment, "name", "") if self.cross_task else ""  # a drawing has no environment
         return Buffer(inputs.records, shared_by=world, only_other_tasks=self.only_other_tasks)
 
 

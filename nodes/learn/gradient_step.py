@@ -405,6 +405,10 @@ def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:
     return "passed" if is_gate_passed(state["checks"]) else "failed"
 
 
+class NoChannels(TypedDict):
+    """No channel: the engine holds what was loaded."""
+
+
 @dataclass(frozen=True)
 class Load:
     """Have the engine load the new version beside the live one, so that no request waits for a swap."""
@@ -414,7 +418,7 @@ class Load:
     load: Callable[[str], Awaitable[None]] | None = field(default=None, repr=False)
     """None: the engine finds versions by itself."""
 
-    async def __call__(self, state: CandidateVersion) -> dict[str, Any]:
+    async def __call__(self, state: CandidateVersion) -> NoChannels:
         if self.load is not None:
             await self.load(state["candidate"])
         return {}

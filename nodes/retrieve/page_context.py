@@ -59,7 +59,7 @@ class PageContext(Runnable[ShownPage, KeyedPage]):
 
 
 def _read_context(environment: Environment, state: ObservationChannel) -> tuple[str, str]:
-    """What was done on the page before and on the present one, as the world's own state key says."""
+    """The actions on the page before and on the present one, as the world's own state key has them."""
     key = environment.abstract(replace(state["observation"], key=""))
     before, _, done = split_sections(key)["context"].partition(" | ")
     return before, done

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from learngraph.graphs import methods
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.methods import METHODS, MethodSettings
 from learngraph.graphs.wiring.inputs import MethodInputs, WritingStyle
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -36,6 +37,11 @@ def test_an_environment_is_enough(name: str) -> None:
     world = KeywordKeep()
     out = METHODS[name].build(MethodInputs(environment=world)).invoke({"task": world.task(0), "run": "r", "episode": 0})
     assert out["step"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if hasattr(method.settings, "cross_task")])
+def test_a_method_whose_tasks_share_a_memory_is_drawn_without_a_world(name: str) -> None:
+    assert blueprint(f"{name}?cross_task=true").get_graph().nodes
 
 
 @pytest.mark.parametrize("name", METHODS)

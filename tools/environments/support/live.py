@@ -95,7 +95,7 @@ class LiveGames:
             return self._advance(None, task, asked, last=True)
 
     def ask(self, task: Task, actions: Sequence[str], question: Callable[[Any], _Answer]) -> _Answer:
-        """What a game answers after this history to a question that does not change it. Raises as `observe` does."""
+        """A game's answer, after this history, to a question that does not change it. Raises as `observe` does."""
         asked = tuple(actions)
         while True:
             self.observe(task, asked)
