@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
@@ -322,7 +322,10 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             conversations.rate(place.thread, *found, turn=place.turn, source="reviewer")
 
     def _record(self, place: Place, state: Mapping[str, Any], run_id: str) -> None:
-        messages = state["messages"]
+        if (found := self.screen.suspicion_in(state["messages"][last_user_message(state["messages"]) :])) is not None:
+            self.keep_out(place.scope, place.thread, *found)
+        messages, task = self.screen.learnable(state["messages"]), place.task
+        task = replace(task, instruction=self.screen.redact(task.instruction))
         done = steps(messages, self.state_key, start=last_user_message(messages))
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
@@ -331,7 +334,7 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         )
         if done:
             turn = Turn(place.turn, done, run_id, entries)
-            self._memory(place.scope).conversations.record(place.thread, turn, place.task, self.agent_name)
+            self._memory(place.scope).conversations.record(place.thread, turn, task, self.agent_name)
 
     def _place(self, state: Any, runtime: Any) -> Place:
         messages = state["messages"]

@@ -22,6 +22,7 @@ from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
+from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
@@ -35,6 +36,7 @@ Mode = Literal["guide", "observe", "off"]
 LOG = logging.getLogger(__name__)
 CONSULTATIONS_BEFORE_WARNING = 50
 """Model calls without anything recalled after which the log says so."""
+DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -104,6 +106,10 @@ class ScopedLearner(Generic[Index]):
         reward_range: the least and the greatest reward that the app gives, such as (1, 5) for stars: they are kept as -1 and 1. Not
             given: rewards from -1 to 1 are kept as they are, and others are refused.
         refresh_seconds: how old the knowledge of what other processes have learned may be.
+        screen: blackens secrets in what is kept, and finds texts of users and tools that read like instructions to the agent: their
+            conversations are quarantined (memory/conversations/screen.py). None: neither.
+        hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
+            conversation, and says whether to hold it: a shadow evaluation, say.
 
     Raises:
         UserError: an argument is not what it may be.
@@ -123,6 +129,8 @@ class ScopedLearner(Generic[Index]):
         state_key: StateKey = goal_and_last_turn,
         reward_range: tuple[float, float] | None = None,
         refresh_seconds: float = 1.0,
+        screen: Screen | None = DEFAULT_SCREEN,
+        hold: bool | Callable[[Conversation], bool] = False,
     ) -> None:
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
@@ -131,9 +139,10 @@ class ScopedLearner(Generic[Index]):
 
             store = open_store(store)
         self.store, self.agent_name, self.mode = store, name, mode
-        self.scope_names, self.state_key, self.refresh_seconds = tuple(scope), state_key, refresh_seconds
+        self.scope_names, self.refresh_seconds = tuple(scope), refresh_seconds
         self.rewards = RewardScale(reward_range)
-        self._task = task
+        self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
+        self.state_key = self.screen.state_key(state_key)
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -173,6 +182,10 @@ class ScopedLearner(Generic[Index]):
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         reward = None if reward is None else self.rewards.read(reward)
+        if (found := self.screen.suspicion(text)) is not None:
+            self.conversation(thread_id, **scope)
+            self.quarantine(thread_id, f"the feedback {found.reason}", found.digest, **scope)
+        text = self.screen.redact(text)
         return self._conversations(scope).rate(thread_id, reward, text, run_id=run_id, source=source)
 
     async def afeedback(self, thread_id: str, **given: Any) -> Rating:
@@ -183,7 +196,36 @@ class ScopedLearner(Generic[Index]):
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
         memory = self._refreshed(self._labels(scope, strict=True))
         rated = memory.conversations.trajectories.count()
-        return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest)
+        held = len(memory.conversations.open_quarantines())
+        return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held)
+
+    def quarantine(self, thread_id: str, reason: str, digest: str = "", **scope: str) -> None:
+        """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
+
+        Args:
+            thread_id: the thread's id.
+            reason: why, for the person who looks at it.
+            digest: of a text that was found in it: a thread that was released in spite of it stays so.
+            scope: the values of the scope, as in `feedback`.
+        """
+        self.keep_out(self._labels(scope, strict=True), thread_id, reason, digest)
+
+    def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
+        """As `quarantine`, in the scope with these labels."""
+        if self._memory(labels).conversations.quarantine(thread, reason, digest):
+            LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, reason)
+
+    def quarantine_reasons(self, **scope: str) -> dict[str, str]:
+        """The threads of a scope that nothing is learned from, each with its reason."""
+        return {one.id: one.reason for one in self._conversations(scope).open_quarantines()}
+
+    def release(self, thread_id: str, **scope: str) -> None:
+        """Learn from a quarantined thread after all.
+
+        Raises:
+            UserError: it is not quarantined.
+        """
+        self._conversations(scope).release(thread_id)
 
     def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:
         """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0 (or the
@@ -261,11 +303,15 @@ class ScopedLearner(Generic[Index]):
     def _memory(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
         with self._lock:
             if scope not in self._scopes:
-                self._scopes[scope] = ScopeMemory(ConversationStore(self.store, scope), self.make_index())
+                self._scopes[scope] = ScopeMemory(ConversationStore(self.store, scope, self._reason_to_hold), self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)
             self._scopes.move_to_end(scope)
             return self._scopes[scope]
+
+    def _reason_to_hold(self, conversation: Conversation) -> str:
+        held = self._hold(conversation) if callable(self._hold) else self._hold
+        return "it waits until it is released" if held else ""
 
     def _rebuild_indexes(self) -> None:
         """Make all memories anew when they are used next."""

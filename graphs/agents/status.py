@@ -34,6 +34,8 @@ class LearnerStatus:
     """Reasons for which no lesson came of a conversation or a group: the critic's replies could not be read."""
     failure: str = ""
     """The last error of the critic's model, if it could not be asked; empty without one."""
+    quarantined: int = 0
+    """Conversations that nothing is learned from until a person releases them."""
     notes: tuple[str, ...] = ()
     """Sentences of the method about itself."""
 
@@ -43,6 +45,9 @@ class LearnerStatus:
         found = []
         if not self.rated:
             found.append("no conversation has feedback: call feedback(thread_id, reward=...)")
+        if self.quarantined:
+            say_why = "quarantine_reasons() says why, release(thread_id) lets one in"
+            found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}: {say_why}")
         if self.failure:
             found.append(f"the critic could not be asked: {self.failure}")
         elif self.waiting and not self.studied:

@@ -285,10 +285,22 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
     def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
         """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
         labels = self._labels(scope, strict=True)
-        gone = None if threads is None else set(threads)
-        written = self._memory(labels).conversations.reflections.all()
-        groups = {one.note.partition(" ")[2] for one in written if gone is None or one.thread in gone}
+        groups = self._groups(labels, threads)
         count = super().forget(threads, **scope)
+        self._erase(labels, groups)
+        return count
+
+    def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
+        """As `ScopedLearner.keep_out`; lessons of comparisons that the thread was in are taken out of all versions."""
+        groups = self._groups(labels, [thread])
+        super().keep_out(labels, thread, reason, digest)
+        self._erase(labels, groups)
+
+    def _groups(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> set[str]:
+        """Names of the comparisons that one of these threads, or any, was in."""
+        written = self._memory(labels).conversations.reflections.all()
+        return {one.note.partition(" ")[2] for one in written if threads is None or one.thread in threads}
+
+    def _erase(self, labels: tuple[str, ...], groups: set[str]) -> None:
         if self.critic is not None:
             self._scope_versions(labels).erase([f"{group}/1" for group in groups if group])
-        return count

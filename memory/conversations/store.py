@@ -4,6 +4,7 @@
     (…scope, "feedback")       thread -> the feedback on it, as whoever gave it wrote it
     (…scope, "trajectories")   thread/turn -> a rated stretch of the conversation; memories are made of these
     (…scope, "reflections")    method/thread/turn -> what a model wrote about a rated stretch
+    (…scope, "quarantine")     thread -> why nothing is learned from it, and whether a person has released it
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
@@ -34,7 +35,17 @@ from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
 from ..storage.record_store import BadRecord, RecordStore, read_jsonl, to_json
 
-__all__ = ["Conversation", "ConversationStore", "Rating", "Ratings", "Reflection", "Turn", "finite_reward", "trajectory_digest"]
+__all__ = [
+    "Conversation",
+    "ConversationStore",
+    "Quarantine",
+    "Rating",
+    "Ratings",
+    "Reflection",
+    "Turn",
+    "finite_reward",
+    "trajectory_digest",
+]
 
 LOG = logging.getLogger(__name__)
 MOST_REWARD = 1e100
@@ -105,6 +116,18 @@ class Reflection:
     """The reason for which no reply could be read; empty if one could."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A conversation that nothing is learned from until it is released."""
+
+    id: str
+    """The thread's id."""
+    reason: str
+    digest: str = ""
+    """Of the text that was found; empty where a person or a rule holds the conversation."""
+    released: bool = False
+
+
 def finite_reward(value: Any) -> float:
     """A number of any library as a reward.
 
@@ -172,10 +195,11 @@ class ConversationStore:
     Args:
         store: any LangGraph store.
         scope: labels that the namespace begins with. Nothing is read or written outside of it.
+        hold: a rated conversation -> the reason for which it is quarantined at first; empty: it is not.
     """
 
-    def __init__(self, store: BaseStore, scope: Sequence[str]) -> None:
-        self.store, self.scope = store, tuple(scope)
+    def __init__(self, store: BaseStore, scope: Sequence[str], hold: Callable[[Conversation], str] | None = None) -> None:
+        self.store, self.scope, self._hold = store, tuple(scope), hold
         kept = UNDOABLE_WRITES
         self.turns = RecordStore(store, (*scope, "turns"), Conversation, changes_kept=kept)
         self.feedback = RecordStore(store, (*scope, "feedback"), Ratings, changes_kept=kept)
@@ -184,6 +208,7 @@ class ConversationStore:
             store, (*scope, "trajectories"), Trajectory, changes_kept=kept, on_damage=self._leave_out
         )
         self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, changes_kept=kept, on_damage=self._leave_out)
+        self.quarantines = RecordStore(store, (*scope, "quarantine"), Quarantine, changes_kept=kept)
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, changes_kept=kept, on_damage=self._leave_out)
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -274,10 +299,57 @@ class ConversationStore:
     def _derive(self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = ()) -> None:
         """Write the trajectories that are new or changed, and those with one of these ids, and then say so."""
         found = rated_trajectories(conversation, ratings)
+        if found and self._is_held(conversation):
+            return
         made = [one for one in found if one.id in always or self.trajectories.get(one.id) != one]
         if made:
             self.trajectories.put(made)
             self._announce([one.id for one in made])
+
+    def _is_held(self, conversation: Conversation) -> bool:
+        """True if a rated conversation is quarantined, which `hold` decides where nothing was decided before."""
+        known = self.quarantines.get(conversation.id)
+        if known is None and self._hold is not None and (reason := self._hold(conversation)):
+            self.quarantines.put([known := Quarantine(conversation.id, reason)])
+        return known is not None and not known.released
+
+    def quarantine(self, thread: str, reason: str, digest: str = "") -> bool:
+        """Learn nothing from a conversation any more, and withdraw what was derived from it.
+
+        Args:
+            thread: the thread's id.
+            reason: why.
+            digest: of what was found in it. A conversation that was released in spite of it stays so.
+
+        Returns:
+            True if it was not quarantined before.
+        """
+        with self._lock:
+            known = self.quarantines.get(thread)
+            if known is not None and (not known.released or (digest and known.digest == digest)):
+                return False
+            self.quarantines.put([Quarantine(thread, reason, digest)])
+            self._withdraw({thread})
+            return True
+
+    def open_quarantines(self) -> list[Quarantine]:
+        """The conversations that are quarantined."""
+        return [one for one in self.quarantines.all() if not one.released]
+
+    def release(self, thread: str) -> None:
+        """Learn from a quarantined conversation after all.
+
+        Raises:
+            UserError: it is not quarantined.
+        """
+        with self._lock:
+            known = self.quarantines.get(thread)
+            if known is None or known.released:
+                held = ", ".join(sorted(one.id for one in self.open_quarantines())) or "none is"
+                raise UserError(f"asked to release conversation {thread!r}, which is not quarantined; those that are: {held}")
+            self.quarantines.put([replace(known, released=True)])
+            if (conversation := self.turns.get(thread)) is not None:
+                self._derive(conversation, self.ratings(thread))
 
     def add_reflection(self, reflection: Reflection, trajectory: str) -> None:
         """Keep a reflection on a trajectory, and have all readers look at that trajectory again."""
@@ -324,13 +396,17 @@ class ConversationStore:
         """
         with self._lock:
             gone = set(threads) if threads is not None else None
-            doomed = [one.id for one in self.trajectories.all() if gone is None or one.run in gone]
-            for records in (self.turns, self.feedback):
+            for records in (self.turns, self.feedback, self.quarantines):
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
-            self.trajectories.delete(doomed)
-            self.reflections.delete([one.id for one in self.reflections.all() if gone is None or one.thread in gone])
-            self._announce([""])
-            return len(doomed)
+            return self._withdraw(gone)
+
+    def _withdraw(self, threads: Collection[str] | None) -> int:
+        """Delete the trajectories of some threads, or of all, and what models wrote about them; returns the number of the first."""
+        doomed = [one.id for one in self.trajectories.all() if threads is None or one.run in threads]
+        self.trajectories.delete(doomed)
+        self.reflections.delete([one.id for one in self.reflections.all() if threads is None or one.thread in threads])
+        self._announce([""])
+        return len(doomed)
 
     def export(self) -> Iterator[dict[str, Any]]:
         """All that is kept of this scope, one plain object per conversation."""

@@ -1,0 +1,143 @@
+"""The screen between conversations and memory: what is kept out, what is blackened, and what a person has to look at first.
+
+    redact      secrets (keys, tokens, passwords, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
+    suspicion   texts of users and tools that read like instructions to the agent: such a conversation is quarantined
+    learnable   messages without calls of tools that are never to be learned, and without their results
+
+The patterns know the usual forms. They are no proof: prompts show memory as data all the same (nodes/fence.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+
+from .messages import StateKey
+
+__all__ = ["Suspicion", "Screen"]
+
+_SECRETS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/_.=-]{16,}"
+    r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)",
+    re.DOTALL,
+)
+_NAMED = re.compile(
+    r"(?i)\b((?:api[_ -]?key|secret|token|pass(?:word|wd|phrase)|pwd)\b[\"']?\s*(?:[:=]|is)\s*[\"']?)([^\s\"',;]{6,})"
+)
+_CARD = re.compile(r"\b\d(?:[ -]?\d){12,18}\b")
+_PII = re.compile(
+    r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
+    r"|(?<![\w-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{3}\)|\d{3})[ .-]\d{3}[ .-]\d{4}(?![\w-])|\+\d(?:[ .-]?\d){8,13}\b"
+)
+_INSTRUCTIONS = {
+    "asks to ignore instructions": r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
+    "speaks as the system": r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]"
+    r"|\[\s*(?:system|admin|developer)\s*\]",
+    "has the tags of a prompt": r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
+    "changes what the agent is for": r"\b(?:you are now|from now on,? you|your new (?:task|role|instructions?)|new instructions?\s*:)",
+    "hands the agent a task": r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b"
+    r"|\bimportant message (?:from|to)\b|\bmust (?:first )?(?:call|use|execute|invoke) the (?:tool|function)\b",
+    "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
+}
+_PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}
+
+
+class Suspicion(NamedTuple):
+    """The reason for which a text is no evidence."""
+
+    reason: str
+    digest: str
+    """Of the text: one that a person has released is not found again."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The screen at every write to a memory of conversations."""
+
+    redacts: bool = True
+    """True: secrets are blackened."""
+    pii: bool = False
+    """True: e-mail addresses, phone, bank and identity numbers are blackened, too. Calls that have them as arguments are then
+    remembered without them."""
+    unlearned_tools: tuple[str, ...] = ()
+    """Names of tools of which nothing is learned: neither that they were called, nor what they said."""
+    finds_instructions: bool = True
+    """True: conversations in which a user or a tool gives the agent instructions are quarantined."""
+
+    def redact(self, text: str) -> str:
+        """A text with its secrets blackened."""
+        return _redacted(text, self.pii) if self.redacts else text
+
+    def suspicion(self, *texts: str) -> Suspicion | None:
+        """The first instruction-like text of others; None if there is none."""
+        for text in texts if self.finds_instructions else ():
+            for reason, pattern in _PATTERNS.items():
+                if pattern.search(text):
+                    return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
+        return None
+
+    def suspicion_in(self, messages: Sequence[BaseMessage]) -> Suspicion | None:
+        """The first instruction-like text that a user or a tool wrote in some messages."""
+        read = [m for m in messages if isinstance(m, HumanMessage | ToolMessage)]
+        for message in read:
+            if (found := self.suspicion(str(message.text))) is not None:
+                who = f"the result of {message.name or 'a tool'}" if isinstance(message, ToolMessage) else "the user"
+                return found._replace(reason=f"{who} {found.reason}")
+        return None
+
+    def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
+        """The messages that may be learned from, with their secrets blackened."""
+        kept = list[BaseMessage]()
+        for message in messages:
+            if isinstance(message, ToolMessage) and message.name in self.unlearned_tools:
+                continue
+            update: dict[str, Any] = {}
+            if isinstance(message.content, str) and (text := self.redact(message.content)) != message.content:
+                update["content"] = text
+            elif isinstance(message.content, list):
+                update["content"] = [self._block(block) for block in message.content]
+            if isinstance(message, AIMessage) and message.tool_calls:
+                calls = [call for call in message.tool_calls if call["name"] not in self.unlearned_tools]
+                if not calls and not str(message.text).strip():
+                    continue
+                update["tool_calls"] = [{**call, "args": self._values(call["args"])} for call in calls]
+            kept.append(message.model_copy(update=update) if update else message)
+        return kept
+
+    def state_key(self, key: StateKey) -> StateKey:
+        """The same state key, of what may be learned from: states are compared as they are kept."""
+        return lambda read: str(key(self.learnable(read)))
+
+    def _block(self, block: Any) -> Any:
+        if isinstance(block, str):
+            return self.redact(block)
+        return {**block, "text": self.redact(block["text"])} if isinstance(block.get("text"), str) else block
+
+    def _values(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {name: self._values(one) for name, one in value.items()}
+        return [self._values(one) for one in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=8_192)
+def _redacted(text: str, pii: bool) -> str:
+    text = _NAMED.sub(r"\1[secret]", _SECRETS.sub("[secret]", text))
+    text = _CARD.sub(lambda found: "[secret]" if _is_card(found[0]) else found[0], text)
+    return _PII.sub("[private]", text) if pii else text
+
+
+def _is_card(text: str) -> bool:
+    """True if the digits of a text pass the check of card numbers (Luhn)."""
+    digits = [int(sign) for sign in text if sign.isdigit()]
+    doubled = [sum(divmod(2 * digit, 10)) if place % 2 else digit for place, digit in enumerate(reversed(digits))]
+    return len({*digits}) > 1 and sum(doubled) % 10 == 0
