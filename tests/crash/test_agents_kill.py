@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chroma_server import chroma_server
+from waiting import wait_until
 
 from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.storage.chroma_store import ChromaStore
@@ -65,8 +65,7 @@ def test_two_processes_and_kills_lose_and_double_nothing(server: str, tmp_path: 
     while killed.poll() is None or killed.returncode != 0:
         before = finished("killed")
         if kills < 3:
-            while killed.poll() is None and finished("killed") < before + 2:
-                time.sleep(0.01)
+            wait_until(lambda before=before: killed.poll() is not None or finished("killed") >= before + 2)
             killed.kill()
             kills += 1
         killed.wait(120)

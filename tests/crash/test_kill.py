@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.arms import make_arm, method_settings
 from learngraph.graphs.experiments.folder import Job, Sweep
@@ -124,10 +124,9 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
             steps = job.folder / "steps.jsonl"
             process, until = start(job), lines(steps) + chance.randrange(0, 9)
             if lines(steps) == until:  # before it gets anywhere: while it opens its files
-                time.sleep(chance.uniform(0, 0.6))
-            while process.is_alive() and lines(steps) < until:
-                time.sleep(0.001)
-            time.sleep(chance.uniform(0, 0.03))
+                wait_at_random(chance, 0.6)
+            wait_until(lambda: not process.is_alive() or lines(steps) >= until)
+            wait_at_random(chance, 0.03)
             if process.is_alive():
                 kills += 1
                 process.kill()
@@ -192,9 +191,7 @@ def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None
         process = subprocess.Popen(
             command("killed"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 120
-        while lines(steps) < until and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda until=until: lines(steps) >= until or process.poll() is not None)
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         else:

@@ -11,13 +11,13 @@ import json
 import os
 import random
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_at_random, wait_until
 
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.storage.cache import Cache
@@ -43,7 +43,7 @@ def learn(folder: str, pause: float = 0.0) -> None:
         def observe(self, task: Any, actions: Any) -> Any:
             if not actions:
                 (home / "played").open("a").write(f"{task.id}\n")
-                time.sleep(pause)
+                wait_at_random(random.Random(task.id), pause)
             return super().observe(task, actions)
 
     home, toy = Path(folder), Slow()
@@ -74,7 +74,7 @@ def write(folder: str, pause: float = 0.0) -> None:
     class Slow(scripted.Chat):  # type: ignore[misc, name-defined]
         def _act(self, told: str, draw: random.Random) -> str:
             (home / "played").open("a").write("call\n")
-            time.sleep(pause)
+            wait_at_random(draw, pause)
             if draw.random() < 0.15:
                 raise ConnectionError("a call that fails")
             return str(super()._act(told, draw))
@@ -154,9 +154,8 @@ def test_killed_again_and_again_it_learns_the_same_library(
             played = folder / "played"
             before = played.stat().st_size if played.exists() else 0
             process, until = start(learn, folder, 0.002), before + chance.randrange(0, span)
-            while process.is_alive() and (played.stat().st_size if played.exists() else 0) <= until:
-                time.sleep(0.001)
-            time.sleep(chance.uniform(0, 0.05))
+            wait_until(lambda: not process.is_alive() or (played.stat().st_size if played.exists() else 0) > until)
+            wait_at_random(chance, 0.05)
             if process.is_alive():
                 kills += 1
                 lost += 1

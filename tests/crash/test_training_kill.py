@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.arms import make_arm, method_settings
 from learngraph.graphs.experiments.folder import Job, Sweep
@@ -66,12 +66,14 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
         # A training begins with the attempt's row: half of the kills come within it.
         trained = (job.folder / "training.jsonl").read_bytes().count(b"attempt/") if place(job) else 0
         in_training = kills % 2 == 0
-        while process.is_alive() and place(job) < until:
+
+        def is_time() -> bool:
             rows = (job.folder / "training.jsonl").read_bytes() if (job.folder / "training.jsonl").exists() else b""
-            if in_training and rows.count(b'"attempt/') > trained and rows.count(b'"attempt/') % 2 == 0:
-                break
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.05))
+            trains = rows.count(b'"attempt/') > trained and rows.count(b'"attempt/') % 2 == 0
+            return not process.is_alive() or place(job) >= until or (in_training and trains)
+
+        wait_until(is_time)
+        wait_at_random(chance, 0.05)
         if process.is_alive() and kills < 4:
             kills += 1
             process.kill()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +23,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import tool
 from openai_server import OpenAIServer
 from typing_extensions import TypedDict
+from waiting import let_others_run, wait_at_random
 
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
@@ -56,7 +57,7 @@ class Counting(Runnable[Any, Any]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         reply = self.invoke(input, config, **kwargs)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return reply
 
 
@@ -223,7 +224,7 @@ async def test_a_call_that_fails_is_not_stored_and_its_slot_comes_back(error: ty
 async def test_a_call_that_is_broken_off_is_not_stored() -> None:
     class Slow(Counting):
         async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             raise AssertionError
 
     model = recorded(Slow(), slots=ConcurrencyLimit(1))
@@ -433,14 +434,14 @@ def test_slots_hold_for_threads_and_loops_together() -> None:
         for _ in range(10):
             with slots:
                 crowd.enter()
-                time.sleep(0.0005)
+                wait_at_random(Random(n), 0.001)
                 crowd.leave()
 
     async def one() -> None:
         for _ in range(10):
             async with slots:
                 crowd.enter()
-                await asyncio.sleep(0.0005)
+                await asyncio.sleep(0)
                 crowd.leave()
 
     async def many() -> None:
@@ -494,7 +495,7 @@ def test_a_slot_comes_back_from_a_loop_that_ended_with_its_waiters() -> None:
 
     async def given_up() -> None:
         waiting = asyncio.ensure_future(one())
-        await asyncio.sleep(0.01)
+        await let_others_run()
         assert not waiting.done()
 
     with slots:

@@ -234,7 +234,7 @@ def resume(folder: Path, rounds: int, short: int, long: int) -> None:
         few, many = (medians(cost[steps], rounds) for steps in (short, long))
         name = f"time to resume after {long:,} steps, over that after {short}: {method}"
         report(name, ratios(many, few), number=10, at_most=1.1, limit=1, note=f"{median(many) * 1e3:.2f} ms")
-        opened = [cpu(lambda: Journal(folder / f"{method}-{long}.jsonl").close()) for _ in range(rounds)]  # noqa: B023
+        opened = [cpu(lambda: Journal(folder / f"{method}-{long}.jsonl").close()) for _ in range(rounds)]
         report(
             f"opening the journal, linear in its steps, CPU per step: {method}", [took / long * 1e6 for took in opened], "us"
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from waiting import let_others_run
 
 from learngraph.tools.environments.support.chromium import find_chromium
 
@@ -80,7 +81,7 @@ class Browser:
         """Wait for the page to be there."""
         async with asyncio.timeout(60):
             while await self.run("location.href == 'about:blank' || document.readyState != 'complete'"):
-                await asyncio.sleep(0.05)
+                await let_others_run()
 
     async def run(self, script: str) -> Any:
         """The value of an expression in the page."""

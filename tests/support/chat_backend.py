@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from waiting import let_others_run
 
 from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownAdapter, UnknownExchange, UnknownVersion
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, ExchangeQuery, Feedback, FeedbackReceipt, Piece, Reply
@@ -94,7 +95,7 @@ class FakeBackend:
             for i, piece in enumerate(pieces):
                 await asyncio.sleep(self.delay)
                 while i and self.heard is not None and not self.heard.is_set():
-                    await asyncio.sleep(0.01)
+                    await let_others_run()
                 self.pieces += 1
                 if self.breaks_after == i:
                     raise self.error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from waiting import wait_until
 
 
 class ChromaServer:
@@ -29,13 +30,16 @@ class ChromaServer:
             self.process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", str(self.port)], stdout=file, stderr=file
             )
-        for _ in range(300):
-            try:
+        process = self.process
+
+        def listens() -> bool:
+            assert process.poll() is None, log.read_text()
+            with suppress(OSError):
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                assert self.process.poll() is None, log.read_text()
-                time.sleep(0.2)
+                return True
+            return False
+
+        wait_until(listens)
 
     def kill(self) -> None:
         """End it as kill -9 does."""

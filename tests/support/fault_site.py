@@ -23,7 +23,7 @@ PAGES = {
 '<button onclick="document.title = \\'shadow\\'">Deep [x]</button>'</script>""",
     "/vanish": """<title>Vanish</title><button id="gone">Gone</button> <button id="covered" onclick="document.title='hit'">Covered</button>
 <div style="position:fixed;inset:0;background:white;opacity:.5"></div>
-<script>window.stays = 0; setTimeout(() => document.getElementById('gone').remove(), 300)</script>""",
+<script>window.stays = 0; setTimeout(() => document.getElementById('gone').remove(), 1500)</script>""",
     "/closed": "<title>Closed</title><button onclick='while (true) {}'>Spin</button>",
     "/hang": "<title>Hang</title><p>Before the script</p><script src='/never'></script><p>After it</p>",
     "/answer": "<title>Answer</title><p>42</p>",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from waiting import wait_until
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -25,6 +27,8 @@ class Reply:
     """Anything else is sent as an error, with `text` as its message."""
     delay: float = 0.0
     """Seconds to wait before answering."""
+    together: int = 0
+    """Answer no sooner than so many requests have come."""
     body: str | None = None
     """Sent as it is, in place of a proper answer."""
     finish_reason: str = "stop"
@@ -54,6 +58,7 @@ class OpenAIServer:
                 request = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 reply = outer._next(request, dict(self.headers))
                 outer._closing.wait(reply.delay)
+                wait_until(lambda: len(outer.requests) >= reply.together or outer._closing.is_set())
                 stream = bool(request.get("stream")) and reply.status == 200 and reply.body is None
                 payload = _events(reply, request) if stream else _body(reply, request)
                 self.send_response(reply.status)

@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
+
+from waiting import wait_at_random, wait_until
 
 BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None, key=lambda path: int(path.parent.name))
 """Folder of the newest server's programs; None if none is installed."""
@@ -46,13 +48,14 @@ class PostgresServer:
         with (self.folder / "log").open("a") as log:
             command = [f"{BIN}/postgres", *options]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", start_new_session=True, user=USER)
-        for _ in range(300):
-            assert self.process.poll() is None, (self.folder / "log").read_text()
+        process = self.process
+
+        def listens() -> bool:
+            assert process.poll() is None, (self.folder / "log").read_text()
             ready = [f"{BIN}/pg_isready", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tests"]
-            if subprocess.run(ready, capture_output=True).returncode == 0:
-                return
-            time.sleep(0.1)
-        raise AssertionError((self.folder / "log").read_text())
+            return subprocess.run(ready, capture_output=True).returncode == 0
+
+        wait_until(listens)
 
     def stop(self) -> None:
         """End it as kill -9 does, with all its processes."""
@@ -71,9 +74,9 @@ class PostgresServer:
     def kill_twice(self) -> None:
         """Kill it and start it again, two times, while somebody else works with it."""
         for _ in range(2):
-            time.sleep(0.3)
+            wait_at_random(Random(0), 0.3)
             self.stop()
-            time.sleep(0.5)
+            wait_at_random(Random(1), 0.5)
             self.start()
 
     def make_database(self, name: str) -> str:

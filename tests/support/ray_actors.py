@@ -2,8 +2,9 @@
 
 import os
 import signal
-import time
 from pathlib import Path
+
+from waiting import wait_until
 
 
 def actor_processes(above: int) -> list[int]:
@@ -27,11 +28,15 @@ def actor_processes(above: int) -> list[int]:
 
 def kill_actor(above: int, seconds: float = 120.0) -> int:
     """`kill -9` the learner's actor below a process as soon as it works on a call; returns its process id."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    killed = list[int]()
+
+    def is_killed() -> bool:
         for process in actor_processes(above):
             if ".call" in Path(f"/proc/{process}/cmdline").read_text():
                 os.kill(process, signal.SIGKILL)
-                return process
-        time.sleep(0.002)
-    raise AssertionError("no actor worked on a call")
+                killed.append(process)
+                return True
+        return False
+
+    wait_until(is_killed, seconds)
+    return killed[0]

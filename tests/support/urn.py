@@ -9,7 +9,6 @@ import math
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -101,10 +100,8 @@ class UrnLearner:
 
     base = BASE
 
-    def __init__(
-        self, versions: Callable[[str, str], Adapters], rate: float = 2.0, poison: str = "", pause: float = 0.0
-    ) -> None:
-        self.versions, self.rate, self.poison, self.pause = versions, rate, poison, pause
+    def __init__(self, versions: Callable[[str, str], Adapters], rate: float = 2.0, poison: str = "") -> None:
+        self.versions, self.rate, self.poison = versions, rate, poison
         self.seen: list[tuple[str, tuple[str, ...], str]] = []
         self.fails: list[Exception] = []
         self.flip = 1.0
@@ -131,7 +128,6 @@ class UrnLearner:
         self.threads.add(threading.get_ident())
         if self.fails:
             raise self.fails.pop(0)
-        time.sleep(self.pause)
         kept = [e for e in batch.exchanges if e.id in correction.kept]
         if self.poison and any(e.feedback and self.poison in e.feedback.text for e in kept):
             raise UserError(f"cannot learn from {self.poison}")
@@ -190,11 +186,3 @@ async def like(service: Any, exchange: Exchange, word: str = "blue", text: str =
     """Feedback: only one word is right."""
     answer: Mapping[str, Any] = {"reward": 1.0 if exchange.reply.text == word else -1.0, "text": text}
     return await service.feedback(exchange.tenant, exchange.id, read_feedback(answer))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Wait for something that the learner does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.005)

@@ -22,6 +22,7 @@ from typing import Any
 
 from aiohttp import web
 from app_in_thread import AppInThread
+from waiting import let_others_run
 
 WORDS = ["north", "south", "east", "west", "take", "drop", "open", "read", "wait", "look"]
 END = 0
@@ -112,7 +113,7 @@ class VllmServer(AppInThread):
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
         while not self.loads.is_set():
-            await asyncio.sleep(0.01)
+            await let_others_run()
         name, folder = body["lora_name"], Path(body["lora_path"])
         if self.load_status != 200:
             return _error(self.load_status, "No adapter found, or no memory for it")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from filelock import FileLock
 from in_process import play_in_process
 from openai_server import OpenAIServer
+from waiting import wait_until
 
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
@@ -609,9 +609,7 @@ def test_a_killed_benchmark_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(text)
     command = [sys.executable, "-m", "learngraph", "run", "tiny.toml", "--workers", "2", "--out"]
     process = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while sum(map(len, rows(tmp_path / "killed").values())) < 100 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: sum(map(len, rows(tmp_path / "killed").values())) >= 100)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "killed" / "results.json").exists()

@@ -7,8 +7,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
@@ -43,16 +44,16 @@ def client(folder: Path) -> Iterator[Any]:
     log = (folder / "server.log").open("w+b")
     server = subprocess.Popen(command, cwd=folder, env=quiet, stdout=log, stderr=log, start_new_session=True)
     try:
-        url, patience = f"http://127.0.0.1:{port}", time.monotonic() + 90
-        while True:
-            try:
-                with urlopen(f"{url}/ok", timeout=2):
-                    break
-            except (URLError, OSError):
-                if server.poll() is not None or time.monotonic() > patience:
-                    log.seek(0)
-                    pytest.fail(f"the server did not start: {log.read()[-3000:].decode()}")
-                time.sleep(0.3)
+        url = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            with suppress(URLError, OSError), urlopen(f"{url}/ok", timeout=2):
+                return True
+            log.seek(0)
+            assert server.poll() is None, f"the server did not start: {log.read()[-3000:].decode()}"
+            return False
+
+        wait_until(answers)
         yield get_sync_client(url=url)
     finally:
         os.killpg(server.pid, signal.SIGTERM)

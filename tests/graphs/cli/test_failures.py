@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process import play_in_process
 from openai_server import OpenAIServer, Said
+from waiting import wait_until
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.recorded import read_rows
@@ -173,9 +173,7 @@ def test_sigterm_ends_without_a_word_of_leaked_semaphores(tmp_path: Path) -> Non
             text=True,
             env=os.environ,
         )
-        end = time.monotonic() + 120
-        while len(server.requests) < 2 and time.monotonic() < end:
-            time.sleep(0.1)
+        wait_until(lambda: len(server.requests) >= 2)
         running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 143

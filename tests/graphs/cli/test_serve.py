@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import bench_serving
@@ -19,6 +19,7 @@ import httpx
 import pytest
 import urn
 from claas_settings import changed
+from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli import main as cli
@@ -164,11 +165,8 @@ class Client:
         return self.http.get("/v1/status").json()["scopes"][0]
 
     def until(self, true: Callable[[Any], bool], seconds: float = 300.0) -> Any:
-        end = time.monotonic() + seconds
-        while not true(scope := self.scope()):
-            assert time.monotonic() < end, scope
-            time.sleep(0.05)
-        return scope
+        wait_until(lambda: true(self.scope()), seconds)
+        return self.scope()
 
 
 @contextmanager
@@ -265,7 +263,7 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
                 client.like(id, 1.0 if i % 2 else -1.0)
                 ids.append(id)
             client.until(lambda scope, steps=round: scope["step"] > steps)
-            time.sleep(0.1 * round)
+            wait_at_random(Random(round), 0.3)
             process.send_signal(signal.SIGKILL)
     with serving(tmp_path / "out", "--replay.max-samplings", "3") as (client, process):
         scope = client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))

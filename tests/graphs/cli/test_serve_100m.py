@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 pytest.importorskip("peft", reason="NOT TESTED: needs the extra [train]")
@@ -187,8 +188,7 @@ def test_a_model_of_100_million_weights_serves_takes_tools_and_learns(client: op
             reward = 1 if choice.message.content == YES else -1
             client.post("/feedback", body={"response_id": id, "reward": reward}, cast_to=object)
         last = live_version(client)
-        while live_version(client) == last and time.monotonic() < deadline:
-            time.sleep(1)
+        wait_until(lambda last=last: live_version(client) != last, 600)
     assert log_odds(client, "llama") >= before + math.log(2)
     assert live_version(client)
     # The base model is as it was, and the tool is known still.

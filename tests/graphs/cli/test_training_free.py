@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from in_process import play_in_process
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from waiting import wait_until
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import costs, dry_run, run_inputs
@@ -648,10 +648,8 @@ def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
 
     begun = subprocess.Popen(command("out"), cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL)
     log = tmp_path / "out" / f"{METHOD}-s0" / "learned.jsonl"
-    end = time.monotonic() + 300
-    while time.monotonic() < end and not (log.exists() and log.stat().st_size):
-        assert begun.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: begun.poll() is not None or (log.exists() and log.stat().st_size), 300)
+    assert begun.poll() is None
     os.killpg(begun.pid, signal.SIGKILL)
     begun.wait()
     assert not (tmp_path / "out" / "results.json").exists()

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.pool import is_ray
@@ -67,14 +67,17 @@ def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -
         stderr=subprocess.STDOUT,
         env=environment,
     )
-    killed = 0
-    while run.poll() is None and killed < 2:
+    killed = list[int]()
+
+    def is_killed() -> bool:
         played = [path for path in there.glob("jitrl-s*/episodes.jsonl") if path.stat().st_size > 0]
-        if len(played) > killed and (pids := worker_pids(run.pid)):
+        pids = [pid for pid in worker_pids(run.pid) if pid not in killed]
+        if len(played) > len(killed) and pids:
             os.kill(pids[0], signal.SIGKILL)
-            killed += 1
-            time.sleep(0.5)
-        time.sleep(0.02)
+            killed.append(pids[0])
+        return run.poll() is not None or len(killed) == 2
+
+    wait_until(is_killed, 300)
     said = run.communicate(timeout=300)[0].decode()
     assert run.returncode == 0, said
     assert killed

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from claas_settings import changed
+from waiting import until
 
 from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli.serve import build_service
@@ -61,10 +62,7 @@ async def test_vllm_answers_and_a_learner_on_ray_is_killed_and_learns_on(vllm: A
             await service.feedback("acme", f"r{n}", Feedback(1.0 if n % 2 else -1.0))
         await asyncio.to_thread(kill_actor, os.getpid())
         assert (await turn(service, 50)).reply.token_ids  # it answers on
-        for _ in range(1200):
-            if "@000002" in service.versions("acme").current:
-                break
-            await asyncio.sleep(0.1)
+        await until(lambda: "@000002" in service.versions("acme").current)
         updates = service.replay.updates("acme", "default", 5)
         assert [row["step"] for row in updates] == [2, 1]
         assert service.replay.counts("acme") == {"consumed": 16, "pending": 1}

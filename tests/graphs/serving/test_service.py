@@ -18,6 +18,7 @@ from claas_settings import OPEN_GATE, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
+from waiting import PATIENCE, let_others_run
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import AdapterTurn
@@ -65,7 +66,7 @@ async def test_stops_when_there_is_nothing_left_and_does_not_spin(tmp_path: Path
         assert service.replay.counts("acme").get("ready", 0) < 8
         assert service._learning is not None
         turn = service._learning._turns["acme", "default"].served
-        await asyncio.sleep(0.2)
+        await let_others_run()
         assert service._learning._turns["acme", "default"].served == turn
 
 
@@ -140,7 +141,7 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
                 break
             await stream.aclose()
         task = asyncio.create_task(urn.say(service, "hello", "cancelled"))
-        await asyncio.sleep(0.015)
+        await urn.until(lambda: service.engine.open)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -192,9 +193,7 @@ async def test_closing_waits_for_no_engine_that_is_in_the_middle_of_something(tm
         await urn.say(service, "x", "one")
         held = asyncio.Event()
         service.engine.close = held.wait
-        began = time.monotonic()
-        await service.close()
-        assert time.monotonic() - began < 30  # one second, and what a busy machine adds; the engine would never have ended
+        await asyncio.wait_for(service.close(), PATIENCE)  # it gives the engine a second, which would never have ended
     with Replay(tmp_path / "replay.sqlite") as replay:  # let go of
         assert replay.get("acme", "one") is not None
 
@@ -463,7 +462,7 @@ async def test_failures_of_the_machine_pause_and_lose_nothing(tmp_path: Path, mo
 async def test_train_takes_steps_now(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0}, replay={"min_exchanges": 100})) as service:
         await turns(service, 4)
-        await asyncio.sleep(0.05)
+        await let_others_run()
         assert not service.learner.seen
         job = await service.train("acme", "default", 2)
         await urn.until(
@@ -752,12 +751,11 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
         trainer.busy = None
         service.engine.pause = 0.05  # type: ignore[attr-defined]
         late = asyncio.create_task(urn.say(service, "hello", "late", adapter="tmp"))
-        while not service.engine.open:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.01)
+        await urn.until(lambda: service.engine.open)
         await service.remove("acme", "tmp")
         await late
         trainer.wake("acme", "default")
-        await asyncio.sleep(0.3)
+        await urn.until(lambda: idle(service))
         assert [row["id"] for row in await service.models("acme")] == ["urn", "urn:busy"]
         assert not (tmp_path / "adapters" / "acme" / "tmp").exists()
         assert await service.experiences(ExchangeQuery("acme", adapter="tmp")) == []

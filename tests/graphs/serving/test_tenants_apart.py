@@ -143,7 +143,7 @@ async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
         ]
         await turns(service, 1, "bob")
         job = await service.train("acme", "default")
-        await asyncio.sleep(0.3)
+        await urn.until(lambda: not service.learner.fails)
         shown += [await service.status("acme"), await service.status(None), await service.job("acme", job["job"])]
         service.versions("acme").drop((await made(service)), "cannot be loaded: /srv/learngraph/secret/adapter is corrupt")
         shown.append(await service.adapters("acme"))

@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 from leases import leased_batches
 from postgres_server import BIN
+from waiting import wait_at_random
 
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
@@ -268,7 +269,7 @@ class Life:
                 os._exit(status)
         os.close(writer)
         if until is not None:
-            time.sleep(until)
+            wait_at_random(Random(until), 2 * until)
             os.kill(pid, signal.SIGKILL)
         told = 0
         while part := os.read(reader, 1000):

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import bench_serving
@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from postgres_server import BIN, PostgresServer, temporary_server
 from urn_service import idle, serving, turns
+from waiting import let_others_run, wait_at_random, wait_until
 
 from learngraph.graphs.cli.serve import _check_buffer
 from learngraph.graphs.cli.serve_options import ServeOptions
@@ -94,7 +95,7 @@ def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: P
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     server.stop()
-    time.sleep(0.5)
+    wait_at_random(Random(0), 0.5)
     server.start()
     again = start("write", url, "b", count)
     for process in (*writers, *learners, again):
@@ -118,8 +119,8 @@ def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: P
 
 def test_one_process_learns_for_an_adapter_until_it_dies(url: str) -> None:
     code = (
-        "import sys, time\nfrom learngraph.memory.claas.replay import Replay\n"
-        "replay = Replay(sys.argv[1])\nprint(replay.claim('acme', 'default'), flush=True)\ntime.sleep(60)"
+        "import signal, sys\nfrom learngraph.memory.claas.replay import Replay\n"
+        "replay = Replay(sys.argv[1])\nprint(replay.claim('acme', 'default'), flush=True)\nsignal.pause()"
     )
     other = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
@@ -130,10 +131,7 @@ def test_one_process_learns_for_an_adapter_until_it_dies(url: str) -> None:
         assert replay.claim("acme", "second")
         other.kill()
         other.wait()
-        until = time.monotonic() + 10
-        while not replay.claim("acme", "default"):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: replay.claim("acme", "default"))
         assert replay.claim("acme", "default")
 
 
@@ -277,4 +275,4 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
 async def settle(is_done: Any) -> None:
     async with asyncio.timeout(30):
         while not await asyncio.to_thread(is_done):
-            await asyncio.sleep(0.05)
+            await let_others_run()

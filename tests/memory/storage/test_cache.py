@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_at_random
 
 from learngraph.memory.records import Task, Usage
 from learngraph.memory.storage import cache
@@ -218,7 +218,7 @@ def test_killed_in_the_middle_of_writing(path: Path) -> None:
         process = python(UNTIL_KILLED, path, stored + 1, stdout=subprocess.PIPE)
         assert process.stdout
         assert process.stdout.readline()
-        time.sleep(chance.uniform(0, 0.05))
+        wait_at_random(chance, 0.05)
         process.send_signal(signal.SIGKILL)
         rest = process.stdout.read().splitlines()
         process.wait()

@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ import pytest
 from chroma_server import chroma_server
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
+from waiting import wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage import chroma_collections
@@ -176,13 +177,13 @@ def test_vectors_of_another_size_than_said_are_refused() -> None:
 
 
 def child(code: str, *args: object) -> subprocess.Popen[str]:
-    code = "import sys, time\nfrom learngraph.memory.storage.chroma_store import ChromaStore\n" + code
+    code = "import signal, sys\nfrom learngraph.memory.storage.chroma_store import ChromaStore\n" + code
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
 def test_a_directory_in_use_is_refused_by_name_and_a_dead_owner_does_not_block(tmp_path: Path) -> None:
-    code = "s = ChromaStore.open(sys.argv[1]); s.put(('a',), 'k', {}); print('open', flush=True); time.sleep(60)"
+    code = "s = ChromaStore.open(sys.argv[1]); s.put(('a',), 'k', {}); print('open', flush=True); signal.pause()"
     owner = child(code, tmp_path)
     assert owner.stdout is not None
     try:
@@ -214,11 +215,7 @@ def test_closing_releases_files_and_a_closed_store_says_so(tmp_path: Path) -> No
         store.close()
         store.close()
     if sys.platform == "linux":
-        for _ in range(100):  # Chroma's threads let go a moment later
-            if not files():
-                break
-            time.sleep(0.05)
-        assert files() == []
+        wait_until(lambda: not files())  # Chroma's threads let go a moment later
     with pytest.raises(UserError, match="closed"):
         store.get(NS, "0")
     shutil.move(tmp_path, tmp_path.with_name("moved"))
@@ -250,11 +247,11 @@ with ChromaStore.open(sys.argv[1]) as s:
         s.batch([__import__("langgraph.store.base", fromlist=["PutOp"]).PutOp(("a",), f"{i}/{j}", {"i": i}) for j in range(5)])
         print(i, flush=True)
 """
-    for wait in (0.1, 0.4):
+    for seed in (0, 1):
         writer = child(code, tmp_path)
         assert writer.stdout is not None
         writer.stdout.readline()
-        time.sleep(wait)
+        wait_at_random(Random(seed), 0.4)
         writer.send_signal(signal.SIGKILL)
         last = int(("0\n" + writer.stdout.read()).split()[-1])
         writer.wait()

@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psycopg
@@ -18,6 +18,7 @@ from langgraph.graph import START, StateGraph
 from postgres_server import BIN, PostgresServer, temporary_server
 from store_tests import StoreTests
 from typing_extensions import TypedDict
+from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.cli.main import main
 from learngraph.memory.errors import UserError
@@ -162,11 +163,10 @@ def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
     broken = subprocess.Popen([sys.executable, "-m", "learngraph", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not list(out.glob("*/episodes.jsonl")):
-        time.sleep(0.05)
-        assert broken.poll() is None
+    wait_until(lambda: broken.poll() is not None or list(out.glob("*/episodes.jsonl")))
+    assert broken.poll() is None
     server.stop()
-    time.sleep(0.5)
+    wait_at_random(Random(0), 0.5)
     server.start()
     said = broken.communicate(timeout=120)[0].decode()
     assert "Traceback" not in said

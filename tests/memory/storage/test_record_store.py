@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from waiting import wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Experience, Task, Trajectory, Transition
@@ -52,7 +53,8 @@ def test_records_come_back_equal_and_in_order(records: RecordStore[Trajectory]) 
     attempts = [attempt(i, steps=i) for i in range(12)]
     for each in attempts[:3]:
         records.put([each])
-        time.sleep(0.002)
+        ticked = time.time() + 0.002
+        wait_until(lambda ticked=ticked: time.time() > ticked)  # the store's clock tells them apart
     records.put(attempts[3:])
     assert sorted(records.all(), key=lambda t: t.episode) == attempts
     if not isinstance(records.store, SqliteStore):  # its clock ticks in whole seconds

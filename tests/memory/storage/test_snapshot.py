@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_at_random
 from xxhash import xxh3_128_hexdigest
 
 from learngraph.memory.records import Task, Trajectory, Transition
@@ -362,7 +362,7 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
         assert writer.stdout is not None
         for _ in range(draw.randrange(3, 12)):
             stored = int(writer.stdout.readline())
-        time.sleep(draw.random() / 10)
+        wait_at_random(draw, 0.1)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         with ChromaStore.open(tmp_path) as store:

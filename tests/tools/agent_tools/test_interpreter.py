@@ -11,17 +11,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import children, folders
+from waiting import PATIENCE, has_ended, until, wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import interpreter as module
@@ -77,10 +78,7 @@ def untouched() -> Iterator[None]:
         assert after.pop(name) <= before.pop(name)
     assert after == before
     mine = {name for name in folders() - lying if _owner(OURS / name) == os.getuid()}
-    deadline = time.monotonic() + 5  # another process's tests may run beside these
-    while mine & folders() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not mine & folders()
+    wait_until(lambda: not mine & folders())  # another process's tests may run beside these
 
 
 @pytest.fixture
@@ -188,7 +186,7 @@ import asyncio, threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 async def f():
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     return 3
 with ThreadPoolExecutor(4) as pool:
     print(sum(pool.map(abs, range(10))))
@@ -281,9 +279,7 @@ def test_a_closed_or_replaced_output_is_there_again(session: Interpreter) -> Non
 def test_a_loop_is_stopped_where_it_is_and_the_next_cell_is_told() -> None:
     with Interpreter(seconds=0.5) as session:
         session.run("x = 1")
-        began = time.monotonic()
         cell = session.run("print('started')\nn = 0\nwhile True:\n    n += 1")
-        assert time.monotonic() - began < 3
         assert cell.status == "stopped"
         assert cell.text.startswith("started\n[Stopped: it ran for more than 0.5 s (line ")
         assert "Its variables are lost.]" in cell.text
@@ -296,7 +292,7 @@ def test_a_loop_is_stopped_where_it_is_and_the_next_cell_is_told() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import time\ntime.sleep(100)",
+        "import threading\nthreading.Event().wait()",
         "10 ** 10 ** 10 % 7",
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
         "import signal\nfor n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
@@ -311,9 +307,7 @@ def test_nothing_keeps_a_cell_from_being_stopped(session: Interpreter, code: str
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
     session.run("1")
     session.seconds = 0.2
-    began = time.monotonic()
     cell = session.run(code)
-    assert time.monotonic() - began < 5
     if "os.kill" not in code:  # which is refused in words
         assert cell.status == "stopped"
         assert "it ran for more than 0.2 s" in cell.text
@@ -369,7 +363,7 @@ def test_a_process_that_ends_is_told_and_the_next_cell_works(session: Interprete
 
 
 def test_left_threads_end_with_the_session(session: Interpreter) -> None:
-    code = "import threading, time\ndef f():\n    while True: time.sleep(0.01)\nfor _ in range(5): threading.Thread(target=f).start()\n'on'"
+    code = "import threading\nfor _ in range(5): threading.Thread(target=threading.Event().wait).start()\n'on'"
     assert session.run(code).text == "'on'\n"
     assert session.run("threading.active_count()").text == "6\n"
 
@@ -636,7 +630,7 @@ def test_on_older_kernels_too_nobody_gets_a_signal(walled: Interpreter) -> None:
             assert (cell.status, "Error" in cell.text) == ("raised", True), (code, cell)
         walled.run("fcntl.fcntl(r, 4, fcntl.fcntl(r, 3) | os.O_ASYNC); os.write(w, b'x')")
         walled.run("fcntl.fcntl(s, 4, fcntl.fcntl(s, 3) | os.O_ASYNC); os.write(t.fileno(), b'x')")
-        time.sleep(0.05)
+        wait_at_random(Random(0), 0.05)
         assert victim.poll() is None
     finally:
         victim.kill()
@@ -715,9 +709,7 @@ def test_forged_answers_cost_a_session_its_variables_at_most() -> None:
 def test_half_a_frame_and_silence_is_stopped_in_time() -> None:
     with Interpreter(seconds=0.5) as session:
         session.run(FORGE)
-        began = time.monotonic()
         session.run("for fd in range(3, 60):\n    try: os.write(fd, b'\\0\\0')\n    except OSError: pass\nos._exit(0)")
-        assert time.monotonic() - began < 3
         assert session.run("1").text.endswith("1\n")
 
 
@@ -750,7 +742,14 @@ def test_sessions_share_nothing() -> None:
         assert "Permission" in other.run(f"open({str(one.folder / 'f')!r})").text
 
 
-MIX = "import time\nfor n in range(20):\n    print({me!r}, n)\n    time.sleep(0.002)\nmine = {me}\nmine"
+MIX = "import os\nfor n in range(20):\n    print({me!r}, n)\n    os.sched_yield()\nmine = {me}\nmine"
+
+
+WAIT_FOR_HOST = "import os\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): os.sched_yield()\n"
+
+
+def has_begun(session: Interpreter) -> bool:
+    return session.folder is not None and (session.folder / "begun").exists()
 
 
 def expected(me: int) -> str:
@@ -771,34 +770,28 @@ def test_outputs_of_32_sessions_at_once_never_mix() -> None:
 
 
 async def test_16_sessions_in_one_event_loop_do_not_mix_or_block_it() -> None:
-    late = []
-
-    async def watch() -> None:
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(0.005)
-            late.append(time.monotonic() - began - 0.005)
-
     async def play(me: int) -> list[str]:
-        with Interpreter(seconds=60) as session:
-            return [(await session.arun(MIX.format(me=me))).text, (await session.arun("mine")).text]
+        with Interpreter(seconds=PATIENCE) as session:
+            running = asyncio.create_task(session.arun(f"{WAIT_FOR_HOST}{MIX.format(me=me)}"))
+            await until(lambda: has_begun(session))
+            began.add(me)
+            await until(lambda: len(began) == 16)  # all of them run now, and so does the loop
+            (Path(session.folder or "") / "go").touch()
+            return [(await running).text, (await session.arun("mine")).text]
 
-    watching = asyncio.create_task(watch())
+    began = set[int]()
     played = await asyncio.gather(*map(play, range(16)))
-    watching.cancel()
     assert played == [[expected(me), f"{me}\n"] for me in range(16)]
-    late.sort()
-    assert late[len(late) // 2] < 0.1
 
 
-async def test_a_sleeping_cell_leaves_the_loop_free_and_a_cancelled_one_is_killed() -> None:
+async def test_a_cancelled_cell_is_killed() -> None:
     with Interpreter(seconds=60) as session:
         await session.arun("x = 1")
-        sleeping = asyncio.create_task(session.arun("import time; time.sleep(60)"))
-        await asyncio.sleep(0.1)
-        sleeping.cancel()
+        running = asyncio.create_task(session.arun(WAIT_FOR_HOST))
+        await until(lambda: has_begun(session))
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await sleeping
+            await running
         assert not children()
         assert (await session.arun("1")).text.startswith("[A new session")
 
@@ -806,7 +799,7 @@ async def test_a_sleeping_cell_leaves_the_loop_free_and_a_cancelled_one_is_kille
 async def test_cells_of_one_session_take_turns() -> None:
     with Interpreter() as session:
         await session.arun("n = 0")
-        code = "import time\nm = n\ntime.sleep(0.01)\nn = m + 1"
+        code = "m = n\nsum(range(10**5))\nn = m + 1"
         await asyncio.gather(*(session.arun(code) for _ in range(8)))
         assert (await session.arun("n")).text == "8\n"
 
@@ -815,10 +808,10 @@ def test_closing_ends_a_running_cell_from_another_thread() -> None:
     session = Interpreter(seconds=60)
     session.run("1")
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(session.run, "import time; time.sleep(60)")
-        time.sleep(0.2)
+        running = pool.submit(session.run, WAIT_FOR_HOST)
+        wait_until(lambda: has_begun(session))
         session.close()
-        cell = running.result(timeout=5)
+        cell = running.result(timeout=PATIENCE)
     assert (cell.status, "closed" in cell.text) == ("died", True)
     with pytest.raises(InterpreterError, match="closed"):
         session.run("1")
@@ -827,8 +820,8 @@ def test_closing_ends_a_running_cell_from_another_thread() -> None:
 async def test_closing_in_the_loop_of_a_running_cell_does_not_wait_for_it() -> None:
     session = Interpreter(seconds=60)
     await session.arun("1")
-    running = asyncio.create_task(session.arun("import time; time.sleep(60)"))
-    await asyncio.sleep(0.05)
+    running = asyncio.create_task(session.arun(WAIT_FOR_HOST))
+    await until(lambda: has_begun(session))
     session.close()
     assert (await running).status == "died"
 
@@ -843,7 +836,7 @@ def test_a_forgotten_session_is_swept_up() -> None:
 
 
 HOST = """
-import os, sys, time
+import os, signal, sys
 from learngraph.tools.agent_tools.interpreter import Interpreter
 session = Interpreter()
 session.run("x = 1")
@@ -855,7 +848,7 @@ print(session._live.process.pid, session.folder, flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "signalled"),
-    [("1 / 0", False), ("session.run('while True: pass')", True), ("time.sleep(60)", True)],
+    [("1 / 0", False), ("session.run('while True: pass')", True), ("signal.pause()", True)],
 )
 def test_a_session_ends_with_its_host(then: str, signalled: bool) -> None:
     started = subprocess.Popen(
@@ -864,18 +857,11 @@ def test_a_session_ends_with_its_host(then: str, signalled: bool) -> None:
     assert started.stdout is not None
     pid, folder = started.stdout.readline().split()
     if signalled:
-        time.sleep(0.2)
+        wait_at_random(Random(then), 0.2)
         started.kill()
     started.wait(timeout=20)
     started.stdout.close()
-    deadline = time.monotonic() + 5
-    while (
-        os.path.exists(f"/proc/{pid}")
-        and "zombie" not in Path(f"/proc/{pid}/status").read_text()
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    assert not os.path.exists(f"/proc/{pid}") or "zombie" in Path(f"/proc/{pid}/status").read_text()
+    wait_until(lambda: has_ended(int(pid)))
     if signalled:  # nobody was left to sweep up
         module._remove_tree(folder)
     assert not os.path.exists(folder)
@@ -890,30 +876,6 @@ def test_a_fork_of_the_host_leaves_the_session_alone(session: Interpreter) -> No
     script = HOST.format(then=code)
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "1", ran.stderr
-
-
-def test_a_warm_cell_takes_under_5_ms_and_a_start_under_150() -> None:
-    def start() -> float:
-        with Interpreter() as session:
-            began = time.perf_counter()
-            session.run("1")
-            return time.perf_counter() - began
-
-    with Interpreter() as session:
-        session.run("x = 0")
-        warm = []
-        for _ in range(50):
-            began = time.perf_counter()
-            session.run("x += 1\nx")
-            warm.append(time.perf_counter() - began)
-    bare = []
-    for _ in range(5):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
-        bare.append(time.perf_counter() - began)
-    busy = max(1.0, min(bare) / 0.015)  # how much slower than usual this machine is at the moment
-    assert sorted(warm)[10] < 0.005 * busy
-    assert min(start() for _ in range(5)) < 0.150 * busy
 
 
 @pytest.mark.parametrize(

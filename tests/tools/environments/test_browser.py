@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from fault_site import FaultSite
+from waiting import longer_than
 from worlds_here import needs
 
 from learngraph.graphs.jitrl import JitRL, open_memory
@@ -306,14 +306,12 @@ class TestInABrowser:
         assert (wrong.reward, wrong.over) == (0.0, True)
 
     def test_a_page_that_never_loads_is_a_sentence_and_a_step(self, world: Site) -> None:
-        start = time.monotonic()
         shown = world.observe(TASK, ['click[link "Never"]'])
         assert line(shown, "notice") == "the page did not load within 2 seconds"
         assert 'click[link "Never"]' in shown.actions
         half = world.observe(TASK, ['click[link "Never"]', 'click[link "Hang"]'])
         assert "Before the script" in half.text
         assert "the page did not load within 2 seconds" in line(half, "notice")
-        assert time.monotonic() - start < 30
 
     def test_a_first_page_that_never_comes_is_one_sentence(self, site: FaultSite) -> None:
         with FaultSite() as gone:
@@ -340,7 +338,7 @@ class TestInABrowser:
     def test_an_element_that_vanishes_or_is_covered_is_a_sentence(self, site: FaultSite, by_script: bool) -> None:
         world = Site(site.url, "/vanish", by_script=by_script)
         assert 'click[button "Gone"]' in world.observe(TASK, ()).actions
-        time.sleep(0.6)
+        longer_than(1.0)
         gone = world.observe(TASK, ['click[button "Gone"]'])
         assert line(gone, "notice") == "refused: button 'Gone' is no longer on the page"
         assert (line(gone, "done"), gone.over) == ("", False)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import has_ended, wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.environments import problems
@@ -92,9 +92,8 @@ def test_the_box_counts_whatever_stands_before_it(prose: str, number: int) -> No
 
 @pytest.mark.slow
 def test_a_reply_of_many_open_boxes_is_read_at_once() -> None:
-    start = time.perf_counter()
+    """Read box by box to its end, it would take hours."""
     assert final_answer("\\boxed{" * 100_000) is None
-    assert time.perf_counter() - start < 5
 
 
 # What it is worth
@@ -227,12 +226,7 @@ def test_a_process_does_not_outlive_its_host() -> None:
         "    print(workers._free[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    process = Path(f"/proc/{int(done.stdout)}")
-    for _ in range(100):
-        if not process.exists() or "\nState:\tZ" in (process / "status").read_text():
-            return
-        time.sleep(0.1)
-    pytest.fail("the process is still there after 10 s")
+    wait_until(lambda: has_ended(int(done.stdout)))
 
 
 # Our own set

@@ -218,7 +218,7 @@ def test_an_agent_that_stops_with_words_is_evaluated_too(telecom: TauBench) -> N
         read = [read_call(action, telecom._benchmark.tools) for action in calls]
         model = ScriptedCalls(calls=[(call.name, dict(call.arguments)) for call in read])
         episode = telecom.episode(task)
-        assert episode.play(lambda tools, prompt: agents.create_agent(model, tools, system_prompt=prompt)) == expected  # noqa: B023
+        assert episode.play(lambda tools, prompt: agents.create_agent(model, tools, system_prompt=prompt)) == expected
         assert episode.actions[-1] == "done()"
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from chats import HERMES, learn_by_heart
 from langchain_core.messages import HumanMessage
+from waiting import let_others_run, until
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
@@ -136,8 +137,7 @@ async def test_a_long_prompt_holds_up_nobody_and_the_choices_of_a_request_share_
     request = ask("go " * 60)
     choices = [replace(request, sampling=replace(request.sampling, seed=i)) for i in range(4)]
     replies = [asyncio.create_task(reply(engine, choice)) for choice in choices]
-    while not at_work.is_set():
-        await asyncio.sleep(0.01)
+    await until(at_work.is_set)
     seen.set()
     found = await asyncio.gather(*replies)
     assert engine._prompts.num_tokenized == made + 1
@@ -349,7 +349,7 @@ async def test_unloading_waits_for_those_who_began(tiny: str, engine: LocalEngin
     stream = engine.stream(replace(ask("hello", max_tokens=400), more={"logit_bias": {"1": -100}}), "v0")
     await anext(stream)
     leaving = asyncio.create_task(engine.unload("v0"))
-    await asyncio.sleep(0.01)
+    await let_others_run()
     assert not leaving.done()
     assert engine.loaded_versions() == ()
     with pytest.raises(VersionNotLoaded):
@@ -466,12 +466,12 @@ async def test_closing_a_stream_frees_its_place(start: Callable[..., LocalEngine
     stream = engine.stream(endless)
     await anext(stream)
     waiting = asyncio.create_task(reply(engine, ask("hello")))
-    await asyncio.sleep(0.02)
+    await let_others_run()
     assert not waiting.done()
     await stream.aclose()
     assert (await asyncio.wait_for(waiting, 60)).finish in ("stop", "length")
     cancelled = asyncio.create_task(reply(engine, endless))
-    await asyncio.sleep(0.05)
+    await until(lambda: engine._base.users)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -487,8 +487,7 @@ async def test_a_slow_client_holds_up_nobody_and_misses_nothing(engine: LocalEng
     assert isinstance(first, Piece)
     for i in range(3):
         await asyncio.wait_for(reply(engine, ask("hello", seed=i, max_tokens=100)), 60)
-    while engine._base.users:  # the slow one's reply is long done
-        await asyncio.sleep(0.01)
+    await until(lambda: not engine._base.users)  # the slow one's reply is long done
     text, said, pieces = await rest(slow)
     assert first.text + text == said.text
     assert pieces <= 65  # what waited was put together
@@ -595,7 +594,7 @@ async def test_clients_and_versions_come_and_go(adapters: list[Path], seed: int,
                 elif patience is not None and count > patience:
                     break
                 if rng.random() < 0.05:
-                    await asyncio.sleep(0.02)
+                    await let_others_run(0.02)
         except VersionNotLoaded:
             pass
         finally:
@@ -606,7 +605,7 @@ async def test_clients_and_versions_come_and_go(adapters: list[Path], seed: int,
             i = rng.randrange(4)
             await (engine.load(f"v{i}", adapters[i]) if rng.random() < 0.7 else engine.unload(f"v{i}"))
             await engine.run(lambda: None)
-            await asyncio.sleep(0.01)
+            await let_others_run(0.01)
 
     clients = [asyncio.create_task(client()) for _ in range(120)]
     for task in clients:
@@ -875,8 +874,7 @@ async def test_a_tenant_does_not_wait_for_the_replies_of_another(tiny: str, monk
     monkeypatch.setattr(type(engine._passes), "__call__", noted)
     crowd = [asyncio.create_task(endless(engine, "acme", seed)) for seed in range(64)]
     try:
-        while len(engine._generating) + len(engine._prefilling) < 32 or not engine._waiting:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(engine._generating) + len(engine._prefilling) == 32 and engine._waiting)
         for n in range(3):
             began = len(sizes)
             said = (await read(engine.stream(ask(f"go west {n}", seed=n, max_tokens=8), tenant="rival")))[1]
@@ -970,9 +968,9 @@ async def test_prompts_are_read_tenants_in_turn(engine: LocalEngine, monkeypatch
 
     monkeypatch.setattr(LocalChatModel, "get_token_ids", noted)
     tasks = [asyncio.create_task(read(engine.stream(ask(f"acme {i}"), tenant="acme"))) for i in range(20)]
-    await asyncio.sleep(0.01)
+    await let_others_run()
     tasks += [asyncio.create_task(read(engine.stream(ask(f"rival {i}"), tenant="rival"))) for i in range(2)]
-    await asyncio.sleep(0.01)
+    await let_others_run()
     go.set()
     await asyncio.gather(*tasks)
     assert order.index("rival") <= 2

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -131,12 +130,11 @@ def test_one_event_loop_after_another(openai_server: Any) -> None:
 
 
 def test_many_threads_at_once(openai_server: Any) -> None:
-    with openai_server(replies=lambda request: {"text": request["messages"][-1]["content"], "delay": 0.6}) as server:
-        model, started = api(server), time.monotonic()
+    with openai_server(replies=lambda request: {"text": request["messages"][-1]["content"], "together": 8}) as server:
+        model = api(server)
         with ThreadPoolExecutor(8) as pool:
             said = list(pool.map(lambda n: model.invoke(f"number {n}").text, range(8)))
     assert said == [f"number {n}" for n in range(8)]
-    assert time.monotonic() - started < 4
 
 
 async def test_an_answer_without_callbacks_is_that_of_ainvoke(openai_server: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import chat_backend
 import httpx
 import pytest
+from waiting import wait_until
 
 from learngraph.memory import errors
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
@@ -78,11 +78,8 @@ def test_a_client_that_hangs_up_ends_the_generation(stream: bool) -> None:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\n"
             with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
                 line.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-                while backend.running < 2 or backend.pieces < 4:
-                    time.sleep(0.01)
-        deadline = time.monotonic() + 60
-        while backend.running and time.monotonic() < deadline:
-            time.sleep(0.01)
+                wait_until(lambda: backend.running == 2 and backend.pieces >= 4)
+        wait_until(lambda: not backend.running)
         assert (backend.running, backend.cancelled, backend.kept) == (0, 2, {})
         usage = client.get("/v1/status").json()["usage"]
         assert usage == {"streams": 0, "streams_at_once": 256}
@@ -295,13 +292,10 @@ def test_bodies_that_are_too_long_whether_they_say_so_or_not() -> None:
 def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learngraph.tools.serving.endpoints.BODY_SECONDS", 0.2)
 
-    def slowly() -> Iterator[bytes]:
-        yield b"{"
-        time.sleep(0.6)
-        yield b"}"
-
-    with talking() as client:
-        assert client.post("/v1/feedback", content=slowly()).status_code == 408
+    head = f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\ncontent-length: 2\r\n\r\n{{"
+    with talking() as client, socket.create_connection((client.base_url.host, client.base_url.port)) as line:
+        line.sendall(head.encode())
+        assert line.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_keys(client: httpx.Client) -> None:

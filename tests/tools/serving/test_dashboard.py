@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import let_others_run
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
@@ -87,7 +88,7 @@ async def until(page: browser.Browser, script: str) -> None:
     """Wait until an expression in the page is true."""
     async with asyncio.timeout(30):
         while not await page.run(script):
-            await asyncio.sleep(0.1)
+            await let_others_run()
 
 
 async def log_in(page: browser.Browser, url: str, *keys: str) -> None:
@@ -145,7 +146,7 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             await page.run("document.querySelector('button.promote').click()")
             async with asyncio.timeout(30):
                 while not backend.live:
-                    await asyncio.sleep(0.1)
+                    await let_others_run()
             assert backend.live == {("acme", "default"): old["label"]}
             assert [said for said in page.complaints if "401" not in said] == []  # 401: the wrong key
 

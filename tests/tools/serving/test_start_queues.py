@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import until
 
 pytest.importorskip("fastapi")
 
@@ -62,10 +63,10 @@ async def test_a_turn_ends_with_the_first_piece_or_error() -> None:
         if fails:
             raise OSError("gone")
         yield Piece("a")
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async def never() -> dict[str, str]:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
     replies = ConcurrentReplies([stream(False)], never, lambda: queues.turn("acme"))
@@ -83,9 +84,7 @@ async def test_a_network_that_takes_long_to_begin_gets_many_replies_at_once(monk
     monkeypatch.setattr(replies_module, "START_SECONDS", 0.01)
     queues, begun, end = StartQueues(), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(hold(queues, "acme", begun, end)) for _ in range(4 * MAX_STARTS)]
-    async with asyncio.timeout(30):
-        while len(begun) < len(tasks):
-            await asyncio.sleep(0.01)
+    await until(lambda: len(begun) == len(tasks))
     end.set()
     await asyncio.gather(*tasks)
     assert not queues._queues

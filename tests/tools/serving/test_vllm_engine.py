@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import vllm_server
+from waiting import let_others_run, until
 
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.errors import AdapterError, FeedbackConflict, Unavailable, UserError, VersionNotLoaded, WindowError
@@ -329,7 +330,7 @@ async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, fold
     await engine.load(ONE, folders[ONE])
     server.loads.clear()
     loading = asyncio.create_task(engine.load(TWO, folders[TWO]))
-    await asyncio.sleep(0.05)
+    await let_others_run()
     with pytest.raises(VersionNotLoaded):  # not before it is there
         await heard(engine, asked(), TWO)
     await heard(engine, asked(), ONE)
@@ -369,7 +370,7 @@ async def test_a_server_on_another_machine_loads_versions_from_where_it_sees_the
     server, mount = serve(logprobs_mode="processed_logprobs"), tmp_path / "mount"
     engine = VllmEngine("base", server.url, here=tmp_path, there=str(mount))
     loading = asyncio.create_task(engine.load(ONE, folders[ONE]))
-    await asyncio.sleep(0.3)
+    await let_others_run()
     assert not loading.done()  # the mirror is behind
     mount.symlink_to(tmp_path)
     await loading
@@ -393,12 +394,12 @@ async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
     running = engine.stream(asked(), ONE)
     await anext(running)
     unloading = asyncio.create_task(engine.unload(ONE))
-    await asyncio.sleep(0.05)
+    await let_others_run()
     assert "/v1/unload_lora_adapter" not in server.paths
     with pytest.raises(VersionNotLoaded):  # no new ones
         await heard(engine, asked(), ONE)
     again = asyncio.create_task(engine.load(ONE, folders[ONE]))  # wanted again meanwhile: that waits, too
-    await asyncio.sleep(0.05)
+    await let_others_run()
     assert not again.done()
     *_, reply = [item async for item in running]
     assert isinstance(reply, Reply)
@@ -463,11 +464,7 @@ async def test_leaving_a_stream_ends_it_on_the_server(engine: VllmEngine, server
     await anext(stream)
     assert server.running == 1
     await stream.aclose()  # type: ignore[attr-defined]
-    for _ in range(1000):
-        if not server.running:
-            break
-        await asyncio.sleep(0.05)
-    assert server.running == 0
+    await until(lambda: not server.running)
 
 
 async def test_what_the_server_refuses_stays_a_refusal_in_its_words(engine: VllmEngine, server: Any) -> None:

@@ -3,7 +3,6 @@ weights, chats must have a system prompt."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import torch
 from claas_settings import make_objective
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from waiting import let_others_run
 
 from learngraph.graphs.claas import CLaaS, GateSettings, ReleaseSettings
 from learngraph.graphs.serving.service import Service
@@ -199,7 +199,7 @@ async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalCh
             assert receipt.state == "ready"
         job = await service.train("acme", "default")
         while (told := await service.job("acme", job["job"])) is None or told["state"] != "done":
-            await asyncio.sleep(0.01)
+            await let_others_run()
         (version,) = told["versions"]
         assert service.versions("acme").current == version
         (update,) = replay.updates("acme", "default")

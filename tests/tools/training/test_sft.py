@@ -6,9 +6,9 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import torch
 from chats import CHATS, Chat, chat, reply_scores
 from lora_steps import cross_entropy, reply_logits, step
 from safetensors.torch import load_file
+from waiting import wait_at_random, wait_until
 
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
@@ -168,10 +169,8 @@ def test_a_killed_training_leaves_no_folder_that_looks_finished(tiny: str, tmp_p
     )
     data = written(CHATS, tmp_path / "data.jsonl")
     process = subprocess.Popen([sys.executable, "-c", code, tiny, str(data), str(tmp_path / "out")])
-    until = time.monotonic() + 60
-    while not (tmp_path / "out.part").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(0.5)
+    wait_until((tmp_path / "out.part").exists)
+    wait_at_random(Random(0), 0.5)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (tmp_path / "out.part").exists()
