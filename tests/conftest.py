@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
+from waiting import PATIENCE
 
 if TYPE_CHECKING:  # seconds to import, and most tests here need none of it
     from transformers import PreTrainedTokenizerFast
@@ -24,6 +26,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A busy machine is no reason to fail; the same examples each time, so that a failure can be repeated.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+# Nor is it one for a client to give up after httpx's five seconds, where a test sets no limit.
+DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = PATIENCE
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "alfworld_games.tar.xz"
 

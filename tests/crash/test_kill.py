@@ -187,7 +187,7 @@ def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None
         return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", "jitrl", *flags.split()]
 
     steps = tmp_path / "killed" / "jitrl-s0" / "steps.jsonl"
-    for until in (1, 60):
+    for until in (1, 60) if whole_group else (40,):
         process = subprocess.Popen(
             command("killed"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

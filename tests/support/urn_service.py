@@ -9,6 +9,7 @@ from typing import Any
 
 import urn
 from claas_settings import OPEN_GATE, changed
+from waiting import until
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.service import Service
@@ -57,7 +58,7 @@ async def turns(
 async def teach(service: Service, n: int, tenant: str = "acme", **more: Any) -> list[Exchange]:
     """Turns, and all that can be learned from them."""
     found = await turns(service, n, tenant, **more)
-    await urn.until(lambda: idle(service) and not service._live.tasks)
+    await until(lambda: idle(service) and not service._live.tasks)
     return found
 
 

@@ -17,9 +17,8 @@ from typing import Any
 import bench_serving
 import httpx
 import pytest
-import urn
 from claas_settings import changed
-from waiting import wait_at_random, wait_until
+from waiting import until, wait_at_random, wait_until
 
 from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli import main as cli
@@ -241,7 +240,7 @@ async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
         first = [await said(service, f"first-{i}", i) for i in range(10)]
         for exchange in first:
             await service.feedback("acme", exchange.id, Feedback(-1.0, "take something"))
-        await urn.until(lambda: bool(service.version("acme", "default", "after")))
+        await until(lambda: bool(service.version("acme", "default", "after")))
         live = service.versions("acme").current
         assert service.replay.updates("acme", "default", 9)[-1]["step"] == 1
         after = await said(service, "after", 0)

@@ -9,6 +9,7 @@ import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
 from urn_service import JAM, idle, metric, serving, teach, turns
+from waiting import until
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving import administration
@@ -44,7 +45,7 @@ async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: 
         assert "bob" not in str(health)
         await turns(service, 1, tenant="carl")
         job = await service.train("carl", "default", 5)
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         asked = await service.job("carl", job["job"])
         assert asked is not None
         assert (asked["state"], asked["taken"]) == ("done", 0)
@@ -83,7 +84,7 @@ async def test_one_end_user_alone_is_said_to_teach_nothing_where_several_chat(tm
         await urn.say(service, "hello", "other", user="bob")
         for i in range(12):
             await urn.like(service, await urn.say(service, f"say {i}", f"chat-{i}", user="ann"))
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         (row,) = (await shown(service)).values()
         assert row["help"].startswith("feedback of other end users")
 

@@ -18,7 +18,7 @@ from claas_settings import OPEN_GATE, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
-from waiting import PATIENCE, let_others_run
+from waiting import PATIENCE, let_others_run, until
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import AdapterTurn
@@ -44,7 +44,7 @@ async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         first = await turns(service, 10)
         assert [e.reply.version for e in first[:7]] == [""] * 7
-        await urn.until(lambda: bool(service.versions("acme").current))  # within 10 scenarios
+        await until(lambda: bool(service.versions("acme").current))  # within 10 scenarios
         later = await teach(service, 40, start=10)
         last = [await urn.say(service, f"say {i}", f"last-{i}") for i in range(40)]
         right = [sum(e.reply.text == "blue" for e in some) / len(some) for some in (first, last)]
@@ -75,7 +75,7 @@ async def test_learns_for_the_least_recently_served_first(tmp_path: Path) -> Non
         for tenant in ("a", "b", "c"):
             await turns(service, 8, tenant)
     async with serving(tmp_path) as service:
-        await urn.until(lambda: len(service.learner.seen) >= 9)
+        await until(lambda: len(service.learner.seen) >= 9)
         assert [batch.split("/")[0] for batch, _, _ in service.learner.seen][:9] == ["a", "b", "c"] * 3
 
 
@@ -85,7 +85,7 @@ async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
         for i in range(8):
             exchange = await urn.say(service, f"{i}", f"p-{i}")
             await urn.like(service, exchange, text="poison" if i == 5 else "")
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         assert await metric(service, "learngraph_skipped_total") > 0
         for i in range(8):  # each wakes it, and the poison is drawn 8 times at most
             await teach(service, 1, start=100 + i)
@@ -97,7 +97,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.learner.fails = [RuntimeError("no room on the card")] * 100
         await turns(service, 10)
-        await urn.until(lambda: bool(service._learning.pause("acme", "default")))
+        await until(lambda: bool(service._learning.pause("acme", "default")))
         status = await service.status("acme")
         assert "no room on the card" in status["scopes"][0]["paused"]
         assert "no room" not in json.dumps(await service.status("rival"))
@@ -141,7 +141,7 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
                 break
             await stream.aclose()
         task = asyncio.create_task(urn.say(service, "hello", "cancelled"))
-        await urn.until(lambda: service.engine.open)
+        await until(lambda: service.engine.open)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -241,7 +241,7 @@ async def test_live_feedback_that_falls_brings_a_version_back_where_versions_com
         while not backs:
             await turns(service, 1, start=i)
             i += 1
-            await urn.until(lambda: idle(service) and not service._live.tasks)
+            await until(lambda: idle(service) and not service._live.tasks)
             backs = [line for line in service.versions("acme").log() if line.get("back")]
             assert i < 100
         assert "live feedback fell from" in backs[0]["why"]
@@ -260,7 +260,7 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         used = next(f"chat-{i}" for i in range(8) if service.replay.uses("acme", f"chat-{i}"))
         assert canary in (await service.forget("acme", used))["tainted"]
         await turns(service, 1, start=8)
-        await urn.until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
+        await until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
         assert service._live.adapter("acme", "default").live == ""
 
 
@@ -299,8 +299,8 @@ async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_re
         service.learner.heeds_limits = False  # all goes by the gate
         service.learner.wreck = [0.0, 9.0, 0.0, 0.0]  # the first version fails
         await turns(service, 8)
-        await urn.until(lambda: service.versions("acme").drops_in_a_row == 1 or bool(service.versions("acme").current))
-        await urn.until(lambda: idle(service))
+        await until(lambda: service.versions("acme").drops_in_a_row == 1 or bool(service.versions("acme").current))
+        await until(lambda: idle(service))
         log = service.versions("acme").log()
         (first, *_) = [line for line in log if line["state"] == "dropped"]
         batch = next(row["batch"] for row in service.replay.updates("acme", "default", 500) if row["version"] == first["label"])
@@ -410,7 +410,7 @@ async def test_falling_rewards_lead_back_once_and_not_step_by_step(tmp_path: Pat
 async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 6, "canary_share": 0.4})) as service:
         await turns(service, 12)
-        await urn.until(lambda: bool(service._live.adapter("acme", "default").canary))
+        await until(lambda: bool(service._live.adapter("acme", "default").canary))
         canary = service._live.adapter("acme", "default").canary
         found = [await urn.say(service, "x", f"share-{i}") for i in range(300)]
         assert all((e.reply.version == canary) == (hash_fraction(e.id) < 0.4) for e in found)
@@ -419,7 +419,7 @@ async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Pa
             await urn.like(service, e)
             if service.versions("acme").current:
                 break
-        await urn.until(lambda: bool(service.versions("acme").current))
+        await until(lambda: bool(service.versions("acme").current))
         assert service.versions("acme").current == canary
 
 
@@ -429,7 +429,7 @@ async def test_a_bad_canary_is_dropped(tmp_path: Path) -> None:
     ) as service:
         service.learner.flip = -1.0
         await turns(service, 12)
-        await urn.until(lambda: bool(service._live.adapter("acme", "default").canary))
+        await until(lambda: bool(service._live.adapter("acme", "default").canary))
         scope = service._live.adapter("acme", "default")
         canary = scope.canary
         for i in range(300):
@@ -449,11 +449,11 @@ async def test_failures_of_the_machine_pause_and_lose_nothing(tmp_path: Path, mo
         full.__cause__ = OSError(28, "no space")
         service.learner.fails = [full, RuntimeError("crash"), OSError(28, "no space"), MemoryError()]
         await turns(service, 10)
-        await urn.until(lambda: service.learner.fails == [])
+        await until(lambda: service.learner.fails == [])
         status = await service.status("acme")
         assert status["learner"]["state"] in ("failed", "idle", "training")
-        await urn.until(lambda: bool(service.versions("acme").current))
-        await urn.until(lambda: idle(service))
+        await until(lambda: bool(service.versions("acme").current))
+        await until(lambda: idle(service))
         assert service.learner.seen[0][0] == "acme/default/1"
         assert await metric(service, "learngraph_learner_errors_total") == 4
         assert (await service.status("acme"))["scopes"][0]["paused"] == ""
@@ -465,10 +465,10 @@ async def test_train_takes_steps_now(tmp_path: Path) -> None:
         await let_others_run()
         assert not service.learner.seen
         job = await service.train("acme", "default", 2)
-        await urn.until(
+        await until(
             lambda: service._jobs_done(job["job"]) if hasattr(service, "_jobs_done") else len(service.learner.seen) == 2
         )
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         told = await service.job("acme", job["job"])
         assert told is not None
         assert (told["state"], told["taken"], len(told["versions"])) == ("done", 2, 2)
@@ -520,7 +520,7 @@ async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path
             assert await answers(f"old-{wanted}", wanted) == old["label"]
         for version in rows:  # however many are named, only a few stay loaded
             assert await answers(f"each-{version['name']}", version["name"]) == version["label"]
-        await urn.until(lambda: len(service.engine.loaded_versions()) <= 6)
+        await until(lambda: len(service.engine.loaded_versions()) <= 6)
         assert live in service.engine.loaded_versions()
         for unknown in ("x", "999"):
             with pytest.raises(UnknownVersion):
@@ -564,7 +564,7 @@ async def test_adapters_are_made_listed_exported_and_deleted(tmp_path: Path) -> 
             await service.create("acme", "../second")
         for i in range(10):
             await urn.like(service, await urn.say(service, f"{i}", f"s-{i}", adapter="second"))
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         assert service.versions("acme", "second").current
         assert not service.versions("acme").current
         assert [row["id"] for row in await service.models("acme")] == ["urn", "urn:second"]
@@ -573,7 +573,7 @@ async def test_adapters_are_made_listed_exported_and_deleted(tmp_path: Path) -> 
         assert zipfile.ZipFile(path).namelist() == ["policy.json"]
         with pytest.raises(AdapterConflict):
             await service.remove("acme", "second", live)
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         await service.remove("acme", "second")
         assert [row["id"] for row in await service.models("acme")] == ["urn"]
         assert service.replay.counts("acme") == {}
@@ -637,7 +637,7 @@ async def test_chats_go_on_while_versions_change(tmp_path: Path) -> None:
                 n += 1
 
         talkers = [asyncio.create_task(talk(who)) for who in range(8)]
-        await urn.until(lambda: len(labels) > 5)
+        await until(lambda: len(labels) > 5)
         stop.set()
         await asyncio.gather(*talkers)
         assert await metric(service, "learngraph_unfinished_total") == 0
@@ -660,7 +660,7 @@ def test_byte_identical_conversations_of_two_tenants_never_meet(tmp_path_factory
                     else:
                         await urn.like(service, other, evil)
                 await urn.like(service, mine)
-                await urn.until(lambda: idle(service))
+                await until(lambda: idle(service))
             labels = [version.label for version in service.versions("acme").versions()]
             return labels, [
                 (row["id"], row["state"], row["times"]) for row in await service.experiences(ExchangeQuery("acme", limit=100))
@@ -728,7 +728,7 @@ async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
         assert "10.0.0.7" not in str(caught.value)
         assert (service.versions("acme").current, service.replay.head("acme", "default")) == (live, head)
         away.back = True
-        await urn.until(lambda: live in away.held)  # by itself
+        await until(lambda: live in away.held)  # by itself
         assert (await urn.say(service, "x", "two")).reply.version == live
 
 
@@ -751,11 +751,11 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
         trainer.busy = None
         service.engine.pause = 0.05  # type: ignore[attr-defined]
         late = asyncio.create_task(urn.say(service, "hello", "late", adapter="tmp"))
-        await urn.until(lambda: service.engine.open)
+        await until(lambda: service.engine.open)
         await service.remove("acme", "tmp")
         await late
         trainer.wake("acme", "default")
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         assert [row["id"] for row in await service.models("acme")] == ["urn", "urn:busy"]
         assert not (tmp_path / "adapters" / "acme" / "tmp").exists()
         assert await service.experiences(ExchangeQuery("acme", adapter="tmp")) == []

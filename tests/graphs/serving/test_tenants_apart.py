@@ -12,6 +12,7 @@ import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
 from urn_service import idle, serving, teach, turns
+from waiting import until
 
 from learngraph.graphs.serving import learning_task
 from learngraph.graphs.serving.service import Service
@@ -37,7 +38,7 @@ async def test_many_adapters_get_a_tenant_no_more_turns(tmp_path: Path) -> None:
                 itertools.dropwhile(lambda owner: owner != "bob", (id.split("/")[0] for id, _, _ in service.learner.seen))
             )
 
-        await urn.until(lambda: len(owners()) >= 8)
+        await until(lambda: len(owners()) >= 8)
         assert abs(owners()[:8].count("bob") - owners()[:8].count("acme")) <= 2
 
 
@@ -80,8 +81,8 @@ async def test_a_job_that_is_asked_for_during_a_run_gets_its_own(tmp_path: Path)
         await begun.wait()
         job = await service.train("acme", "default", 2)
         go.set()
-        await urn.until(lambda: len(service.learner.seen) == 2)
-        await urn.until(lambda: idle(service))
+        await until(lambda: len(service.learner.seen) == 2)
+        await until(lambda: idle(service))
         told = await service.job("acme", job["job"])
         assert told is not None
         assert (told["state"], told["taken"]) == ("done", 2)
@@ -133,7 +134,7 @@ async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
             await service.adapters("acme"),
         ]
         job = await service.train("acme", "default")
-        await urn.until(lambda: idle(service))
+        await until(lambda: idle(service))
         shown.append(await service.job("acme", job["job"]))
         assert "learner.json" in json.dumps(shown[-1])
         service.learner.step = step
@@ -143,7 +144,7 @@ async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
         ]
         await turns(service, 1, "bob")
         job = await service.train("acme", "default")
-        await urn.until(lambda: not service.learner.fails)
+        await until(lambda: not service.learner.fails)
         shown += [await service.status("acme"), await service.status(None), await service.job("acme", job["job"])]
         service.versions("acme").drop((await made(service)), "cannot be loaded: /srv/learngraph/secret/adapter is corrupt")
         shown.append(await service.adapters("acme"))
@@ -173,7 +174,7 @@ async def test_a_disk_that_is_full_uses_no_feedback_up(tmp_path: Path, monkeypat
             errors.append(error)
         service.learner.fails = errors
         await turns(service, 10, "acme")
-        await urn.until(lambda: not service.learner.fails)
+        await until(lambda: not service.learner.fails)
         rows = service.replay.rows(ExchangeQuery("acme", limit=100))
         assert not any(row.state in ("consumed", "rejected") for row in rows)
-        await urn.until(lambda: bool(service.versions("acme").current))
+        await until(lambda: bool(service.versions("acme").current))
