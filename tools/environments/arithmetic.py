@@ -4,16 +4,15 @@ An episode has four steps: three operations, each of which joins two of the numb
 
 | action | in the short form | also read |
 |---|---|---|
-| operation | `4 + 6 = 10`, `1 / 3 = 1/3`, `4 - 6 = -2` | `Step 1: 4 + 6 = 10 (left: 5 10 10)`, × ÷ − , exact decimals |
+| operation | `4 + 6 = 10`, `1 / 3 = 1/3`, `4 - 6 = -2` | `Step 1: 4 + 6 = 10 (left: 5 10 10)`, × ÷ −, exact decimals, LaTeX, bold |
 | answer | `Answer: (10 - 4) * (5 - 1) = 24` | any case; `= 24` may be left out |
 
 - A wrong operation (another result, a number that is not left, a division by 0) changes nothing and costs its step; the
   observation says what is wrong. As published, only the answer is scored: it ends the episode with reward 1 or 0.
 - A line that can be read as neither ends the episode, with reward None, because its worth is unknown.
 
-`verify` pays by rule, step by step (Song et al., 2025, arXiv:2506.06303, have the model judge on the same scale): 3 for an
-operation after which 24 can be reached through whole numbers, 1 if only through fractions, 0 if not at all or if the
-operation is wrong; 10 or 0 for the answer. A solution pays at most 19.
+`verify` pays by rule: 3 for an operation after which 24 can be reached through
+whole numbers, 1 if only through fractions, 0 if not at all or if the operation is wrong; 10 or 0 for the answer.
 
 Puzzles: the 1,362 of the 1,820 multisets of four numbers from 1 to 13 that have a solution, in one of two orders that the
 environment's name tells. Ranks are counted from 0; `test` has 900 to 999, `dev` 800 to 899, `train` all others, shuffled; the
@@ -34,10 +33,11 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 
 from ...memory.errors import UserError
@@ -51,20 +51,19 @@ __all__ = ["Game24"]
 Numbers = tuple[Fraction, ...]
 """Numbers left, ascending."""
 
-_TARGET = 24
-_STEPS = 4
+_TARGET, _STEPS = 24, 4
 DEMONSTRATIONS = ((4, 4, 6, 8), (2, 9, 10, 12), (1, 4, 8, 8), (5, 5, 5, 9), (3, 5, 7, 11))
-"""The puzzles that the instruction shows solved. They are in no split of either order. Four are those of the paper's prompt; its fifth is a row
-of the published test, so that its solution leaks, and is replaced."""
+"""The puzzles that the instruction shows solved. Four are those of the prompt of arXiv:2506.06303; its fifth is a row of the published
+test, so that its solution leaks, and is replaced."""
 _TEST, _DEV = range(900, 1000), range(800, 900)
-_LONGEST_EXPRESSION = 120
+
+
 _COMPUTE: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
 }
-_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def _operations(numbers: Numbers) -> Iterator[tuple[str, Fraction, Fraction, Fraction, Numbers]]:
@@ -87,113 +86,109 @@ def reachable(numbers: Numbers, whole: bool = False) -> bool:
     return any(reachable(after, whole) for *_, after in _operations(numbers))
 
 
-def _numbers_text(numbers: Sequence[Fraction | int]) -> str:
+def _join(numbers: Sequence[Fraction | int]) -> str:
     return " ".join(map(str, numbers))
 
 
-@lru_cache(maxsize=4096)
-def _puzzle(text: str) -> tuple[int, ...]:
-    """The puzzle in a text like `4 5 6 10`, ascending; a UserError if it is none, or has no solution."""
-    words = text.replace(",", " ").split()
-    if len(words) != 4 or not all(re.fullmatch("[0-9]{1,2}", word) and 1 <= int(word) <= 13 for word in words):
-        raise UserError(f"game24: {text!r} is no puzzle: four numbers from 1 to 13, e.g. '4 5 6 10'")
-    puzzle = tuple(sorted(map(int, words)))
-    if puzzle not in _own_order():
-        raise UserError(f"game24: {_numbers_text(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
-    return puzzle
-
-
-@cache
-def _own_order() -> tuple[tuple[int, ...], ...]:
-    lines = Path(__file__).with_name("game24.txt").read_text(encoding="utf-8").splitlines()
-    return tuple(tuple(map(int, line.split())) for line in lines)
-
-
-# Reading a line
-
+# Reading what a model writes
 
 _GLYPHS = str.maketrans("×✕✖⋅·∙∗＊÷∕⁄／−–—‒﹣－＋＝：（）\u00a0", "********////------+=:() ")
-_LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\(": "", r"\)": "", "$": ""}
-_TAG = re.compile(r"</?[A-Za-z][^<>]{0,80}>")
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_TIMES = re.compile(r"(?<=[0-9)])( ?)[xX](?= ?[0-9(])")
+_MARKUP = (
+    (re.compile(r"</?[A-Za-z][^<>]{0,80}>"), " "),
+    (re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}"), r"\1/\2"),
+    (re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}"), r"(\1)/(\2)"),
+    (re.compile(r"\\(?:boxed|text|mathbf)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\times|\\cdot"), "*"),
+    (re.compile(r"\\div"), "/"),
+    (re.compile(r"\\[()\[\]]|\$|\\(?:left|right)(?=[()])"), ""),
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"(?<=[0-9)])( ?)[xX](?= ?[0-9(])"), r"\1*"),
+)
 _PREFIX = re.compile(r"(?:[>#*_`•\s]|-\s)*(?:(?:step\s*[0-9]+|[0-9]+(?=[.):]\s))[*_]*\s*[:.)-]?[*_\s]*)?", re.IGNORECASE)
 _ANSWER = re.compile(r"(?:final )?answer ?(?:is ?)?:[*_ ]*(.*)", re.IGNORECASE)
-_NUMBER = r"(?:\( ?)?(-?[0-9]{1,9}(?:\.[0-9]{1,6})?(?:/[0-9]{1,9})?)(?: ?\))?"
-_OPERATION = re.compile(
-    rf"(?:\( ?)?{_NUMBER} ?([-+*/]) ?{_NUMBER}(?: ?\))? ?(?:=|->|→) ?{_NUMBER}[.,;:]?(?: ?(?:[(\[,;]|->|→|left|remaining).*)?",
+_NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,6})?(?:/[0-9]{1,9})?"
+_EQUATION = re.compile(
+    rf"([-+*/.()0-9 ]+?) ?(?:=|->|→) ?(\( ?{_NUMBER} ?\)|{_NUMBER})[.,;:]?(?: ?(?:[(\[,;]|->|→|left|remaining).*)?",
     re.IGNORECASE,
 )
-_QUOTIENTS = re.compile(r"(-?[0-9]+)/([0-9]+)/([0-9]+)(.*)")
-"""Matches `1/3/2=1/6`, which is 1/3 by 2, or 1 by 3/2."""
 _NEW_LINE = re.compile(
     r"(?<=\S)[ \t]+((?:[*_]{0,3}step\s*[0-9]+\s*[:.)]|[*_]{0,3}(?:final )?answer ?(?:is ?)?:))", re.IGNORECASE
 )
 """Matches the blank before a step or an answer that does not stand on a line of its own."""
-_FIRST = re.compile(r"\W*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
+_FIRST = re.compile(r"(?:\W|<[a-z]{1,20}>)*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
 """Matches the first line of an attempt."""
-_LONGEST_LINE = 300
+_LONGEST_LINE, _LONGEST_EXPRESSION = 300, 120
 
 
 def _clean(line: str) -> str:
     """A line without tags, markup, list marks and `Step 1:`, in plain operators and single spaces."""
-    line = _TAG.sub(" ", line[: 2 * _LONGEST_LINE]).translate(_GLYPHS)
-    for code, plain in _LATEX.items():
-        line = line.replace(code, plain)
-    line = _TIMES.sub(r"\1*", " ".join(_BOXED.sub(r"\1", line).split()))
-    return _PREFIX.sub("", line, count=1).rstrip("*_` ")
+    line = line[: 2 * _LONGEST_LINE].translate(_GLYPHS)
+    for pattern, plain in _MARKUP:
+        line = pattern.sub(plain, line)
+    return _PREFIX.sub("", line.strip(), count=1).rstrip("*_` ")
 
 
-_Operation = tuple[Fraction, str, Fraction, Fraction]
-"""An operation as it was written, right or wrong: a, the sign, b, the result that it claims."""
+def _number(text: str) -> Fraction | None:
+    text = text.strip("() ")
+    with suppress(ValueError, ZeroDivisionError):  # 1.5/3, 1/0
+        return Fraction(text) if re.fullmatch(_NUMBER, text) else None
+    return None
 
 
-def _operations_in(line: str) -> list[_Operation]:
-    lines = [line] if len(line) <= _LONGEST_LINE else []
-    if lines and (found := _QUOTIENTS.fullmatch(line)):
-        lines = [f"{found[1]} / {found[2]}/{found[3]}{found[4]}", f"{found[1]}/{found[2]} / {found[3]}{found[4]}"]
-    readings = list[_Operation]()
-    for reading in filter(None, map(_OPERATION.fullmatch, lines)):
-        with suppress(ValueError, ZeroDivisionError):  # 1.5/3, 1/0
-            readings.append((Fraction(reading[1]), reading[2], Fraction(reading[3]), Fraction(reading[4])))
-    return readings
+def _operations_in(line: str) -> list[tuple[Fraction, str, Fraction, Fraction]]:
+    """The ways to read a line as an operation, right or wrong: a, the sign, b, the result that it claims. `1/3/2=1/6` has two."""
+    found = _EQUATION.fullmatch(line) if len(line) <= _LONGEST_LINE else None
+    if not found or (claimed := _number(found[2])) is None:
+        return []
+    sides = (
+        (_number(found[1][: sign.start()]), sign[0], _number(found[1][sign.end() :]))
+        for sign in re.finditer("[-+*/]", found[1])
+    )
+    return [(a, sign, b, claimed) for a, sign, b in sides if a is not None and b is not None]
 
 
-# Judging an answer
+_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
-class _Refused(Exception):
-    """An expression that is not accepted: its reward, None if it cannot be read at all, and why."""
+def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
+    """The value of an expression, worked out in fractions; its numbers are added to `used`.
+
+    Raises:
+        SyntaxError: there is more in it than whole numbers, + - * / and brackets.
+        ZeroDivisionError: it divides by 0.
+    """
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        used.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _SIGNS:
+        raise SyntaxError(f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
+    return _COMPUTE[_SIGNS[type(node.op)]](_evaluate(node.left, used), _evaluate(node.right, used))
 
 
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
 
 
 def judge_answer(answer: str, puzzle: Sequence[int]) -> tuple[float | None, str]:
-    """The reward of an answer, 1 if it is a solution, and the reason why it is not 1; None if it is no expression.
+    """The reward of an answer such as `(10 - 4) * (5 - 1) = 24`, and the reason why it is not 1; None if it is no expression.
 
-    What stands before the first `=` is the expression: whole numbers, + - * / and brackets, no sign in front of a number,
-    no powers, no decimals. It is parsed by `ast`, never evaluated as code, worked out in fractions, and must make 24 and use
-    exactly the numbers of the puzzle. After the last `=`, if there is one, stands 24.
-
-    Args:
-        answer: e.g. `(10 - 4) * (5 - 1) = 24`.
-        puzzle: the numbers to be used.
+    What stands before the first `=` must make 24 and use exactly the numbers of the puzzle. After the last `=`, if there is one,
+    stands 24.
     """
     expression, equals, result = (part.strip() for part in answer.partition("="))
     if len(expression) > _LONGEST_EXPRESSION:
         return None, f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(expression)}"
+    if not expression:
+        return None, "no expression was given"
     if strange := re.search(r"[^-+*/()0-9 \t]", expression):
         return None, f"an expression has whole numbers, + - * / and brackets, {strange[0]!r} came"
-    used: list[int] = []
     try:
-        value = _evaluate(ast.parse(expression, mode="eval").body, used)
+        value = _evaluate(ast.parse(expression, mode="eval").body, used := list[int]())
     except SyntaxError as cause:
-        return None, f"{expression!r} is no expression: {cause.msg}" if expression else "no expression was given"
-    except _Refused as refused:
-        return refused.args
+        return None, f"{expression!r} is no expression: {cause.msg}"
+    except ZeroDivisionError:
+        return 0.0, "it divides by 0"
     if sorted(used) != sorted(puzzle):
-        return 0.0, f"it uses {_numbers_text(sorted(used))}, the numbers are {_numbers_text(sorted(puzzle))}"
+        return 0.0, f"it uses {_join(sorted(used))}, the numbers are {_join(sorted(puzzle))}"
     if value != _TARGET:
         return 0.0, f"it makes {value}, not {_TARGET}"
     if equals and not _MAKES_24.match(result := result.rpartition("=")[2].strip()):
@@ -201,44 +196,16 @@ def judge_answer(answer: str, puzzle: Sequence[int]) -> tuple[float | None, str]
     return 1.0, ""
 
 
-def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
-    """The value of an expression; its numbers are added to `used`."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        used.append(node.value)
-        return Fraction(node.value)
-    if not isinstance(node, ast.BinOp) or type(node.op) not in _SIGNS:
-        raise _Refused(None, f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
-    a, b = _evaluate(node.left, used), _evaluate(node.right, used)
-    sign = _SIGNS[type(node.op)]
-    if sign == "/" and b == 0:
-        raise _Refused(0.0, "it divides by 0")
-    return _COMPUTE[sign](a, b)
-
-
 # The game
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """A number left, with the expression that made it."""
-
-    value: Fraction
-    text: str
-    binds: int = 3
-    """Precedence of the outermost operator: 1 for + and -, 2 for * and /, 3 for a bare number."""
-
-    def join(self, sign: str, other: _Term) -> _Term:
-        binds = 1 if sign in "+-" else 2
-        left = self.text if self.binds >= binds else f"({self.text})"
-        tight = other.binds > binds or (other.binds == binds and sign in "+*")
-        text = f"{left} {sign} {other.text if tight else f'({other.text})'}"
-        return _Term(_COMPUTE[sign](self.value, other.value), text, binds)
+Terms = tuple[tuple[Fraction, str], ...]
+"""Numbers left with the expressions that made them, ascending by value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    left: tuple[_Term, ...]
-    """The numbers left, ascending by value."""
+    left: Terms
     reward: float | None = 0.0
     worth: float | None = 0.0
     """r: the reward of the action by the rule."""
@@ -248,63 +215,57 @@ class _Turn:
 
     @property
     def numbers(self) -> Numbers:
-        return tuple(term.value for term in self.left)
-
-
-@lru_cache(maxsize=4096)
-def _admissible(left: tuple[_Term, ...]) -> tuple[str, ...]:
-    if len(left) == 1:
-        return (f"Answer: {left[0].text} = {left[0].value}",)
-    return tuple(sorted({_short(*operation) for operation in _operations(tuple(term.value for term in left))}))
+        return tuple(value for value, _ in self.left)
 
 
 def _short(sign: str, a: Fraction, b: Fraction, result: Fraction, *_: Numbers) -> str:
-    if sign in "+*" and b < a:
-        a, b = b, a
+    a, b = sorted((a, b)) if sign in "+*" else (a, b)
     return f"{a} {sign} {b} = {result}"
+
+
+@lru_cache(maxsize=4096)
+def _admissible(left: Terms) -> tuple[str, ...]:
+    if len(left) == 1:
+        return (f"Answer: {left[0][1]} = {left[0][0]}",)
+    return tuple(sorted({_short(*operation) for operation in _operations(tuple(value for value, _ in left))}))
 
 
 def _take(before: _Turn, action: str, puzzle: tuple[int, ...]) -> _Turn:
     """Carry out one action; a wrong one changes nothing, and the comment says what is wrong."""
     lines = [line for line in action.splitlines() if line.strip()]
     line = _clean(lines[0]) if len(lines) == 1 else ""
-    left = before.left
     if answer := _ANSWER.fullmatch(line):
         reward, why = judge_answer(answer[1], puzzle)
         if reward is None:  # nothing can be said of its worth
-            return _Turn(left, None, None, True, f"cannot be read: {why}")
-        return _Turn(left, reward, 10 * reward, True, f"wrong: {why}" if why else "right: 24")
-    outcomes = [_carry_out(before, operation) for operation in _operations_in(line)]
+            return _Turn(before.left, None, None, True, f"cannot be read: {why}")
+        return _Turn(before.left, reward, 10 * reward, True, f"wrong: {why}" if why else "right: 24")
+    outcomes = [_carry_out(before, *operation) for operation in _operations_in(line)]
     if not outcomes:
         comment = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
-        return _Turn(left, None, None, True, comment)
+        return _Turn(before.left, None, None, True, comment)
     return next((turn for turn in outcomes if not turn.comment), outcomes[0])
 
 
-def _carry_out(before: _Turn, operation: _Operation) -> _Turn:
+def _carry_out(before: _Turn, a: Fraction, sign: str, b: Fraction, claimed: Fraction) -> _Turn:
     """The result of an operation; where it is wrong, the comment says so."""
-    a, sign, b, claimed = operation
-    left, operands, problem = list(before.left), list[_Term](), ""
+    left, texts, problem = list(before.left), list[str](), ""
     for number in (a, b):
-        found = next((term for term in left if term.value == number), None)
-        if found is None:
+        if (found := next((term for term in left if term[0] == number), None)) is None:
             problem = problem or f"{number} is not left{' twice' if number in before.numbers else ''}"
         else:
             left.remove(found)
-            operands.append(found)
-    if not problem and sign == "/" and not b:
-        problem = f"{a} / {b} cannot be"
-    elif not problem and (result := _COMPUTE[sign](a, b)) != claimed:
-        problem = f"{a} {sign} {b} is {result}, not {claimed}"
-    if problem:
+            texts.append(found[1] if found[1].isdecimal() else f"({found[1]})")
+    result = None if sign == "/" and not b else _COMPUTE[sign](a, b)
+    if not problem and result != claimed:
+        problem = f"{a} / {b} cannot be" if result is None else f"{a} {sign} {b} is {result}, not {claimed}"
+    if problem or result is None:
         return _Turn(before.left, comment=f"wrong, nothing done: {problem}")
-    after = tuple(sorted((*left, operands[0].join(sign, operands[1])), key=lambda term: term.value))
-    numbers = tuple(term.value for term in after)
-    return _Turn(after, worth=3.0 if reachable(numbers, True) else 1.0 if reachable(numbers) else 0.0)
+    after = _Turn(tuple(sorted((*left, (result, f" {sign} ".join(texts))), key=itemgetter(0))))
+    return replace(after, worth=3.0 if reachable(after.numbers, True) else 1.0 if reachable(after.numbers) else 0.0)
 
 
 def _start(puzzle: Sequence[int]) -> _Turn:
-    return _Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle))
+    return _Turn(tuple((Fraction(number), str(number)) for number in puzzle))
 
 
 @lru_cache(maxsize=4096)
@@ -313,12 +274,8 @@ def _solve(puzzle: tuple[int, ...]) -> tuple[str, ...]:
     actions, turn = list[str](), _start(puzzle)
     whole = reachable(turn.numbers, True)
     while len(turn.left) > 1:
-        open_ways = [
-            (result < 0, result.denominator, abs(result), _short(sign, a, b, result))
-            for sign, a, b, result, after in _operations(turn.numbers)
-            if reachable(after, whole)
-        ]
-        actions.append(min(open_ways)[-1])
+        ways = (operation for operation in _operations(turn.numbers) if reachable(operation[-1], whole))
+        actions.append(min((r < 0, r.denominator, abs(r), _short(sign, a, b, r)) for sign, a, b, r, _ in ways)[-1])
         turn = _take(turn, actions[-1], puzzle)
     return (*actions, *_admissible(turn.left))
 
@@ -326,11 +283,47 @@ def _solve(puzzle: tuple[int, ...]) -> tuple[str, ...]:
 def demonstration(puzzle: tuple[int, ...]) -> str:
     """A puzzle with a solution in five lines, in the form of a written answer."""
     *steps, answer = _solve(puzzle)
-    turn, lines = _start(puzzle), [f"Numbers: {_numbers_text(puzzle)}"]
+    turn, lines = _start(puzzle), [f"Numbers: {_join(puzzle)}"]
     for number, action in enumerate(steps, 1):
         turn = _take(turn, action, puzzle)
-        lines.append(f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})")
+        lines.append(f"Step {number}: {action} (left: {_join(turn.numbers)})")
     return "\n".join((*lines, answer))
+
+
+# The puzzles
+
+
+@cache
+def _own_order() -> tuple[tuple[int, ...], ...]:
+    lines = Path(__file__).with_name("game24.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(tuple(map(int, line.split())) for line in lines)
+
+
+@lru_cache(maxsize=4096)
+def _puzzle(text: str) -> tuple[int, ...]:
+    """The puzzle in a text like `4 5 6 10`, ascending; a UserError if it is none, or has no solution."""
+    words = text.replace(",", " ").split()
+    if len(words) != 4 or not all(re.fullmatch("[0-9]{1,2}", word) and 1 <= int(word) <= 13 for word in words):
+        raise UserError(f"game24: {text!r} is no puzzle: four numbers from 1 to 13, e.g. '4 5 6 10'")
+    if (puzzle := tuple(sorted(map(int, words)))) not in _own_order():
+        raise UserError(f"game24: {_join(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
+    return puzzle
+
+
+def _puzzle_of(seed: int) -> tuple[int, ...]:
+    return _puzzle(" ".join(re.findall("..", f"{seed:08}")))
+
+
+def _load_order(order: str) -> tuple[str, Sequence[tuple[int, ...]]]:
+    """The name of an order, as asked for or the best there is, and its puzzles."""
+    if order not in ("", "published", "difficulty"):
+        raise UserError(f"game24: no order {order!r}; there are published, difficulty")
+    if order != "difficulty" and (path := tree_of_thoughts_file("24/24.csv")) is not None:
+        with path.open(encoding="utf-8", newline="") as file:
+            return "published", [_puzzle(row["Puzzles"]) for row in csv.DictReader(file)]
+    if order == "published":
+        raise UserError(f"game24: the published order needs `{INSTALL}`")
+    return "difficulty", _own_order()
 
 
 class Game24(TurnWorld[_Turn]):
@@ -354,8 +347,8 @@ class Game24(TurnWorld[_Turn]):
         if not re.fullmatch("[0-5]", demos):
             raise UserError(f"game24: demos must be a number from 0 to {len(DEMONSTRATIONS)}, got {demos!r}")
         self.only = _puzzle(settings["puzzle"]) if "puzzle" in settings else None
-        order, rows = self._load_order(settings.get("order", ""))
-        source = f"puzzle={_numbers_text(self.only)}" if self.only else f"order={order}"
+        order, rows = _load_order(settings.get("order", ""))
+        source = f"puzzle={_join(self.only)}" if self.only else f"order={order}"
         super().__init__(f"game24?{source}" + (f",demos={demos}" if demos != "5" else ""), horizon)
         self.demonstrations = DEMONSTRATIONS[: int(demos)]
         rest = [row for n, row in enumerate(rows) if n not in _TEST and n not in _DEV]
@@ -363,24 +356,12 @@ class Game24(TurnWorld[_Turn]):
         splits = {"train": rest, "dev": [rows[n] for n in _DEV], "test": [rows[n] for n in _TEST]}
         self._splits = {split: [row for row in some if row not in DEMONSTRATIONS] for split, some in splits.items()}
 
-    @staticmethod
-    def _load_order(order: str) -> tuple[str, Sequence[tuple[int, ...]]]:
-        if order not in ("", "published", "difficulty"):
-            raise UserError(f"game24: no order {order!r}; there are published, difficulty")
-        path = None if order == "difficulty" else tree_of_thoughts_file("24/24.csv")
-        if path is not None:
-            with path.open(encoding="utf-8", newline="") as file:
-                return "published", [_puzzle(row["Puzzles"]) for row in csv.DictReader(file)]
-        if order == "published":
-            raise UserError(f"game24: the published order needs `{INSTALL}`")
-        return "difficulty", _own_order()
-
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th puzzle of a split; `Task.seed` is the puzzle in digits, two for each number."""
         check_split(self.name, split)
         if self.only:
-            return self.puzzle_task(_numbers_text(self.only))
-        return self._task(f"game24-{split}-{seed}", pick_task(self.name, self._splits, split, seed))
+            return self.puzzle_task(_join(self.only))
+        return replace(self.puzzle_task(_join(pick_task(self.name, self._splits, split, seed))), id=f"game24-{split}-{seed}")
 
     def puzzle_task(self, numbers: str) -> Task:
         """The task of a given puzzle, e.g. `4 5 6 10`.
@@ -389,11 +370,8 @@ class Game24(TurnWorld[_Turn]):
             UserError: these are not four numbers from 1 to 13, or they cannot make 24.
         """
         puzzle = _puzzle(numbers)
-        return self._task("game24-" + "-".join(map(str, puzzle)), puzzle)
-
-    def _task(self, name: str, puzzle: tuple[int, ...]) -> Task:
         text = (
-            f"make {_TARGET} from the numbers {_numbers_text(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
+            f"make {_TARGET} from the numbers {_join(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
             "A step joins two of the numbers left into one; after three steps 24 is to be left. Fractions are written 2/3.\n"
             "A whole answer has four lines:\n"
             "Step 1: a + b = c (left: the numbers left now)\n"
@@ -402,28 +380,24 @@ class Game24(TurnWorld[_Turn]):
             "Answer: one expression of the four numbers = 24"
         )
         if shown := [demonstration(known) for known in self.demonstrations if known != puzzle]:
-            text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_numbers_text(puzzle)}."
-        return Task(name, text, sum(number * 100**place for place, number in enumerate(reversed(puzzle))))
+            text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_join(puzzle)}."
+        return Task("game24-" + "-".join(map(str, puzzle)), text, int("".join(f"{number:02}" for number in puzzle)))
 
     def puzzle(self, task: Task) -> tuple[int, ...]:
         """The numbers of a task."""
-        return self._numbers(task.seed)
-
-    @staticmethod
-    def _numbers(task_seed: int) -> tuple[int, ...]:
-        return _puzzle(" ".join(str(task_seed // 100**place % 100) for place in (3, 2, 1, 0)))
+        return _puzzle_of(task.seed)
 
     def _first(self, task_seed: int) -> _Turn:
-        return _start(self._numbers(task_seed))
+        return _start(_puzzle_of(task_seed))
 
     def _next(self, before: _Turn, action: str, task_seed: int) -> _Turn:
-        return _take(before, action, self._numbers(task_seed))
+        return _take(before, action, _puzzle_of(task_seed))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The numbers left after these actions, and what was wrong with the last one."""
         turn = self.turn(task, actions)
         over = turn.over or len(actions) >= self.horizon
-        text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.comment}" if turn.comment else "")
+        text = f"left: {_join(turn.numbers)}" + (f"\n{turn.comment}" if turn.comment else "")
         return Observation(text, () if over else _admissible(turn.left), turn.reward, over)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
@@ -441,27 +415,29 @@ class Game24(TurnWorld[_Turn]):
         """
         attempts: list[list[str]] = [[]]
         lines = [line for line in _NEW_LINE.sub(r"\n\1", reply).splitlines() if line.strip()]
-        for n, line in enumerate(lines):
-            cleaned = _clean(line)
-            if _FIRST.match(_TAG.sub(" ", line)):
+        cleaned = [_clean(line) for line in lines]
+        for line, plain, following in zip(lines, cleaned, [*cleaned[1:], ""], strict=False):
+            if _FIRST.match(line):
                 attempts.append([])
-            if answer := _ANSWER.fullmatch(cleaned):
-                body = answer[1] or (_clean(lines[n + 1]) if n + 1 < len(lines) else "")
+            if answer := _ANSWER.fullmatch(plain):
+                body = answer[1] or following
                 if any(sign.isdecimal() for sign in body):
                     attempts[-1].append(f"Answer: {body.rstrip(' .')}")
                     attempts.append([])
-            elif readings := _operations_in(cleaned):
-                attempts[-1].append("{} {} {} = {}".format(*readings[0]) if len(readings) == 1 else cleaned)
+            elif readings := _operations_in(plain):
+                attempts[-1].append("{} {} {} = {}".format(*readings[0]) if len(readings) == 1 else plain)
         found = [attempt for attempt in attempts if attempt]
-        complete = [attempt for attempt in found if attempt[-1].startswith("Answer:")]
         if not found:
             return (reply,)
+        complete = [attempt for attempt in found if attempt[-1].startswith("Answer:")]
         last = complete[-1] if complete else [*found[-1], "Answer:"]
         return tuple(last[-min(_STEPS, self.horizon) :])
 
     def abstract(self, observation: Observation) -> str:
         """The numbers left, ascending, without their origin from the puzzle's numbers."""
         return observation.text.partition("\n")[0]
+
+    hide_verdict = abstract
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """Three operations and the answer, or the answer alone if the horizon is shorter than 4."""

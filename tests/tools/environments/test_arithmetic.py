@@ -27,7 +27,7 @@ needs_csv = pytest.mark.skipif(CSV is None, reason="NOT TESTED: pip install --no
 ENV = Game24({"order": "difficulty"})
 TASK = ENV.puzzle_task("4 5 6 10")
 PUZZLES = arithmetic._own_order()
-GOLD = ("10 - 6 = 4", "4 * 5 = 20", "4 + 20 = 24", "Answer: 10 - 6 + 4 * 5 = 24")
+GOLD = ("10 - 6 = 4", "4 * 5 = 20", "4 + 20 = 24", "Answer: (10 - 6) + (4 * 5) = 24")
 
 
 @cache
@@ -280,7 +280,7 @@ def test_refused_answers_say_why(answer: str, why: str) -> None:
 def test_an_episode() -> None:
     start, first, second, third, end = shown(GOLD)
     assert (start.text, first.text, second.text, third.text) == ("left: 4 5 6 10", "left: 4 4 5", "left: 4 20", "left: 24")
-    assert third.actions == ("Answer: 10 - 6 + 4 * 5 = 24",)
+    assert third.actions == GOLD[-1:]
     assert (end.text, end.actions, end.reward, end.over) == ("left: 24\nright: 24", (), 1.0, True)
     assert ENV.verify(TASK, GOLD) == [3, 3, 3, 10]
     assert ENV.abstract(end) == "left: 24"
@@ -322,7 +322,7 @@ def test_whatever_is_listed_is_done_and_worth_what_the_rule_says() -> None:
 
 def test_a_way_through_fractions_is_worth_1() -> None:
     task = ENV.puzzle_task("8 3 8 3")
-    actions = ["8 / 3 = 8/3", "3 - 8/3 = 1/3", "8 / 1/3 = 24", "Answer: 8 / (3 - 8 / 3) = 24"]
+    actions = ["8 / 3 = 8/3", "3 - 8/3 = 1/3", "8 / 1/3 = 24", "Answer: 8 / (3 - (8 / 3)) = 24"]
     assert ENV.verify(task, actions) == [1, 1, 3, 10]
     assert ENV.gold(task) == tuple(actions)
     assert ENV.verify(task, ["8 * 8 = 64"]) == [0]
@@ -385,6 +385,7 @@ def test_what_cannot_be_read_cannot_be_judged(action: str) -> None:
         ("> `4 + 6 = 10`", "5 10 10"),
         ("<answer>4 + 6 = 10</answer>", "5 10 10"),
         ("$4 \\times 6 = 24$", "5 10 24"),
+        ("\\[ 4 \\div 6 = \\frac{2}{3} \\]", "2/3 5 10"),
         ("Step 3 - 4 + 6 = 10.", "5 10 10"),
     ],
 )
@@ -401,7 +402,7 @@ def test_an_operation_that_can_be_read_in_two_ways_is_read_the_way_that_is_right
 def test_negative_numbers_go_on() -> None:
     assert ENV.observe(TASK, ["4 - 6 = -2", "5 - -2 = 7"]).text == "left: 7 10"
     assert ENV.observe(TASK, ["4 - 6 = -2", "5 - (-2) = 7"]).text == "left: 7 10"
-    assert ENV.observe(TASK, ["4 - 6 = -2", "-2 * 5 = -10", "-10 + 10 = 0"]).actions == ("Answer: (4 - 6) * 5 + 10 = 0",)
+    assert ENV.observe(TASK, ["4 - 6 = -2", "-2 * 5 = -10", "-10 + 10 = 0"]).actions == ("Answer: ((4 - 6) * 5) + 10 = 0",)
 
 
 def test_the_horizon() -> None:
@@ -453,6 +454,7 @@ STEPS = ("10 - 4 = 6", "5 * 6 = 30", "30 - 6 = 24")
         ("Step 1: 10 - 4 = 7 (left: 5 6 7)", ("10 - 4 = 7", "Answer:")),
         ("Answer: I give up.\n10-4=6", ("10 - 4 = 6", "Answer:")),
         ("Answer: \\boxed{5 * 6 - (10 - 4)}", ("Answer: 5 * 6 - (10 - 4)",)),
+        ("Answer: $\\frac{6 \\cdot 10}{5} + 4 = 24$", ("Answer: (6 * 10)/(5) + 4 = 24",)),
         ("> 10 - 4 = 6\n= 3\n> 5 * 6 = 30\n= 3", ("10 - 4 = 6", "5 * 6 = 30", "Answer:")),
         (
             "Attempt 3:\nleft: 4 5 6 10\n> 4 + 5 = 9\n= 0\nAttempt 4:\nleft: 4 5 6 10\n> 10 - 4 = 6\n= 3\n> Answer: 5 * 6 - 10 + 4",
