@@ -17,7 +17,7 @@ s_ICRL of the default asks to exploit in every round. The paper's `preset` explo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -25,8 +25,8 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
-from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, round_instructions
-from .wiring.episode import ChoiceSettings, attempt_nodes, episode_graph
+from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, paper_instructions, round_instructions
+from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
 from .wiring.inputs import MethodInputs, check_least, check_literals
 
@@ -41,8 +41,8 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class ICRL(ChoiceSettings):
-    """Hyper-parameters. `paper` has the published instruction and buffer, with states whole; rounds count from 0 as in its code.
+class ICRL(WordingSettings, ChoiceSettings):
+    """Hyper-parameters. `paper` has the published prompts in our words, the whole buffer, and the last attempt as its answer.
 
     On the toy world with the model `pocket`, exploiting, letting the model pick, and no instruction are equal within their
     intervals; `preset` loses what its exploring rounds cost. The other defaults were not tuned.
@@ -75,17 +75,21 @@ class ICRL(ChoiceSettings):
     it read then, up to 600 tokens of each text. None: both whole. The buffer keeps all. Paper: actions cut to 100, observations
     whole."""
 
+    # The answer
+    commit: Literal["best", "last"] = "best"
+    """The attempt that a run ends with: the `best` by the rewards that were seen, or the `last`, as in the paper's Table 2."""
+
     def __post_init__(self) -> None:
         check_literals(self, "icrl")
         check_least(self, "icrl", last_n=1, rearrange_every=1, max_state_chars=1, temperature=0, max_memory_tokens=0)
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 1.0}
-    """The temperature at which the paper samples its model."""
+    """The temperature of its code in ScienceWorld, which is the default of APIs; the paper does not state it."""
 
     @classmethod
     def paper(cls) -> ICRL:
-        """ICRL Preset with the paper's unbounded buffer, and past observations whole."""
-        return cls(instruction="preset", selection="all", max_state_chars=None)
+        """ICRL Preset: the paper's prompts, unbounded buffer with past observations whole, and answer. Rounds count from 0, as in its code."""
+        return cls(instruction="preset", selection="all", max_state_chars=None, wording="paper", commit="last")
 
     def compose(self, buffer: Buffer, **more: Any) -> Compose:
         """The node that chooses the attempts and the instruction of a round; `more` are its further arguments (nodes/retrieve/attempts.py)."""
@@ -114,10 +118,14 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     if settings.rewards in ("zero", "none"):
         inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)
-    layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=inputs.chats)
-    brief = _brief(inputs, settings)
-    tell_best = settings.rewards != "none"
-    instructions = round_instructions(buffer, inputs.prompting.prompts, tell_best=tell_best) if inputs.chats else None
+    layout = settings.layout(inputs, settings.rewards, settings.max_state_chars, notes=inputs.chats)
+    of_paper = inputs.chats and settings.wording == "paper"
+    brief = "" if of_paper else _brief(inputs, settings)
+    instructions: Callable[[Mapping[str, Any]], str] | None = None
+    if of_paper:
+        instructions = paper_instructions(inputs.prompting.prompts, in_world=inputs.prompting.list_actions)
+    elif inputs.chats:
+        instructions = round_instructions(buffer, inputs.prompting.prompts, tell_best=settings.rewards != "none")
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
@@ -128,13 +136,11 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
             window=inputs.prompting.max_prompt_tokens - inputs.prompting.count_tokens(brief),
             list_actions=inputs.prompting.list_actions,
         ),
-        "propose": inputs.make_policy(
+        "propose": settings.policy(
+            inputs,
             AttemptsPrompt(
-                buffer=buffer,
-                earlier_layout=layout,
-                instructions=instructions,
-                **inputs.prompt_arguments(layout, brief),
-            )
+                buffer=buffer, earlier_layout=layout, instructions=instructions, **inputs.prompt_arguments(layout, brief)
+            ),
         ),
         "judge": judges[settings.rewards]() if settings.rewards in judges else inputs.judge_node(),
     }

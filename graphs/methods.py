@@ -66,6 +66,8 @@ class MethodSettings(Protocol):
     """True if the runs of all seeds share one memory; they are then played in turn."""
     tuned: str = ""
     """The source of the examples on which the model is tuned before it plays (`AdaMEM.tuned`); empty: it is not."""
+    commit: Literal["best", "last"] = "best"
+    """The attempt that a run ends with, in the place of `Method.commit`."""
     needs_writer: bool = False
     """True if these settings have a model write where the method itself would do without: judge, or sum up."""
     arm: str = "method"

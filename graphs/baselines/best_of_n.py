@@ -14,9 +14,9 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ..wiring.episode import ChoiceSettings, attempt_nodes, episode_graph
+from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs
+from ..wiring.inputs import MethodInputs, check_literals
 
 __all__ = ["FLOW", "BestOfN", "build"]
 
@@ -29,8 +29,16 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class BestOfN(ChoiceSettings):
-    """Hyper-parameters."""
+class BestOfN(WordingSettings, ChoiceSettings):
+    """Hyper-parameters. `paper` is the arm of the comparison in the paper on ICRL."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "best-of-n")
+
+    @classmethod
+    def paper(cls) -> BestOfN:
+        """The arm of the comparison: the paper's prompt."""
+        return cls(wording="paper")
 
 
 def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -38,6 +46,6 @@ def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any)
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, Buffer(inputs.records)),
-        "propose": inputs.make_policy(EpisodePrompt(**inputs.prompt_arguments())),
+        "propose": settings.policy(inputs, EpisodePrompt(**inputs.prompt_arguments(settings.layout(inputs)))),
     }
     return episode_graph("best-of-n", FLOW, nodes, **compile)

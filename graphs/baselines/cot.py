@@ -11,9 +11,9 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ..wiring.episode import episode_graph, episode_nodes
+from ..wiring.episode import WordingSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, WritingStyle
+from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, check_literals
 
 __all__ = ["FLOW", "ChainOfThought", "build"]
 
@@ -29,8 +29,11 @@ LONG = WritingStyle(action_prompt="cot/act_long", answer_prompt="cot/long")
 
 
 @dataclass(frozen=True)
-class ChainOfThought:
-    """Hyper-parameters: there are none."""
+class ChainOfThought(WordingSettings):
+    """Hyper-parameters. With `wording=paper` the short form's prompt has nothing about how to reason, as CoT-only of the paper on ICRL."""
+
+    def __post_init__(self) -> None:
+        check_literals(self, "cot")
 
 
 def build(
@@ -49,8 +52,10 @@ def build(
     """
     name = "long-cot" if long else "cot"
     reason = inputs.require_writer(name)
+    settings = settings or ChainOfThought()
+    style = LONG if long else PAPER_OF_ICRL if settings.wording == "paper" else SHORT
     nodes: dict[str, Node] = {
         **episode_nodes(inputs),
-        "reason": reason(EpisodePrompt(**inputs.prompt_arguments()), LONG if long else SHORT),
+        "reason": reason(EpisodePrompt(**inputs.prompt_arguments(settings.layout(inputs))), style),
     }
     return episode_graph(name, FLOW, nodes, **compile)

@@ -1,7 +1,7 @@
 """Reflexion (arXiv:2303.11366): after every attempt the model writes down what to do differently; the next one reads that.
 
-The prompt holds the last plans, never the earlier attempts or their rewards; the reflection sees both. The comparison in the paper
-on ICRL (arXiv:2506.06303) shows all plans, as `all_plans` does. Of the running attempt, prompts show as much as those of the
+The prompt holds the last plans, never the earlier attempts or their rewards; the reflection sees both, in ScienceWorld too. The comparison
+in the paper on ICRL (arXiv:2506.06303) shows all plans as far as the window goes: `reflexion:paper`. Of the running attempt, prompts show as much as those of the
 method that Reflexion is compared with: JitRL's last steps, or all of them (`MethodInputs.history_steps`).
 
     compose   choose the plans that prompts show: the last three, or all that fit
@@ -22,7 +22,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...nodes.retrieve.attempts import ReflectionsPrompt, note_line
 from ...nodes.synthesize.reflect import route_next_attempt, route_shared_attempt, write_about_attempt
-from ..wiring.episode import MemorySettings, SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals
 
@@ -39,11 +39,11 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class Reflexion(SharedAttemptSettings, MemorySettings):
+class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
     """Hyper-parameters. With `cross_task` the last plans are those of all tasks, each behind its task."""
 
-    selection: Literal["last", "budget"] = "last"
-    """The plans in the prompt: the `last` ones, as in the original, or with `budget` as many as fit (ICRL's comparison)."""
+    selection: Literal["last", "budget", "all"] = "last"
+    """The plans in the prompt: the `last` ones, as in the original; within a `budget` of tokens; or `all` that fit the window."""
     last_n: int = 3
     """Plans shown with `selection="last"`. Original: 3."""
 
@@ -51,19 +51,27 @@ class Reflexion(SharedAttemptSettings, MemorySettings):
         super().__post_init__()
         check_literals(self, "reflexion")
 
+    @classmethod
+    def paper(cls) -> Reflexion:
+        """The arm of the comparison in the paper on ICRL: its prompt, and all plans as far as the window goes."""
+        return cls(wording="paper", selection="all")
+
 
 def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
     buffer = settings.buffer(inputs)
-    layout = inputs.layout(clip=settings.max_state_chars)
-    brief = inputs.prompting.load("reflexion/brief").text()
+    layout = settings.layout(inputs, clip=settings.max_state_chars)
+    brief = settings.brief(inputs, "reflexion/brief")
     selection = {"keep": settings.selection, "budget": settings.max_memory_tokens, "last": settings.last_n}
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": compose_node(inputs, buffer, partial(note_line, names_task=settings.cross_task), brief, **selection),
-        "propose": inputs.make_policy(
-            ReflectionsPrompt(buffer=buffer, max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments(layout, brief))
+        "propose": settings.policy(
+            inputs,
+            ReflectionsPrompt(
+                buffer=buffer, max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments(layout, brief)
+            ),
         ),
         "reflect": write_about_attempt(
             "reflexion/plan" if inputs.chats else "reflexion/reflect",

@@ -10,9 +10,10 @@ chooses one by a reward.
 
 Nobody would read feedback on the last attempt of a run, and none is written.
 
-The method has no rewards, and neither has it in the comparison of the paper on ICRL (arXiv:2506.06303), whose code leaves them out
-in ScienceWorld, too. With `with_rewards` the attempts and the request for feedback show them, so that it is told as much as ICRL. That
-code asks for feedback and the next attempt in one call where the answer is written at once; here, and there in ScienceWorld, these are two.
+The method has no rewards. The comparison in the paper on ICRL (arXiv:2506.06303) gives it none where an answer is written; in ScienceWorld,
+its text says, the episode's rewards are seen before feedback is written (its code leaves them out): `self-refine:paper?rewards=dense`.
+That code asks for feedback and the next attempt in one call where the answer is written at once; here, and there in ScienceWorld, these
+are two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ...memory.attempts.buffer import Buffer
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.retrieve.attempts import AttemptsPrompt
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
-from ..wiring.episode import MemorySettings, attempt_nodes, compose_node, episode_graph
+from ..wiring.episode import MemorySettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals
 
@@ -43,14 +44,21 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class SelfRefine(MemorySettings):
-    """Hyper-parameters."""
+class SelfRefine(WordingSettings, MemorySettings):
+    """Hyper-parameters. `paper` is the arm of the comparison in the paper on ICRL."""
 
+    selection: Literal["budget", "all"] = "budget"
+    """The pairs in a prompt: those within a `budget`, or `all` that fit the window, as in the comparison."""
     rewards: Literal["none", "dense", "sparse"] = "none"
-    """The rewards that prompts show: `none`, as in the paper; `dense`, each step's and their sum; `sparse`, the sum alone."""
+    """The rewards that prompts show: `none`, as in the original; `dense`, each step's and their sum; `sparse`, the sum alone."""
 
     def __post_init__(self) -> None:
         check_literals(self, "self-refine")
+
+    @classmethod
+    def paper(cls) -> SelfRefine:
+        """The arm of the comparison: the paper's prompt, and all pairs as far as the window goes."""
+        return cls(wording="paper", selection="all")
 
 
 def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -59,16 +67,18 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
     if settings.rewards == "none":
         inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)
-    layout = inputs.layout(settings.rewards, settings.max_state_chars, notes=True)
-    brief = inputs.prompting.load("self_refine/brief").text()
+    layout = settings.layout(inputs, settings.rewards, settings.max_state_chars, notes=True)
+    brief = settings.brief(inputs, "self_refine/brief")
     request: AttemptPrompt = "self_refine/criticism" if inputs.chats else "self_refine/feedback"
     if settings.rewards != "none":
         request = "self_refine/rewarded_criticism" if inputs.chats else "self_refine/rewarded_feedback"
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),
-        "compose": compose_node(inputs, buffer, layout.attempt, brief, budget=settings.max_memory_tokens),
-        "propose": inputs.make_policy(
-            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
+        "compose": compose_node(
+            inputs, buffer, layout.attempt, brief, keep=settings.selection, budget=settings.max_memory_tokens
+        ),
+        "propose": settings.policy(
+            inputs, AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
         ),
         "judge": NoJudge() if settings.rewards == "none" else inputs.judge_node(),
         "feedback": write_about_attempt(

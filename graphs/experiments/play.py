@@ -260,7 +260,9 @@ def run_graph(job: Job, environment: Any, files: Any, model: Any, make_trainer: 
         episode = merge_steps(episode)
     # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
     judge = inputs.judge if asks_model(options.judge) else None
-    return run.build(episode, files.log, commit=method.commit, judge=judge, checkpointer=files.saver)
+    return run.build(
+        episode, files.log, commit=getattr(job.arm.settings, "commit", method.commit), judge=judge, checkpointer=files.saver
+    )
 
 
 # Playing, from wherever the run stands

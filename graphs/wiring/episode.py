@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -13,7 +13,9 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.records import Shown, Trajectory
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
-from ...nodes.retrieve.attempts import Compose, Push
+from ...nodes.act.policies import PromptView
+from ...nodes.retrieve.attempts import Compose, Layout, Push
+from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.state import (
     AttemptInput,
     ChoiceChannels,
@@ -25,13 +27,14 @@ from ...nodes.state import (
     RewardChannels,
 )
 from .flow import Node, Router, compile_graph, wire
-from .inputs import SHARED, MethodInputs, check_task_scope
+from .inputs import PAPER_OF_ICRL, SHARED, MethodInputs, check_task_scope
 
 __all__ = [
     "AttemptState",
     "ChoiceSettings",
     "MemorySettings",
     "SharedAttemptSettings",
+    "WordingSettings",
     "attempt_nodes",
     "compose_node",
     "episode_graph",
@@ -49,6 +52,30 @@ class ChoiceSettings:
 
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
+
+
+@dataclass(frozen=True)
+class WordingSettings:
+    """The hyper-parameter of the methods of the paper on ICRL (arXiv:2506.06303), whose prompts may say what the paper's say."""
+
+    wording: Literal["ours", "paper"] = "ours"
+    """The prompts of a model that writes: `ours`, or `paper`, those in nodes/prompts/paper/icrl."""
+
+    def layout(self, inputs: MethodInputs, *shown: Any, **more: Any) -> Layout:
+        """The layout of attempts, as of `MethodInputs.layout`; in the paper's wording without what a full success earns and how long
+        it may take."""
+        layout = inputs.layout(*shown, **more)
+        if self.wording == "paper" and isinstance(layout, ChatLayout):
+            return replace(layout, full_success=None, horizon=None)
+        return layout
+
+    def brief(self, inputs: MethodInputs, name: str) -> str:
+        """The method's part of the prompt, which stands before the task in the paper's wording, and in the system message in ours."""
+        return inputs.prompting.load(name).text() + ("\n\n" if self.wording == "paper" else "")
+
+    def policy(self, inputs: MethodInputs, view: PromptView) -> Node:
+        """The node that proposes actions from this view."""
+        return inputs.acting_policy(view, PAPER_OF_ICRL) if self.wording == "paper" else inputs.make_policy(view)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from .flow import Node
 
 __all__ = [
     "DEFAULT_WINDOW",
+    "PAPER_OF_ICRL",
     "SHARED",
     "THINK_THEN_ACT",
     "MethodInputs",
@@ -74,6 +75,8 @@ class WritingStyle:
 
 
 _PLAIN = WritingStyle()
+PAPER_OF_ICRL = WritingStyle("paper/icrl/act", "paper/icrl/answer")
+"""The prompts that say what those of the paper on ICRL say, for its methods and the ones that it compares them with."""
 THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
 """The style of ReAct (arXiv:2210.03629): a thought before every action."""
 

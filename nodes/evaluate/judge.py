@@ -270,9 +270,9 @@ def self_judge(
     """ICRL's self-evaluation: the model judges its own attempt without seeing the environment's rewards.
 
     Dense: 3 (the task can surely still be done), 1 (it may be) or 0 (it cannot) for every step but the last, which gets 0 to
-    10 for the whole attempt; numbers between are read too. That is the paper's scale for Game of 24, and our rule's there, so
-    the two are comparable. One call judges all steps, where the paper asks once per step, so the judge sees each step's
-    consequences and has room to check them first.
+    10 for the whole attempt; numbers between are read too. 3, 1 and 0 are the paper's for a step of Game of 24; at the answer its
+    Fig. 10 has the sum of the steps' rewards, and its code 10 or 0, as our rule there. One call judges all steps, where the paper
+    asks once per step, so the judge sees each step's consequences and has room to check them first.
 
     Sparse: 0 to 10 for the whole attempt on its last step, 0 for the steps before.
 

@@ -53,6 +53,7 @@ __all__ = [
     "fit_steps",
     "note_line",
     "notes_text",
+    "paper_instructions",
     "round_instructions",
 ]
 
@@ -122,6 +123,18 @@ def round_instructions(buffer: Buffer, prompts: Path | None = None, *, tell_best
         return f"{texts[state['mode']].text(number=state['episode'] + 1, best=best)}\n"
 
     return instruct
+
+
+def paper_instructions(prompts: Path | None = None, *, in_world: bool) -> Callable[[State], str]:
+    """A function from the state to this round's instruction as the paper has it: from the first round on, and with no number in it.
+
+    Args:
+        prompts: a directory whose files override ours.
+        in_world: True for a world that is played step by step, which the paper speaks of in other words.
+    """
+    end = "_world" if in_world else ""
+    texts = {mode: Prompt.load(f"paper/{name}{end}", prompts).text() for mode, name in _INSTRUCTION_PROMPTS.items()}
+    return lambda state: f"{texts[state['mode']]}\n\n" if state["mode"] else ""
 
 
 @dataclass(frozen=True)

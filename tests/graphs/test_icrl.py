@@ -14,6 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from scripted_chat import ScriptedChat
 
 from learngraph.graphs import icrl
+from learngraph.graphs.arms import make_arm
 from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
 from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
@@ -25,6 +26,7 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import PromptView, act_policy, answer_policy
 from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -455,3 +457,35 @@ def test_commit_judges_ties_again_by_a_judge_that_may_err() -> None:
     assert run.CommitAttempt("best")({**state, "lengths": [3, 1, 2]})["answer"] == 2  # the shorter of two equals
     assert run.CommitAttempt("last")(state) == {"answer": 2}
     assert run.CommitAttempt("best")({**state, "values": [None, None]}) == {"answer": 1}
+
+
+@pytest.mark.parametrize("instruction", ["preset", "autonomous", "none"])
+def test_the_papers_prompts_hold_attempts_and_rewards_and_nothing_of_ours(instruction: Any) -> None:
+    """The first round already has its instruction, no round tells the best total, and the last attempt is the answer."""
+    chat = ScriptedChat(replies=["4\n6", "4\n5", "1\n2"])
+    settings = replace(icrl.ICRL.paper(), instruction=instruction)
+    out = play(icrl.build(answering(chat), settings), 3, commit=settings.commit)
+    assert out["answer"] == 2
+    explore, exploit, either = (Prompt.load(f"paper/icrl/{name}").text() for name in ("explore", "exploit", "either"))
+    said = {"preset": [explore, exploit, explore], "autonomous": [either] * 3, "none": [""] * 3}[instruction]
+    for n, text in enumerate(said):
+        assert [type(message).__name__ for message in chat.asked[n]] == ["HumanMessage"]
+        assert [one in chat.prompt(n) for one in (explore, exploit, either)] == [
+            one == text for one in (explore, exploit, either)
+        ]
+        assert all(word not in chat.prompt(n) for word in ("full success", "Reason first", "best attempt", "This is"))
+        assert chat.prompt(n).count("<attempt") == n
+        assert chat.prompt(n).endswith("do not try again.")
+    assert "Action: 6\nReward: 1\n" in chat.prompt(1)
+
+
+@pytest.mark.parametrize("method", ["best-of-n:paper", "self-refine:paper", "reflexion:paper", "cot?wording=paper"])
+def test_what_the_paper_compares_with_is_asked_in_the_same_words(method: str) -> None:
+    chat, arm = ScriptedChat(replies=["4\n5", "4\n5", "4\n5"]), make_arm(method)
+    play(arm.method.build(answering(chat), arm.settings), 2)
+    asked = chat.prompt(len(chat.asked) - 1)
+    assert "Task: " not in asked
+    assert asked.endswith("do not try again.")
+    assert asked.startswith(
+        "You see earlier" if "refine" in method else "Lines under" if "flexion" in method else "two numbers"
+    )

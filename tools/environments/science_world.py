@@ -89,6 +89,7 @@ _LIMIT = 100
 _UNLIMITED = 10_000
 _UNKNOWN = "No known action matches that input."
 _AMBIGUOUS = "Ambiguous request"
+_FOCUS = "Focus on nothing but what the task names for it: focusing on anything else fails the task at once."
 _FAILED = "That was wrong: the task has failed."
 
 # What the compact list of actions knows about the classes of things.
@@ -195,7 +196,7 @@ class ScienceWorld(JavaWorld):
             if self.actions == "none":
                 commands = [str(command) for command in server.ask("getPossibleActions")]
                 instruction += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
-            return instruction
+            return f"{instruction} {_FOCUS}"
 
     def abstract(self, observation: Observation) -> str:
         """The place and the game's answer in one line, then the things there, the doors, and the things carried.
