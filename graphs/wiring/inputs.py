@@ -312,6 +312,7 @@ class MethodInputs:
             max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
             full_success=getattr(self.judge, "full_success", None) if self.judge else self.success_threshold(None),
             horizon=getattr(self.environment, "horizon", None) if self.prompting.list_actions else None,
+            repeats_task=not self.prompting.list_actions and getattr(self.environment, "horizon", 0) == 1,
             # What the world makes of the lines of a written answer tells which of them are wrong.
             shows_answers=self.prompting.list_actions or not isinstance(self.environment, WorldWithoutVerdicts),
         )

@@ -60,6 +60,8 @@ class ChatLayout(Layout):
     """The return of a full success, on the scale of the rewards shown; None: unknown."""
     horizon: int | None = None
     """The number of steps after which an episode ends; None: unknown, or one written answer is all."""
+    repeats_task: bool = False
+    """True: what the world shows at first repeats the task, and is left out: an attempt is one written answer."""
 
     def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
         """The text of steps with their rewards; `first` is the number of the first step."""
@@ -68,8 +70,8 @@ class ChatLayout(Layout):
     def _steps(self, steps: Sequence[Transition], first: int, comparison: _Comparison) -> str:
         text = ""
         for number, step in enumerate(steps, first):
-            seen = f"Step {number}.\n"
-            if number == 1 or self.shows_answers:
+            seen = "" if self.repeats_task else f"Step {number}.\n"
+            if not self.repeats_task and (number == 1 or self.shows_answers):
                 seen = self._observation(f"Step {number}. You saw", step.observation_text, number, comparison)
             # Further lines are indented, so that none of them reads as a reward.
             action = escape_tags(step.action).replace("\n", "\n  ")
@@ -156,7 +158,7 @@ class ChatLayout(Layout):
             told += f"Total reward so far: {state['score']:g}{f' ({scale})' if scale else ''}. "
         elif scale:
             told += f"{scale[0].upper()}{scale[1:]} in all. ".replace("success is", "success earns")
-        return f"{told}You now see:\n{state['observation'].text.strip()}"
+        return told if self.repeats_task else f"{told}You now see:\n{state['observation'].text.strip()}"
 
 
 def _count_steps(count: int) -> str:
