@@ -61,7 +61,8 @@ def build(
     view = LibraryPrompt(
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,
-        show_ids=inputs.make_writing_policy is not None,
+        show_ids=inputs.chats,
+        section=inputs.prompting.load("training_free_grpo/lessons") if inputs.chats else None,
         **inputs.prompt_arguments(
             inputs.layout("dense" if settings.show_rewards else "none"),
             inputs.prompting.load("reasoning_bank/brief").text(),

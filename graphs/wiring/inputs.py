@@ -76,7 +76,7 @@ class WritingStyle:
 
 _PLAIN = WritingStyle()
 PAPER_OF_ICRL = WritingStyle("paper/icrl/act", "paper/icrl/answer")
-"""The prompts that say what those of the paper on ICRL say, for its methods and the ones that it compares them with."""
+"""The prompts of the paper on ICRL in our words, for ICRL and for the methods beside it there."""
 THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
 """The style of ReAct (arXiv:2210.03629): a thought before every action."""
 

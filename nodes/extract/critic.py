@@ -38,7 +38,7 @@ from ..retrieve.attempts import ContextError, Layout
 from ..state import GroupChannels
 from ..text import cut_middle
 from .edits import read_edits, read_list
-from .leaks import bare_answers, tells_answer
+from .leaks import bare_answers, own_name, tells_answer
 from .rule_critic import GroupInsights, ProposedEdits, RuleProposer, Truth, comparable_rollouts
 from .trim import split_tokens, trim_transcript
 
@@ -259,7 +259,7 @@ class Critic:
         return _fit_sections(heads, [written.get(r.number) or self.transcript(r) for r in rollouts], room, self.count)
 
     def rejection_reason(self, insight: str, task: Task, rollouts: Sequence[Rollout] = ()) -> str:
-        """The reason why an insight cannot be a lesson: too long, or it tells an answer; empty if it can be one.
+        """The reason why an insight cannot be a lesson: too long, or it tells an answer, or a name that one problem has; empty if it can be one.
 
         Args:
             insight: its text.
@@ -269,6 +269,9 @@ class Critic:
         size, limit = len(insight.split()), self.limits.max_words
         if size > limit:
             return f"asked for lessons of at most {limit} words, got {size}: {insight!r}"
+        others = [other.instruction for id, other in self.tasks.items() if id != task.id]
+        if others and (name := own_name(insight, task.instruction, others)):
+            return f"asked for lessons that hold for other problems, too, got one with {name!r}, which only this problem has: {insight!r}"
         if self.truth == "given":
             return self.leak_reason(insight, [task.id], {task.id: task})
         final = self.final_answer or (lambda text: text)
@@ -350,15 +353,15 @@ class AskUnlessKnown(Runnable[Input, Output]):
 # Summaries
 
 
-SHORT_ATTEMPT = 12
-"""Words of an attempt of one action up to which it needs no report."""
+SHORT_ATTEMPT = 400
+"""Words of an attempt up to which it needs no report: a report may have as many."""
 
 
 def summarise(model: Runnable[Any, Any], critic: Critic) -> AskUnlessKnown[GroupChannels, WrittenSummaries]:
     """The node that writes a report of rollout `number` of the group: what it did, and where it went right or wrong.
 
-    If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks. So does an
-    attempt of one line, which a report could only make longer; the paper has each one summarised.
+    If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks. So does the
+    transcript of a short attempt; the paper has each attempt summarised.
     """
     prompt = critic.prompts["summary" if critic.truth == "given" else "summary_blind"]
 
@@ -387,11 +390,7 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> AskUnlessKnown[Group
     def known_update(state: GroupChannels) -> WrittenSummaries | None:
         rollout = _current_rollout(state)
         transcript = critic.transcript(rollout)
-        is_short = (
-            not critic.paper
-            and len(transcript.split()) <= SHORT_ATTEMPT
-            and len(re.findall(r"^> ", transcript, re.MULTILINE)) <= 1
-        )
+        is_short = not critic.paper and len(transcript.split()) <= SHORT_ATTEMPT
         return {"summaries": [Summary(rollout.number, transcript, False)]} if is_short else None
 
     return AskUnlessKnown(known_update, critic.ask("summary", model, messages, read, on_bad_reply))

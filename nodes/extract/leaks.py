@@ -29,6 +29,8 @@ _WRAPPERS = tuple(
 )
 """Forms in which worlds ask for a final answer; the group is the bare answer."""
 
+_NAME = re.compile(r"\b[A-Z]{3,}\b|(?<=[a-z,] )[A-Z][a-z]{2,}\b")
+"""A word in capitals, or one with a capital within a sentence."""
 _CLAIM = (
     r"(?:\b(?:answers?|results?|solutions?|reply|respond|submit|output)\b[\s:=*_\"'`(]*"
     r"(?:(?:to|of|for|with|this|the|these|that|such|problems?|tasks?|questions?|riddles?|is|are|was|be|must|should|will|equals?|"
@@ -70,6 +72,12 @@ def tells_answer(lesson: str, answer: str, own: bool = True) -> bool:
         return True
     telling = len(known) >= 8 or (own and len(known) >= 3 and any(sign.isdigit() for sign in known))
     return telling and re.search(word, told) is not None
+
+
+def own_name(lesson: str, instruction: str, others: Sequence[str]) -> str:
+    """The first name in a lesson that its problem has and no other problem: BANANA, Alice; empty if there is none."""
+    names = (name for name in _NAME.findall(instruction) if re.search(rf"\b{name}\b", lesson))
+    return next((name for name in names if not any(re.search(rf"\b{name}\b", other) for other in others)), "")
 
 
 def _as_word(known: str) -> str:

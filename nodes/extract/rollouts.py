@@ -1,8 +1,8 @@
 """Rollouts: one attempt at a problem with the lessons of a library, played by any episode graph and kept in the cache.
 
     Task: reach the exit
-    Lessons:
-    - [L3] door black mist           without the ids for a model that only scores actions
+    Lessons:                         a model that writes reads them, with their ids, in its system message
+    - door black mist
     door black                       the running attempt
     > mist
     = 1
@@ -42,6 +42,7 @@ from ...memory.storage.rows import RowsError
 from ..act.episode import Environment
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
 from ..lesson_prompts import render_lessons, select_lessons
+from ..prompt import Prompt
 from ..retrieve.attempts import EpisodePrompt, Layout
 from ..state import EpisodeInput, LibraryChannels, TaskChannel
 from .trim import trim_transcript
@@ -67,25 +68,32 @@ class RolloutSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryPrompt(EpisodePrompt):
-    """The prompt view of an episode, with the lessons of its library before the steps; without lessons the same as ReAct's."""
+    """The prompt view of an episode with the lessons of its library; without lessons the same as ReAct's."""
 
     versions: LibraryVersions
     lessons_per_prompt: int = 0
     """Lessons shown at most, those that fit the task best; 0: all."""
     show_ids: bool = True
     """Show lessons with their ids."""
+    section: Prompt | None = None
+    """The text around lessons in the system message, where they leave the rest of the prompt as it is; None: they stand before the steps."""
 
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Libraries by name. A version never changes."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
+        """The lessons before the steps, where they do not stand in the system message."""
+        lessons = self._lessons(state)
+        return f"Lessons:\n{lessons}" if lessons and self.section is None else ""
+
+    def _lessons(self, state: Mapping[str, Any]) -> str:
         """The lessons as text, the same at every step of an episode. If only some are shown, they are chosen by the task's
         instruction and its first observation."""
         name = state["library"]
         library = self._libraries.get(name)
         if library is None:
             library = self._libraries[name] = self.versions.at(name)
-        lessons = render_lessons(
+        return render_lessons(
             select_lessons(
                 library,
                 state["task"],
@@ -94,7 +102,6 @@ class LibraryPrompt(EpisodePrompt):
             ),
             self.show_ids,
         )
-        return f"Lessons:\n{lessons}" if lessons else ""
 
     def _first_observation(self, state: Mapping[str, Any]) -> str:
         """The text of the first observation."""
@@ -102,8 +109,9 @@ class LibraryPrompt(EpisodePrompt):
         return steps[0].observation_text if steps else str(state["observation"].text)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        view = self if not self.brief or self.text_before(state) else replace(self, brief="")
-        return super(LibraryPrompt, view).__call__(state)
+        lessons = self._lessons(state)
+        brief = self.section.text(lessons=lessons.rstrip()) if self.section and lessons else self.brief if lessons else ""
+        return super(LibraryPrompt, replace(self, brief=brief)).__call__(state)
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
@@ -299,8 +307,10 @@ class RolloutPlayer(Runnable[RolloutInput, Rollout]):
         history = self.journal.history(out["head"]) if out.get("head") else ()
         steps = tuple(step for step in history if not step.is_lost)
         reward, error = self._reward(task, out, steps)
-        transcript = out.get("transcript") or self.layout.steps(history)
         alone = getattr(world, "horizon", 2) == 1 or not steps  # a world of one answer
+        # Of one answer no state is shown, which repeats the problem, and no reward, which stands in the attempt's label.
+        shown = [Transition("", step.action, None) for step in history] if alone else history
+        transcript = out.get("transcript") or self.layout.steps(shown).lstrip("\n")
         return Rollout(
             _id(state),
             task,

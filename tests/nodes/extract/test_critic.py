@@ -20,6 +20,7 @@ from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Rollout, Summary, Task, Trajectory, Transition
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.ask import BadReply
+from learngraph.nodes.extract import critic as critics
 from learngraph.nodes.extract.critic import (
     Critic,
     LessonSettings,
@@ -43,6 +44,12 @@ from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
 
 TASK = Task("sum-1", "Add the numbers 19 and 23.")
+
+
+@pytest.fixture(autouse=True)
+def long_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempts of these tests are long ones, of which reports are written."""
+    monkeypatch.setattr(critics, "SHORT_ATTEMPT", 1)
 
 
 class Scripted(Runnable[Any, Any]):
@@ -108,12 +115,14 @@ def test_a_summary_is_asked_with_problem_lessons_transcript_grade_and_answer() -
         assert told in prompt, told
 
 
-def test_an_attempt_of_one_line_needs_no_report() -> None:
+def test_a_short_attempt_needs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     model = Scripted("It guessed.")
-    short = [rollout(0, 1.0, "> 42\n", "42"), rollout(1, 0.0, "> add\n= 0\n> guess\n= 0\n", "41")]
-    out = summarise(model, critic()).invoke({**group(short), "number": 0})
-    assert (out["summaries"], model.asked) == ([Summary(0, "> 42\n", written=False)], [])
-    summarise(model, critic()).invoke({**group(short), "number": 1})
+    long = "> add\n" * 201
+    attempts = [rollout(0, 1.0, "> add\n= 0\n> guess\n", "42"), rollout(1, 0.0, long, "41")]
+    out = summarise(model, critic()).invoke({**group(attempts), "number": 0})
+    assert (out["summaries"], model.asked) == ([Summary(0, "> add\n= 0\n> guess\n", written=False)], [])
+    summarise(model, critic()).invoke({**group(attempts), "number": 1})
     assert len(model.asked) == 1
 
 

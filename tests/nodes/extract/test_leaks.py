@@ -13,7 +13,7 @@ from learngraph.memory.lessons.library import LibraryLimits
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Rollout, Task
 from learngraph.nodes.extract.critic import Critic, contrast, invent, propose
-from learngraph.nodes.extract.leaks import bare_answers, tells_answer
+from learngraph.nodes.extract.leaks import bare_answers, own_name, tells_answer
 from learngraph.nodes.extract.rule_critic import as_library
 from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.catalogue import open_environment
@@ -144,6 +144,20 @@ def test_without_ground_truth_no_label_is_looked_at_but_the_answers_of_the_attem
     state = group(rollouts, task=TASK, rewards=[1.0, 0.0])
     assert contrast(model, known).invoke(state)["insights"] == [SOUND]
     assert "tells the answer of an attempt" in model.prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("lesson", "others", "name"),
+    [
+        ("When letters repeat as in BANANA, place the B first", ["How many words from MISSISSIPPI?"], "BANANA"),
+        ("When letters repeat, divide by the orders of equal letters", ["How many words from MISSISSIPPI?"], ""),
+        ("When Alice shares, count for Alice first", ["If Alice has 3 coins, how many?"], ""),
+        ("When Alice shares, count for Alice first", ["If Bob has 3 coins, how many?"], "Alice"),
+        ("When How is asked", ["Bob?"], ""),
+    ],
+)
+def test_a_name_that_one_problem_has_is_no_part_of_a_lesson(lesson: str, others: list[str], name: str) -> None:
+    assert own_name(lesson, "How many words can Alice form from BANANA?", others) == name
 
 
 def answers_of(world: Any) -> Callable[[Task], tuple[str, ...]]:
