@@ -25,7 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
-from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, paper_instructions, round_instructions
+from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
 from .wiring.inputs import MethodInputs, check_least, check_literals
@@ -123,7 +123,8 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
     brief = "" if of_paper else _brief(inputs, settings)
     instructions: Callable[[Mapping[str, Any]], str] | None = None
     if of_paper:
-        instructions = paper_instructions(inputs.prompting.prompts, in_world=inputs.prompting.list_actions)
+        names = "paper/icrl/{}_world" if inputs.prompting.list_actions else "paper/icrl/{}"
+        instructions = plain_instructions(names, inputs.prompting.prompts)
     elif inputs.chats:
         instructions = round_instructions(buffer, inputs.prompting.prompts, tell_best=settings.rewards != "none")
     judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}

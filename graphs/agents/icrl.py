@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...memory.records import Observation
 from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import attempts_in_prompt, round_instructions
+from ...nodes.retrieve.attempts import attempts_in_prompt, plain_instructions
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
 from ..wiring.inputs import DEFAULT_WINDOW
@@ -36,7 +36,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         settings: ICRL's. The default shows the reward of a whole conversation (`rewards="sparse"`: feedback is about all of it),
             asks to exploit, and gives the attempts 8,192 tokens (`max_memory_tokens`).
         window: tokens that the model can read at once.
-        prompts: a directory whose prompt files take the place of those of the same name (`icrl/conversations`).
+        prompts: a directory whose prompt files take the place of those of the same name (`icrl/conversations`, `icrl/chat_exploit`).
         options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
     """
 
@@ -53,10 +53,10 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     ) -> None:
         super().__init__(store, **options)
         self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=8_192)
-        self.window, self.prompts = window, prompts
+        self.window = window
         self._layout = ChatLayout(self.settings.rewards, notes=True, count_tokens=estimate_tokens)
         self._sizes: dict[str, int] = {}
-        self._prompt = Prompt.load("icrl/conversations", prompts)
+        self._prompt, self._instruct = Prompt.load("icrl/conversations", prompts), plain_instructions("icrl/chat_{}", prompts)
 
     def make_index(self) -> ConversationAttempts:
         """A buffer of attempts."""
@@ -78,11 +78,10 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         )
         state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
-        instruct = round_instructions(buffer, self.prompts, tell_best=settings.rewards != "none")
         attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, state))
         if not attempts:
             return "", {"said": [f"none of {len(buffer)} conversations fits into {settings.max_memory_tokens} tokens"]}
-        section = self._prompt.text(attempts=attempts, instruction=instruct(state)).rstrip()
+        section = self._prompt.text(attempts=attempts, instruction=self._instruct(state)).rstrip()
         entry = {
             "recalled": [shown.id for shown in state["shown"]],
             "instruction": state["mode"],

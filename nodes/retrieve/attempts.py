@@ -53,7 +53,7 @@ __all__ = [
     "fit_steps",
     "note_line",
     "notes_text",
-    "paper_instructions",
+    "plain_instructions",
     "round_instructions",
 ]
 
@@ -125,15 +125,16 @@ def round_instructions(buffer: Buffer, prompts: Path | None = None, *, tell_best
     return instruct
 
 
-def paper_instructions(prompts: Path | None = None, *, in_world: bool) -> Callable[[State], str]:
-    """A function from the state to this round's instruction as the paper has it: from the first round on, and with no number in it.
+def plain_instructions(names: str, prompts: Path | None = None) -> Callable[[State], str]:
+    """A function from the state to this round's instruction, which is the same in the first round and after any reward.
 
     Args:
+        names: of the prompts, such as `paper/icrl/{}`, with a place for `explore`, `exploit` and `either`.
         prompts: a directory whose files override ours.
-        in_world: True for a world that is played step by step, which the paper speaks of in other words.
     """
-    end = "_world" if in_world else ""
-    texts = {mode: Prompt.load(f"paper/{name}{end}", prompts).text() for mode, name in _INSTRUCTION_PROMPTS.items()}
+    texts = {
+        mode: Prompt.load(names.format(name.partition("/")[2]), prompts).text() for mode, name in _INSTRUCTION_PROMPTS.items()
+    }
     return lambda state: f"{texts[state['mode']]}\n\n" if state["mode"] else ""
 
 
