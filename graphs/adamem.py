@@ -207,7 +207,7 @@ class AdaMEM:
 
     tuned: str = ""
     """`step@40`: the model that plays is first fine-tuned on its strategies in the first 40 training tasks that helped (Step-MFT):
-    those of successes that changed the action. `outcome`: as many, of any success. `advantage`: those with an advantage above 0."""
+    those of successes that changed the action. `outcome`: as many, of any success."""
 
     # Prompts and the choice among scored actions
     wording: presets.Wording = "ours"
@@ -225,8 +225,8 @@ class AdaMEM:
         check_literals(self, "adamem")
         check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0, steps_before_retrieval=0)
         check_least(self, "adamem", followup_steps=0, temperature=0)
-        if self.tuned and not re.fullmatch(r"(step|outcome|advantage)@[1-9]\d*", self.tuned):
-            raise UserError(f"adamem: tuned is step@N, outcome@N or advantage@N, got {self.tuned!r}")
+        if self.tuned and not re.fullmatch(r"(step|outcome)@[1-9]\d*", self.tuned):
+            raise UserError(f"adamem: tuned is step@N or outcome@N, got {self.tuned!r}")
         if self.mode == "high" and "drift" in self.triggers:
             raise UserError("adamem: in mode high no strategy is kept to drift from; leave out the trigger drift")
         if self.mode == "no-precedents" and self.author == "rule":

@@ -17,36 +17,23 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from langchain_core.runnables import Runnable
-
 from ...memory.errors import UserError
-from ...memory.records import Strategy, Task, Trajectory, Transition, Usage
-from ...memory.storage.journal import Journal
+from ...memory.records import Trajectory, Transition
 from ...memory.storage.record_store import write_jsonl
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import build_transition, replay_actions
-from ...nodes.retrieve.attempts import EpisodePrompt
+from ...nodes.act.episode import replay_actions
 from ...nodes.synthesize import mft
-from ...nodes.synthesize.strategy import StrategyPrompt
 from ..adamem import AdaMEM
 from ..arms import Arm, make_arm
-from ..presets.adamem import writing_style
-from ..wiring.inputs import MethodInputs
 from .folder import Sweep, is_recipe, resolve_stages, stage_folder
-from .options import ModelOptions
 from .progress import say
 from .recorded import RecordedFolder, RecordedRun
 
 __all__ = ["make_stages"]
-
-ROLLOUTS = 4
-"""Paired rollouts of each action behind an estimated advantage (`tuned=advantage@N`)."""
 
 
 def make_stages(sweep: Sweep, names: Iterable[str], play: Callable[[Sweep], None]) -> None:
@@ -115,16 +102,14 @@ def _fine_tune(sweep: Sweep, settings: AdaMEM, place: Path, play: Callable[[Swee
     if asked.model.startswith("openai:"):
         raise UserError(f"tuned={settings.tuned}: the weights of {asked.model} cannot be trained; take pocket or local:PATH")
     play(_train_fold(sweep, Arm("adamem", replace(settings, mode="high", tuned=""), "adamem"), place / "runs", count))
-    found = CollectedRuns(place / "runs")
-    outcome = mft.outcome_set(found.pairs, settings.success_threshold)
+    found, count_of_steps = read_strategies(place / "runs")
+    outcome = mft.outcome_set(found, settings.success_threshold)
     kept = mft.step_set(outcome, settings.success_threshold)
     steps = len(kept)
     if criterion == "outcome":
         kept = mft.sample_pairs(outcome, steps)
-    if criterion == "advantage":
-        kept = [pair for pair, estimate in found.advantages(kept, ROLLOUTS, 0) if estimate.mean > 0]
     say(
-        f"{len(found.pairs)} strategies in {found.counts['steps']} steps, {len(outcome)} of them in episodes that succeeded, {steps} of "
+        f"{len(found)} strategies in {count_of_steps} steps, {len(outcome)} of them in episodes that succeeded, {steps} of "
         f"these changed the action; {len(kept)} kept ({criterion})"
     )
     if not kept:
@@ -197,121 +182,21 @@ def read_trajectories(folder: Path, environment: Any) -> Iterator[Trajectory]:
 # Strategies
 
 
-@dataclass
-class CollectedRuns:
-    """The strategies that agents wrote in mode `high` in a run folder, each with draft, action and score."""
-
-    folder: Path
-    pairs: list[mft.Pair] = field(default_factory=list)
-    """The strategies of all its runs."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Numbers of finished `episodes`, `steps` of these, and `undrafted` strategies, whose effect is unknown."""
-
-    def __post_init__(self) -> None:
-        there = RecordedFolder(self.folder)
-        self.settings = there.settings
-        """The settings of the run folder."""
-        self.method: Mapping[str, Any] = next(iter(self.settings["methods"].values()))
-        """The settings of its method."""
-        threshold = self.method.get("success_threshold")
-        for run, seed, episodes in read_runs(there):
-            for episode in episodes:
-                rows = read_steps(run, episode)
-                pairs, undrafted = mft.collect_pairs(
-                    rows,
-                    episode["id"],
-                    episode["score"],
-                    solved=run.result().get("solved") if threshold is None else threshold,
-                    seed=seed,
-                    split=str(self.settings["split"]),
-                    domain=re.split("[?:]", self.settings["env"])[0],
-                )
-                self.pairs += pairs
-                self.counts.update(episodes=1, steps=len(rows), undrafted=undrafted)
-
-    def advantages(self, pairs: Sequence[mft.Pair], rollouts: int, seed: int) -> list[tuple[mft.Pair, mft.Advantage]]:
-        """Pairs with their advantages, estimated by the run's own agent in its world; those with a missing reward are left out.
-
-        Raises:
-            UserError: a pair is of a task that the environment does not have any more.
-        """
-        from ...tools.environments.catalogue import open_environment
-
-        environment: Any = open_environment(self.settings["env"], horizon=self.settings["horizon"])
-        try:
-            again, found = open_agent(environment, self.settings, self.method), []
-            for pair in pairs:
-                task = environment.task(pair.seed, pair.split)
-                if task.id != pair.task:
-                    raise UserError(
-                        f"pair {pair.id} is of task {pair.task}; task {pair.seed} of {environment.name} is {task.id}"
-                    )
-                if (estimate := mft.advantage(environment, task, pair, again, rollouts, str(seed))) is not None:
-                    found.append((pair, estimate))
-            return found
-        finally:
-            environment.close()
-
-
-def open_agent(environment: Any, settings: Mapping[str, Any], method: Mapping[str, Any]) -> CounterfactualAgent:
-    """The agent of a run, from the settings of its folder and of its method, with its model, prompts and window."""
-    from ...tools.models.models import open_model
-
-    asked = {one.name: settings[one.name] for one in fields(ModelOptions) if one.name in settings}
-    model: Any = open_model(settings["model"], **ModelOptions(**asked).model_arguments())
-    more: dict[str, Any] = {"prompts": settings["prompts"] and Path(settings["prompts"])}
-    if settings["window"] is not None:
-        more["window"] = min(settings["window"], getattr(model, "window", settings["window"]))
-    if hasattr(model, "score"):
-        inputs = MethodInputs.with_scoring_model(environment, Journal(), model, **more)
-    else:
-        inputs = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
-    asks = AdaMEM("high", **{name: method[name] for name in ("history_steps", "temperature", "wording") if name in method})
-    return CounterfactualAgent(inputs, asks)
-
-
-@dataclass
-class CounterfactualAgent:
-    """The agent of a run in mode `high`, which can be put in any situation and asked for its action there.
-
-    It is the `Policy` of `mft.advantage`.
-    """
-
-    inputs: MethodInputs
-    """Environment, model and prompts, as in the run."""
-    settings: AdaMEM = field(default_factory=AdaMEM)
-    """Of them the wording and the steps shown in prompts, and the temperature at which scored actions are drawn, as in the run."""
-    _at: dict[tuple[str, ...], tuple[str, Any]] = field(default_factory=dict, repr=False)
-    """Actions -> the head of the journal and the observation after them, of the task played last."""
-    _task: str = ""
-
-    def __post_init__(self) -> None:
-        seen: dict[str, Any] = dict(self.inputs.prompt_arguments()) | {"max_steps": self.settings.history_steps}
-        self._draft: Any = self.inputs.acting_policy(EpisodePrompt(**seen), writing_style(self.settings.wording, "consider"))
-        self._act: Any = self.inputs.acting_policy(StrategyPrompt(**seen), writing_style(self.settings.wording, "act"))
-
-    def __call__(self, task: Task, actions: Sequence[str], name: str, advice: str = "") -> str:
-        """The action after these actions, under the strategy `advice` if there is one. `name` seeds the draw."""
-        if task.id != self._task:
-            self._task = task.id
-            self._at.clear()
-        head, observation = self._after(task, tuple(actions))
-        score = sum(step.reward or 0.0 for step in self.inputs.journal.history(head))
-        place: dict[str, Any] = {"task": task, "run": name, "episode": 0, "step": len(actions), "head": head, "score": score}
-        state = place | {"observation": observation, "strategy": Strategy(advice) if advice else None, "usage": Usage()}
-        node = self._act if advice else self._draft
-        proposed = node.invoke(state) if isinstance(node, Runnable) else node(state)
-        choose: Any = Choose(self.settings.temperature)
-        return str(choose({**state, **proposed})["action"])
-
-    def _after(self, task: Task, actions: tuple[str, ...]) -> tuple[str, Any]:
-        """The head of the journal and the observation after some actions."""
-        if actions not in self._at:
-            environment, journal = self.inputs.environment, self.inputs.journal
-            after = environment.observe(task, actions)
-            head = journal.start("again", 0, task.id)
-            if actions:
-                head, before = self._after(task, actions[:-1])
-                head = journal.append(head, build_transition(environment, before, actions[-1], after.reward))
-            self._at[actions] = head, after
-        return self._at[actions]
+def read_strategies(folder: Path) -> tuple[list[mft.Pair], int]:
+    """The strategies that agents wrote in mode `high` in a run folder, each with draft, action and score, and the number of steps."""
+    there, found, steps = RecordedFolder(folder), list[mft.Pair](), 0
+    threshold = next(iter(there.settings["methods"].values())).get("success_threshold")
+    for run, seed, episodes in read_runs(there):
+        for episode in episodes:
+            rows = read_steps(run, episode)
+            pairs, _ = mft.collect_pairs(
+                rows,
+                episode["id"],
+                episode["score"],
+                solved=run.result().get("solved") if threshold is None else threshold,
+                seed=seed,
+                split=str(there.settings["split"]),
+                domain=re.split("[?:]", there.settings["env"])[0],
+            )
+            found, steps = [*found, *pairs], steps + len(rows)
+    return found, steps

@@ -6,8 +6,8 @@ In the runs, the agent drafts an action a', reads a strategy z, and acts again (
     2. the action changed: a != a'. Otherwise the strategy cannot have helped (Proposition 3.1, for greedy agents).
 
 Agents that sample also change their actions by chance (a strategy without effect passes filter 2 at the rate 1 - sum p(a)^2), and
-a changed action need not be a better one. So there is an estimate that the paper does not have: `advantage` plays on after both
-actions, in worlds that can be replayed.
+a changed action need not be a better one. `advantage` estimates what it is worth: it plays on after both actions, in worlds that can be
+replayed.
 
 These are pure functions over plain records. tools/training/sft.py trains on the selected pairs, as may any trainer (`chat`).
 """

@@ -10,7 +10,7 @@ from ....memory.display import format_number, markdown_table, with_interval
 from ....memory.records import Usage
 from ....nodes.evaluate.statistics import bootstrap_interval, interval, mean, paired_test
 from ..costs import CACHE, ledger_usage
-from ..figures import COLOURS, save_figure, score_axes
+from ..figures import draw_curve, save_figure, score_axes
 from ..folder import Sweep
 from ..recorded import read_rows
 from ..results import SeedResult
@@ -199,39 +199,17 @@ def draw_library_curves(
         if last >= 0 and measured[-1] is None:
             measured[-1] = product
     train = [[{row["step"]: row["train"] for row in steps}.get(n) for n in range(last + 1)] for steps in seeds]
-    _draw_line(axes, tests, 0, COLOURS[0], "test")
-    _draw_line(axes, [_carry_forward(steps, last, "held_out") for steps in seeds], 1, COLOURS[1], "held out")
-    _draw_line(axes, train, 0, COLOURS[2], "train (library before the step)")
+    held_out = [[None, *_carry_forward(steps, last, "held_out")] for steps in seeds]
+    for number, (label, values) in enumerate(
+        {"test": tests, "held out": held_out, "train (library before the step)": train}.items()
+    ):
+        columns = {at: [one for one in each if one is not None] for at, each in enumerate(zip(*values, strict=True))}
+        if known := {at: each for at, each in columns.items() if each}:
+            draw_curve(axes, number, label, [*known], [*known.values()], band=True, marker="o", ms=4)
     axes.set_ylim(0, 1.05)
     if axes.lines:
         figure.legend(loc="outside right upper", frameon=False)
     save_figure(figure, paths)
-
-
-def _draw_line(axes: Any, seeds: Sequence[Sequence[float | None]], offset: int, colour: str, label: str) -> None:
-    """Draw the mean over seeds at each step where there is a value, and its interval where all steps have one.
-
-    Args:
-        axes: matplotlib's, to draw on.
-        seeds: for each seed, a value per step; None: not measured.
-        offset: place of the first value on the x axis, in learning steps.
-        colour: of the line.
-        label: in the legend.
-    """
-    columns = {
-        offset + n: [value for value in values if value is not None] for n, values in enumerate(zip(*seeds, strict=True))
-    }
-    known = {at: values for at, values in columns.items() if values}
-    if not known:
-        return
-    is_complete = [*known] == list(range(min(known), max(known) + 1))  # otherwise only the beginning and the end were measured
-    middles = [mean(values) for values in known.values()]
-    axes.plot([*known], middles, color=colour, lw=2, ls="-" if is_complete else ":", marker="o", ms=4, label=label)
-    bands = {at: band for at, values in known.items() if (band := interval(values)) is not None}
-    if bands and is_complete:
-        axes.fill_between(
-            [*bands], [b[0] for b in bands.values()], [b[1] for b in bands.values()], color=colour, alpha=0.1, lw=0
-        )
 
 
 def _carry_forward(steps: LearningSteps, last: int, name: str) -> list[float | None]:

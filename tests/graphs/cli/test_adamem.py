@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process import play_in_process
 from langchain_core.embeddings import Embeddings
-from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
 from openai_server import OpenAIServer
 
-from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.cli.run import run
 from learngraph.graphs.experiments.recorded import read_rows
-from learngraph.graphs.experiments.stages import CollectedRuns, CounterfactualAgent, read_trajectories
-from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.graphs.experiments.stages import read_strategies, read_trajectories
 from learngraph.memory.attempts.trajectories import read_bank
 from learngraph.memory.errors import UserError
 from learngraph.memory.search import encoders
 from learngraph.memory.search.vectors import CosineSimilarity
-from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.synthesize.mft import Pair
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -128,7 +122,7 @@ def test_what_another_method_did_is_a_bank_and_so_is_a_run_folder(here: Path, ca
         ("--bank react@none", "bank=react@none: a method and a number of tasks are needed"),
         ("--bank dance@3", "no method is called 'dance'"),
         ("--bank nowhere.jsonl", "nowhere.jsonl: cannot be read"),
-        ("--tuned all@3", "tuned is step@N, outcome@N or advantage@N"),
+        ("--tuned all@3", "tuned is step@N or outcome@N"),
         ("--tuned step@3 --model openai:gpt", "the weights of openai:gpt cannot be trained"),
     ],
 )
@@ -144,7 +138,7 @@ def test_mistakes_are_said_in_words(setting: str, says: str, here: Path, monkeyp
 
 def test_the_strategies_of_a_run_by_hand(here: Path) -> None:
     by_hand(here, {2: "wait"})
-    (pair,) = CollectedRuns(Path("played")).pairs
+    (pair,), _ = read_strategies(Path("played"))
     assert pair == Pair(
         id="adamem-s3/0/2",
         prompt=(("system", "Advise."), ("user", "Strategy:")),
@@ -164,51 +158,13 @@ def test_the_strategies_of_a_run_by_hand(here: Path) -> None:
     steps = here / "played" / "adamem-s3" / "steps.jsonl"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[5:]))
     with pytest.raises(UserError, match="episode adamem-s3/0 has 9 steps, and 4 of them are in"):
-        CollectedRuns(Path("played"))
+        read_strategies(Path("played"))
 
 
 def test_a_run_of_tasks_that_changed_is_no_bank(here: Path) -> None:
     by_hand(here, {2: "wait"}, split="test")
     with pytest.raises(UserError, match="played keep-train-3, and task 3 of toy is keep-test-3 now"):
         list(read_trajectories(Path("played"), WORLD))
-
-
-@pytest.mark.slow
-def test_advantages_by_hand(here: Path) -> None:
-    """Episodes of one step: the advantage is the difference of two rewards, 1 where the draft was not the answer."""
-    by_hand(here, {0: "back"}, horizon=1)
-    found = CollectedRuns(Path("played"))
-    (good,) = found.pairs
-    bad = replace(good, id="r/0/1", action="back", tentative=good.action)
-    same = replace(good, id="r/0/2", action="look", tentative="wait")
-    assert [estimate.mean for _, estimate in found.advantages([good, bad, same], 2, 0)] == [1, -1, 0]
-    with pytest.raises(UserError, match=r"pair r is of task other; task 3 of toy is keep-train-3"):
-        found.advantages([replace(good, id="r", task="other")], 2, 0)
-
-
-def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path) -> None:
-    asked: list[str] = []
-
-    class Repeats(GenericFakeChatModel):
-        def _generate(self, messages: Any, *args: Any, **more: Any) -> Any:
-            asked.append("\n".join(message.text for message in messages))
-            return super()._generate(messages, *args, **more)
-
-    model = Repeats(messages=iter([AIMessage("Action: back\nMemory: no")] * 9))
-    (here / "adamem").mkdir()
-    (here / "adamem" / "consider.md").write_text(
-        "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
-    )
-    world = KeywordKeep()
-    task = world.task(0, "train")
-    plain = MethodInputs.with_chat_model(world, Journal(), model, stepwise=True)
-    CounterfactualAgent(plain)(task, ["back", "wait", "back"], "any")
-    again = CounterfactualAgent(
-        MethodInputs.with_chat_model(world, Journal(), model, stepwise=True, prompts=here), AdaMEM(history_steps=1)
-    )
-    assert again(task, ["back", "wait", "back"], "any") == "back"
-    assert [len(re.findall("^Action: (?:back|wait)$", said, re.MULTILINE)) for said in asked] == [3, 1]
-    assert ["Once more!" in said for said in asked] == [False, True]
 
 
 # the whole way
