@@ -280,7 +280,6 @@ def rewire(
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
     Nodes that are not drawn any more are left out, with their routers.
-    LangGraph's own drawings do not show joins: in one of those, two arrows of a join of `graph` stay one.
 
     Args:
         graph: any compiled graph.
@@ -329,8 +328,6 @@ def _redrawn_wiring(
     known = read_wiring(builder)
     chart = read_flow(flow)
     edges = list(chart.edges)
-    if "__start__" in flow:
-        edges = [one for edge in edges for one in _arrows_meant(edge, edges, known.edges)]
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
@@ -344,17 +341,3 @@ def _redrawn_wiring(
         known.nodes.keys() - nodes.keys(),
         {name: drawn.line for name, drawn in chart.nodes.items()},
     )
-
-
-def _arrows_meant(edge: Edge, edges: Sequence[Edge], known: Sequence[Edge]) -> list[Edge]:
-    """An arrow of LangGraph's own drawing, as the arrows of the graph that it stands for.
-
-    Joins are those of the graph, where all their arrows are still drawn. To a graph that never ends LangGraph adds an arrow to END.
-    """
-    if edge.dotted and not edge.label and edge.target == "END" and all(one.target != "END" for one in known):
-        return []
-    if edge.label or edge.dotted:
-        return [edge]
-    sources = {one.source for one in edges if one.target == edge.target and not one.label and not one.dotted}
-    same = [one for one in known if (one.source, one.target, one.label, one.dotted) == (edge.source, edge.target, "", False)]
-    return [replace(edge, join=one.join) for one in same if sources.issuperset(one.join)] or [edge]

@@ -1,15 +1,14 @@
 """Mermaid flowcharts as text: `read_flow` reads one as editors and tools write it, `write_flow` writes one that people can edit.
 
-A node's id is its name, and its text is only shown: `web["Web search"]` is the node `web`. All shapes of nodes are read, `&`,
-arrows of any length (`-->`, `==>`, and `-.->`), labels in either place (`a -->|over| b`, `a -- over --> b`), nodes declared on
-lines of their own, and subgraphs, whose frame is left out. Comments, front matter, a code fence and all that is decoration are
-skipped. What would be lost (an arrow without a head or with two, an arrow to a subgraph) is refused, with its line.
+A node's id is its name, and its text is only shown: `web["Web search"]` is the node `web`. The usual shapes of nodes are read, `&`,
+arrows of any length (`-->` and `-.->`), labels in either place (`a -->|over| b`, `a -- over --> b`), nodes declared on lines of their
+own, and subgraphs, whose frame is left out. Comments, front matter, a code fence, classes and styles are skipped. What would be lost (an
+arrow without a head or with two, an arrow to a subgraph) is refused, with its line, and so is the rest of Mermaid.
 
 `b & c --> d` is a join, as in `StateGraph.add_edge(["b", "c"], "d")`: `d` runs once, when both are done. Two arrows `b --> d` and
 `c --> d` are two edges, as in LangGraph: `d` runs each time that one of them is done.
 
-LangGraph's own drawings (`get_graph().draw_mermaid()`) are read, too: `__start__` is START, `\\2e` in an id is the character of that
-number, and an arrow without a label stands for the outcome of its target's name. They do not show joins.
+LangGraph's own drawings (`get_graph().draw_mermaid()`) show no joins, and are not read: `to_mermaid` draws any compiled graph.
 
 The parsers to be had read less, or need more: `mermaid-parser-py` runs Mermaid's own JavaScript in Node, the ones written in Python
 know no `&` and no escapes, and none says on which line an arrow stands. Hence this one: one regular expression for all tokens,
@@ -75,22 +74,27 @@ class Flowchart:
 
 
 _SHAPES = (
-    *(("(((", ")))"), ("((", "))"), ("([", "])"), ("(", ")"), ("[[", "]]"), ("[(", ")]"), ("[/", "/]"), ("[/", "\\]")),
-    *(("[\\", "\\]"), ("[\\", "/]"), ("[", "]"), ("{{", "}}"), ("{", "}"), (">", "]"), ("@{", "}")),
+    ("((", "))"),
+    ("([", "])"),
+    ("(", ")"),
+    ("[[", "]]"),
+    ("[(", ")]"),
+    ("[/", "/]"),
+    ("[", "]"),
+    ("{{", "}}"),
+    ("{", "}"),
 )
-_TEXT = r'(?:"[^"]*"|<small>.*?</small>|[^\n"])*?'
-_SHAPE = "|".join(rf"{re.escape(a)}{_TEXT}{re.escape(b)}(?=\s|$|[;&~<=-]|:::)" for a, b in _SHAPES)
+_TEXT = r'(?:"[^"]*"|[^\n"])*?'
+_SHAPE = "|".join(rf"{re.escape(a)}{_TEXT}{re.escape(b)}(?=\s|$|[;&<=-]|:::)" for a, b in _SHAPES)
 _NAME = r"(?:[\w\\+./!?*'$]|-(?![->.]))+"
 _WORDS = r'(?:"[^"\n]*"|(?!--|==|\.-)[^\n])+?'
 _TOKEN = re.compile(
-    rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*|:::[\w-]+|[\w-]+@(?=[-=~<]))
+    rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*|:::[\w-]+)
     |(?P<stop>[\n;])
-    |(?P<arrow>(?:-{{2,}}>|={{2,}}>|-\.+->
+    |(?P<arrow>(?:-{{2,}}>|-\.+->
         |--(?![->xo])[ \t]*(?P<solid>{_WORDS})[ \t]*-{{2,}}>
-        |==(?![=>xo])[ \t]*(?P<thick>{_WORDS})[ \t]*={{2,}}>
         |-\.(?![-.>])[ \t]*(?P<dots>{_WORDS})[ \t]*\.+->)
         (?:[ \t]*\|(?P<label>"[^"\n]*"|[^|\n]*)\|)?)
-    |(?P<invisible>~{{3,}})
     |(?P<link><?(?:-{{2,}}|={{2,}}|-\.+-?)[-=>xo]?)
     |(?P<join>&)
     |(?P<node>(?P<id>{_NAME})[ \t]*(?P<shape>{_SHAPE})?)""",
@@ -98,16 +102,11 @@ _TOKEN = re.compile(
 )
 _PREAMBLE = re.compile(r"\s+|%%\{.*?\}%%|%%[^\n]*|```\w*(?=\s)|---[ \t]*\n.*?\n[ \t]*---[ \t]*(?=\n)", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]+|%%\{.*?\}%%|%%[^\n]*|```[^\n]*", re.DOTALL)
-_HEADER = re.compile(r"(?:flowchart(?:-elk)?|graph)(?:[ \t]+(LR|RL|TD|TB|BT))?[ \t]*(?=$|\n|\r|;|%%)")
-_ARROW_AHEAD = r"(?![ \t]*(?:-->|==>|-\.|--|&))"
-_SKIPPED = re.compile(
-    r"accDescr[ \t]*\{.*?\}|[\w-]+@\{\s*(?:animat|curve)[^}]*\}"
-    rf"|(?:classDef|class|style|linkStyle|click|direction|accTitle|accDescr)\b{_ARROW_AHEAD}[ \t:][^\n]*",
-    re.DOTALL,
-)
+_HEADER = re.compile(r"(?:flowchart|graph)(?:[ \t]+(LR|RL|TD|TB|BT))?[ \t]*(?=$|\n|\r|;|%%)")
+_ARROW_AHEAD = r"(?![ \t]*(?:-->|-\.|--|&))"
+_SKIPPED = re.compile(rf"(?:classDef|class|style|linkStyle|direction)\b{_ARROW_AHEAD}[ \t][^\n]*")
 _SUBGRAPH = re.compile(rf"subgraph\b{_ARROW_AHEAD}[ \t]*(?P<id>{_NAME})?(?P<more>[^\n;]*)")
 _END_OF_SUBGRAPH = re.compile(r"end[ \t]*(?=$|\n|\r|;|%%)")
-_TERMINALS = {"__start__": "START", "__end__": "END"}
 
 
 def parse_flow(flow: str) -> list[Edge]:
@@ -150,7 +149,7 @@ class _Reader:
                 self._statement()
         if self.frames:
             raise FlowError("this subgraph has no end", self.frames[-1])
-        names = {id: _decode(id, text) for id, (text, _) in self.ids.items()}
+        names = {id: (_plain(text) or id) if "\\" in id else id for id, (text, _) in self.ids.items()}
         edges = [self._named(arrow, names) for arrow in self.arrows]
         doubled = [edge for edge, n in Counter(edges).items() if n > 1]
         if doubled:
@@ -196,12 +195,12 @@ class _Reader:
             token = _TOKEN.match(self.text, self.at)
             kind = token.lastgroup if token else None
             misplaced = {"node": bool(nodes) and not wants_node, "stop": wants_node, "join": not nodes or wants_node}
-            misplaced |= dict.fromkeys(("arrow", "invisible", "link"), not nodes or wants_node)
+            misplaced |= dict.fromkeys(("arrow", "link"), not nodes or wants_node)
             if token is None or misplaced.get(str(kind), False):
                 raise self._unreadable(begin)
             if kind == "link":
                 raise FlowError(
-                    f"the line {token.group().strip()!r} does not say where it leads; arrows are -->, ==> and -.->, "
+                    f"the line {token.group().strip()!r} does not say where it leads; arrows are --> and -.->, "
                     "with a space before a label",
                     self.line,
                 )
@@ -210,7 +209,7 @@ class _Reader:
                 wants_node = False
             elif kind == "join":
                 wants_node = True
-            elif kind in ("arrow", "invisible", "stop"):
+            elif kind in ("arrow", "stop"):
                 self._connect(before, arrow, nodes)
                 before, nodes, arrow = nodes, [], token if kind == "arrow" else None
                 wants_node = kind != "stop"
@@ -224,21 +223,19 @@ class _Reader:
     def _node(self, token: re.Match[str]) -> str:
         id, shape = token.group("id"), token.group("shape") or ""
         text, line = self.ids.get(id, ("", self.line))
-        if shape.startswith("@{"):
-            label = re.search(r'\blabel:\s*("[^"]*"|[^,}]+)', shape)
-            inside = label.group(1) if label else ""
-        else:
-            inside = next((shape[len(a) : len(shape) - len(b)] for a, b in _SHAPES if _has_shape(shape, a, b)), "")
+        inside = next(
+            (shape[len(a) : len(shape) - len(b)] for a, b in _SHAPES if shape.startswith(a) and shape.endswith(b)), ""
+        )
         self.ids[id] = (inside.strip() or text, line)
         return id
 
     def _connect(self, sources: Sequence[str], arrow: re.Match[str] | None, targets: Sequence[str]) -> None:
         if arrow is None:
             return
-        words = next((word for word in arrow.group("label", "solid", "thick", "dots") if word), "")
+        words = next((word for word in arrow.group("label", "solid", "dots") if word), "")
         dotted = arrow.group().startswith("-.")
         for target in targets:
-            waits = len(sources) > 1 and not words.strip() and not dotted and _TERMINALS.get(target, target) != "END"
+            waits = len(sources) > 1 and not words.strip() and not dotted and target != "END"
             join = tuple(sources) if waits else ()
             self.arrows += [Edge(source, target, _plain(words), dotted, join, self.line) for source in sources]
 
@@ -264,10 +261,6 @@ class _Reader:
         return FlowError(f"cannot read {rest!r} in the line {line!r}; lines look like 'a --> b -->|label| c'", self.line)
 
 
-def _has_shape(text: str, opening: str, closing: str) -> bool:
-    return text.startswith(opening) and text.endswith(closing)
-
-
 def _plain(text: str) -> str:
     """A label or a text as it is shown: without quotes, tags and entities."""
     text = text.strip()
@@ -283,41 +276,14 @@ def _plain(text: str) -> str:
 # Names as ids
 
 
-def _safe_id(name: str) -> str:
-    """A name as LangGraph writes it: letters, digits, `_` and `-` as they are, others as a backslash and their number."""
-    return "".join(one if re.fullmatch(r"[A-Za-z0-9_-]", one) else f"\\{ord(one):x}" for one in name)
-
-
-def _veiled_id(name: str) -> str:
-    """A name that means something else in Mermaid (`end`), with its first letter written as its number."""
-    return f"\\{ord(name[0]):x}{name[1:]}"
-
-
-def _decode(id: str, text: str) -> str:
-    """The name that an id stands for. Where a number ends is not written: the text decides, if it is the name."""
-    if "\\" not in id:
-        return _TERMINALS.get(id, id)
-    raw = text.strip('"').partition("<hr/>")[0]
-    for name in (raw, raw.removeprefix("<p>").removesuffix("</p>"), _plain(text)):
-        if name and id in (_safe_id(name), _veiled_id(name)):
-            return name
-
-    def character(found: re.Match[str]) -> str:
-        one = chr(int(found[1], 16))
-        return found[0] if one.isalnum() else one  # letters and digits are never written so: it is a longer number
-
-    return re.sub(r"\\([2-7][0-9a-f])", character, id)
-
-
 def _written_id(name: str) -> str:
-    """A node's name as an id, followed by the name as its text where the id is not the name itself."""
-    if name in _RESERVED:
-        id = _veiled_id(name)
-    elif re.fullmatch(r"[^\W\d][\w+]*(?:[.-][\w+]+)*", name):
+    """A node's name as an id. Of a name that Mermaid would read as something else, some characters stand as a backslash and their number, and
+    the name follows as the node's text, which tells it when it is read."""
+    if name not in _RESERVED and re.fullmatch(r"[^\W\d][\w+]*(?:[.-][\w+]+)*", name):
         return name
-    else:
-        id = _safe_id(name)
-    return f'{id}["{_entities(name)}"]'
+    first, *rest = (one if re.fullmatch(r"[A-Za-z0-9_-]", one) else f"\\{ord(one):x}" for one in name)
+    id = f"\\{ord(first):x}" if name in _RESERVED else first
+    return f'{"".join([id, *rest])}["{_entities(name)}"]'
 
 
 _RESERVED = frozenset(

@@ -104,7 +104,7 @@ def add_node(builder: Any, name: str, kind: str, targets: list[str]) -> None:
 
 
 def is_short(state: Trail) -> bool:
-    return len(state["seen"]) < 12
+    return len(state["seen"]) < 6  # sends to three places at every step are 3 ** 6 tasks
 
 
 def choose(outcomes: list[Any]) -> Any:
@@ -146,18 +146,15 @@ def test_the_nodes_run_in_the_same_order(steps: list[Step]) -> None:
     assert sorted(again.builder.waiting_edges) == sorted(graph.builder.waiting_edges)
     assert order(rewire(again, drawn)) == ran
     assert not check(drawn, graph)
-    # LangGraph's own drawing of it does not tell Sends that are not announced from outcomes, which run in the same way.
-    assert order(rewire(graph, graph.get_graph().draw_mermaid())) == ran
 
 
 @pytest.mark.parametrize("name", [*METHODS, *SERVED_GRAPHS, "run", *(f"adamem?mode={mode}" for mode in MODES)])
-def test_every_graph_is_read_from_both_drawings(name: str) -> None:
+def test_every_graph_is_read_from_its_drawing(name: str) -> None:
     graph = run.build(blueprint("jitrl")) if name == "run" else load_graph(name)
-    for text in (to_mermaid(graph), graph.get_graph().draw_mermaid()):
-        again = rewire(graph, text)
-        assert set(parse_flow(to_mermaid(again))) == set(parse_flow(to_mermaid(graph)))
-        assert type(again) is type(graph)
-        assert again.config == graph.config
+    again = rewire(graph, to_mermaid(graph))
+    assert set(parse_flow(to_mermaid(again))) == set(parse_flow(to_mermaid(graph)))
+    assert type(again) is type(graph)
+    assert again.config == graph.config
 
 
 def node(name: str) -> Any:
@@ -184,9 +181,6 @@ def test_a_join_is_kept_and_two_arrows_are_two_edges() -> None:
         StateGraph(Trail), to_mermaid(graph).replace("b & c --> d --> END", "b --> d --> END\n c --> d"), nodes
     ).compile()
     assert two.invoke({"seen": []})["seen"] == ["a", "c", "b", "d", "d"]
-    own = graph.get_graph().draw_mermaid()  # which shows no joins
-    assert "&" not in own.replace("&nbsp;", "")
-    assert rewire(graph, own).builder.waiting_edges == {(("b", "c"), "d")}
 
 
 def test_an_edited_drawing_keeps_policies_pauses_and_checkpoints() -> None:
@@ -230,23 +224,23 @@ def supervisor() -> Any:
     return builder.compile()
 
 
-def test_a_supervisor_is_read_from_both_drawings() -> None:
+def test_a_supervisor_is_read_from_its_drawing() -> None:
     graph = supervisor()
     seen = ["supervisor", "research", "supervisor", "code", "supervisor"]
     nodes = {name: spec.runnable.func for name, spec in graph.builder.nodes.items()}
-    for text in (to_mermaid(graph), graph.get_graph().draw_mermaid()):
-        assert {(e.source, e.target) for e in parse_flow(text)} == {
-            *(("START", "supervisor"), ("supervisor", "research"), ("supervisor", "code"), ("supervisor", "END")),
-            *(("research", "supervisor"), ("code", "supervisor")),
-        }
-        assert rewire(graph, text).invoke({"seen": []})["seen"] == seen
-        assert wire(StateGraph(Trail), text, nodes).compile().invoke({"seen": []})["seen"] == seen
-    lost = to_mermaid(graph).replace("  supervisor -->|code| code --> supervisor\n", "")
+    text = to_mermaid(graph)
+    assert {(e.source, e.target) for e in parse_flow(text)} == {
+        *(("START", "supervisor"), ("supervisor", "research"), ("supervisor", "code"), ("supervisor", "END")),
+        *(("research", "supervisor"), ("code", "supervisor")),
+    }
+    assert rewire(graph, text).invoke({"seen": []})["seen"] == seen
+    assert wire(StateGraph(Trail), text, nodes).compile().invoke({"seen": []})["seen"] == seen
+    lost = text.replace("  supervisor -->|code| code --> supervisor\n", "")
     with pytest.raises(FlowError, match="a Command of 'supervisor' may lead to 'code', but no arrow does"):
         rewire(graph, lost)
 
 
-def test_an_agent_of_langchain_is_read_from_its_own_drawing() -> None:
+def test_an_agent_of_langchain_is_read_from_its_drawing() -> None:
     agents = pytest.importorskip("langchain.agents")
     from langchain.agents.middleware import HumanInTheLoopMiddleware
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
@@ -267,14 +261,14 @@ def test_an_agent_of_langchain_is_read_from_its_own_drawing() -> None:
         model = Model(messages=iter([AIMessage("", tool_calls=calls), AIMessage("It is sent.")]))
         return agents.create_agent(model, [order_status], middleware=[HumanInTheLoopMiddleware(interrupt_on={})])
 
-    for text in (agent().get_graph().draw_mermaid(), to_mermaid(agent())):
-        names = {name for edge in parse_flow(text) for name in (edge.source, edge.target)}
-        assert names == {"START", "END", "model", "tools", "HumanInTheLoopMiddleware.after_model"}
-        again = rewire(agent(), text)
-        assert [m.text for m in again.invoke({"messages": "Where is order 7?"})["messages"][-2:]] == ["sent", "It is sent."]
+    text = to_mermaid(agent())
+    names = {name for edge in parse_flow(text) for name in (edge.source, edge.target)}
+    assert names == {"START", "END", "model", "tools", "HumanInTheLoopMiddleware.after_model"}
+    again = rewire(agent(), text)
+    assert [m.text for m in again.invoke({"messages": "Where is order 7?"})["messages"][-2:]] == ["sent", "It is sent."]
 
 
-def test_the_arrow_that_langgraph_adds_to_a_graph_without_an_end_is_left_out() -> None:
+def test_a_graph_without_an_end_is_drawn_without_one() -> None:
     builder = StateGraph(Trail)
     builder.add_node("a", node("a"))
     builder.add_node("b", node("b"))
@@ -282,16 +276,7 @@ def test_the_arrow_that_langgraph_adds_to_a_graph_without_an_end_is_left_out() -
     builder.add_edge("a", "b")
     builder.add_conditional_edges("b", lambda state: ["a"] if len(state["seen"]) < 4 else [], {"a": "a"})
     graph = builder.compile()
-    assert "b -.-> __end__" in graph.get_graph().draw_mermaid()
-    for text in (graph.get_graph().draw_mermaid(), to_mermaid(graph)):
-        assert order(rewire(graph, text)) == [["a"], ["b"], ["a"], ["b"]]
-
-
-def test_a_drawing_of_the_inside_is_refused_in_words() -> None:
-    inner = wire(StateGraph(Trail), "flowchart LR\n START --> a --> END", {"a": node("a")}).compile()
-    outer = wire(StateGraph(Trail), "flowchart LR\n START --> inner --> END", {"inner": inner}).compile()
-    with pytest.raises(FlowError, match="with xray shows the inside of 'inner', which is one node"):
-        rewire(outer, outer.get_graph(xray=True).draw_mermaid())
+    assert order(rewire(graph, to_mermaid(graph))) == [["a"], ["b"], ["a"], ["b"]]
 
 
 def test_two_branches_of_one_node_keep_their_own_outcomes() -> None:
