@@ -104,7 +104,7 @@ def add_node(builder: Any, name: str, kind: str, targets: list[str]) -> None:
 
 
 def is_short(state: Trail) -> bool:
-    return len(state["seen"]) < 6  # sends to three places at every step are 3 ** 6 tasks
+    return len(state["seen"]) < 12
 
 
 def choose(outcomes: list[Any]) -> Any:
@@ -125,7 +125,7 @@ def order(graph: Any) -> list[list[str]]:
     """The nodes that ran in each super-step, also of a graph that runs on and on."""
     ran: list[list[str]] = []
     try:
-        for update in graph.stream({"seen": []}, {"recursion_limit": 25}, stream_mode="debug"):
+        for update in graph.stream({"seen": []}, {"recursion_limit": 12}, stream_mode="debug"):
             if update["type"] == "task":
                 ran += [[] for _ in range(update["step"] - len(ran))]
                 ran[-1] = sorted([*ran[-1], update["payload"]["name"]])  # within a step they run at the same time
