@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_two_processes_and_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
-    count = 12
+    count = 8
 
     def start(name: str) -> subprocess.Popen[bytes]:
         arguments = [str(Path(__file__).parents[2] / "notebooks"), server, name, str(count), str(tmp_path / f"{name}.txt")]
@@ -64,7 +64,7 @@ def test_two_processes_and_kills_lose_and_double_nothing(server: str, tmp_path: 
     killed = start("killed")
     while killed.poll() is None or killed.returncode != 0:
         before = finished("killed")
-        if kills < 3:
+        if kills < 2:
             wait_until(lambda before=before: killed.poll() is not None or finished("killed") >= before + 2)
             killed.kill()
             kills += 1

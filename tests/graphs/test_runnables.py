@@ -161,7 +161,8 @@ ASYNC_CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "async parallel": lambda graph, input: (RunnableParallel(one=graph) | (lambda found: found["one"])).ainvoke(input),
     "async fallback": lambda graph, input: RunnableLambda(fails).with_fallbacks([graph]).ainvoke(input),
 }
-QUICK = ("static", *AGENTS)
+QUICK = ("static", "lessons", "jitrl-agent", "claas-agent")
+"""Those whose model, messages and store are asked in ways of their own; the others are wrapped alike."""
 
 
 def long_unless_quick(names: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
+from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
@@ -236,40 +236,6 @@ def test_no_prompt_outgrows_the_window(window: int, k: int, length: int, wide: i
     if len(lengths) < k:  # there was no room for the next step
         cut = lengths and lengths[-1] < length
         assert window // 2 - len(told) < len("Attempt 9:\nroom 9…\n> go\n= 1\n…\ntotal 12\n") + 5 * wide + 11 * (1 + bool(cut))
-
-
-@pytest.mark.parametrize("window", [700, 2000])
-def test_prompts_of_an_episode_fit_the_window(window: int, tmp_path: Path) -> None:
-    longest = 0
-
-    @dataclass(frozen=True)
-    class Counting:
-        seen: PromptView
-
-        def __call__(self, state: Any) -> dict[str, Any]:
-            nonlocal longest
-            shown = self.seen(state)
-            longest = max(longest, sum(map(len, shown.values())))
-            return {"candidates": [Candidate(random.Random(state["step"]).choice(state["observation"].actions), 0.0)]}
-
-    many = [replace(WALKED, id=f"gold/{n}", episode=n) for n in range(8)]
-    inputs = MethodInputs(TOY, Journal(), Counting, prompting=Prompting(count_tokens=len, window=window, reserved_tokens=0))
-    graph = synapse.build(inputs, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), max_memory_tokens=window // 3))
-    run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=2))
-    assert window // 2 < longest <= window
-
-
-def test_who_cannot_say_what_success_is_must_be_told() -> None:
-    class Silent(KeywordKeep):
-        solved = None  # type: ignore[assignment]
-
-    with pytest.raises(UserError, match="toy does not say it; set success_threshold to the least one"):
-        synapse.build(MethodInputs(Silent(), Journal()))
-    judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
-    with pytest.raises(UserError, match="scale of their own"):
-        synapse.build(MethodInputs(TOY, Journal(), judge=judge))
-    for enough in (Synapse(success_threshold=3.0), Synapse(outcomes="all")):
-        synapse.build(MethodInputs(Silent(), Journal(), judge=judge), enough)
 
 
 def scaled(id: str, run: str, reward: float) -> Trajectory:

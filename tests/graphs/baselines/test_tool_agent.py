@@ -8,7 +8,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -441,16 +440,6 @@ async def test_one_graph_plays_many_rollouts_at_once_and_their_sessions_never_mi
     assert [out["score"] for out in played] == [1.0] * 32
     assert all(f"(2, {n})" in out["answer"] for n, out in zip(range(100, 132), played, strict=True))
     assert children() <= before
-
-
-@pytest.mark.slow
-def test_in_threads_too_and_also_when_run_task_and_episode_are_the_same() -> None:
-    """The accept test plays both libraries with the same run, problem and number."""
-    graph, _ = agent(by_task)
-    with ThreadPoolExecutor(8) as pool:
-        played = list(pool.map(lambda _: play(graph, seed=77), range(16)))
-    assert [out["score"] for out in played] == [1.0] * 16
-    assert all("(2, 77)" in out["answer"] for out in played)
 
 
 class Watched:

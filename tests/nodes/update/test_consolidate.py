@@ -251,14 +251,6 @@ def test_the_version_does_not_depend_on_which_group_ended_first() -> None:  # D1
         assert len(seen) == 1
 
 
-async def test_done_twice_it_is_done_once() -> None:
-    known, reply = critic(ADD), plan({"op": "add", "text": CHECK, "from": [1]})
-    node = consolidate(Scripted(reply), known)
-    assert node.invoke(step(compared("a", add(CHECK)))) == await node.ainvoke(step(compared("a", add(CHECK))))
-    assert known.versions.names() == ["r/0", "r/1"]
-    assert await node.ainvoke(step()) == {"candidate": ""}
-
-
 def test_votes_and_showings_are_counted() -> None:
     known = critic(ADD, CHECK, tasks={"a": Task("a", "a sum"), "b": Task("b", "check it")})
     votes = [
@@ -270,14 +262,6 @@ def test_votes_and_showings_are_counted() -> None:
     assert (first.helpful, second.harmful, third.shown) == (2, 1, 0)
     assert (first.shown, second.shown) == (2, 3)
     assert third.instruction == "check it"
-
-
-def test_votes_alone_make_a_version_of_the_same_texts() -> None:
-    known = critic(ADD)
-    out = consolidate(Silent(), known).invoke(step(compared("a", votes=(("L0", 1),))))
-    assert out["candidate"] == "r/1"
-    assert known.versions.at("r/1").key == known.versions.at("r/0").key
-    assert known.versions.at("r/1").lesson("L0").helpful == 1
 
 
 @pytest.mark.parametrize("how", ["model", "code"])

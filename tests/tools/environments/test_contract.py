@@ -51,7 +51,7 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "bfcl": FunctionCalling,
 }
 QUICK = ("coin", "sorting", "simonsays")
-SLOW = ("cookingworld", "twc", "countdown", "knights_knaves")
+SLOW = ("twc", "countdown")
 """The other games and generators are run by the same code: their turn comes with all tests."""
 
 
