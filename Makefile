@@ -26,12 +26,16 @@ export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test quick slow test-all check audit bench clean
+.PHONY: run test quick slow quick-and-slow test-all check audit bench clean
 
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
 
-test: quick $(if $(CI),slow check)
+# In CI the quick and the slow tests are one run: each process then reads all files of tests once.
+test: $(if $(CI),quick-and-slow check,quick)
+
+quick-and-slow: $(READY)
+	$(PYTEST) -m "$(NOT_ASKED)" $(ARGS)
 
 quick: $(READY)
 	@$(if $(JERICHO_GAMES),$(BIN)/python -c "import jericho" 2>/dev/null || echo "Jericho is not played: pip install --no-deps jericho numpy",\

@@ -50,8 +50,12 @@ def place(job: Job) -> int:
     return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
 
 
-@pytest.mark.parametrize("method", [pytest.param("sft", marks=pytest.mark.long), pytest.param("grpo", marks=pytest.mark.slow)])
-def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happened(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "most"), [pytest.param("sft", 4, marks=pytest.mark.long), pytest.param("grpo", 2, marks=pytest.mark.slow)]
+)
+def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happened(
+    method: str, most: int, tmp_path: Path
+) -> None:
     chance, kills = random.Random(method), 0
     undisturbed = planned(tmp_path / "undisturbed", method)
     assert play((undisturbed,)) is None
@@ -74,9 +78,9 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
 
         wait_until(is_time)
         wait_at_random(chance, 0.05)
-        if process.is_alive() and kills < 4:
+        if process.is_alive() and kills < most:
             kills += 1
             process.kill()
         process.join()
-    assert kills >= 3
+    assert kills >= most - 1
     assert outcome(job) == expected

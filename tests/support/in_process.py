@@ -1,4 +1,4 @@
-"""Runs of the command line that are played in the test's own process: starting workers takes seconds."""
+"""Runs of the command line that are played in the test's own process, without pictures: workers and matplotlib take seconds."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.experiments import pool, run_inputs
+from learngraph.graphs.experiments import figures, pool, report, run_inputs
+from learngraph.graphs.experiments.training_free import report as training_report
+
+DRAW_LIBRARY_CURVES = training_report.draw_library_curves
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -29,6 +32,14 @@ def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
         return found
 
     monkeypatch.setattr(pool, "run_workers", work)
+    monkeypatch.setattr(report, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(training_report, "draw_library_curves", lambda *_: None)
     monkeypatch.chdir(folder)
     run_inputs.shared_environment.cache_clear()
     return folder
+
+
+def draw_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runs of this test draw their pictures after all."""
+    monkeypatch.setattr(report, "draw_figures", figures.draw_figures)
+    monkeypatch.setattr(training_report, "draw_library_curves", DRAW_LIBRARY_CURVES)

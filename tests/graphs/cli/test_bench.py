@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from in_process import play_in_process
+from in_process import draw_pictures, play_in_process
 from openai_server import OpenAIServer
 
 from learngraph import graphs
@@ -224,7 +224,8 @@ def test_a_command_is_refused_in_words(here: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_tables_pages_and_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_pages_and_files(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_pictures(monkeypatch)
     assert bench(write('title = "Tiny"\n' + TINY)) == 0
     shown = capsys.readouterr().out
     page = Path("runs/bench-tiny/results.md").read_text()
@@ -540,7 +541,10 @@ def test_only_some_are_played(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_prices_make_dollars_and_nothing_else_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prices_make_dollars_and_nothing_else_does(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_pictures(monkeypatch)
     with OpenAIServer(lambda request: "Action: wait") as server:
         text = TINY.replace('"uniform"', f'{{ name = "openai:me", base_url = "{server.url}", price_in = 3, price_out = 10 }}')
         assert bench(write(text.replace('"random"', '"react"').replace("horizon = 6", "horizon = 2"))) == 0

