@@ -23,7 +23,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import tool
 from openai_server import OpenAIServer
 from typing_extensions import TypedDict
-from waiting import let_others_run, wait_at_random
+from waiting import PATIENCE, let_others_run, wait_at_random
 
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
@@ -231,7 +231,7 @@ async def test_a_call_that_is_broken_off_is_not_stored() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(model.ainvoke(QUESTION), 0.01)
     assert stored(model.cache) == 0
-    assert (await asyncio.wait_for(recorded(None, model.cache, slots=model.slots).ainvoke(QUESTION), 5)).text == "1"
+    assert (await asyncio.wait_for(recorded(None, model.cache, slots=model.slots).ainvoke(QUESTION), PATIENCE)).text == "1"
 
 
 # Under Ask, with seeds
@@ -450,7 +450,7 @@ def test_slots_hold_for_threads_and_loops_together() -> None:
     with ThreadPoolExecutor(10) as pool:
         work = [*(pool.submit(thread, n) for n in range(6)), *(pool.submit(asyncio.run, many()) for _ in range(2))]
         for done in work:
-            done.result(timeout=60)
+            done.result(timeout=PATIENCE)
     assert (crowd.total, crowd.inside, crowd.most) == (60 + 160, 0, 3), "never more, and all three were used"
     assert slots._free == 3
 
@@ -478,7 +478,7 @@ def test_who_gives_up_waiting_takes_no_slot(work: list[tuple[int, bool]], limit:
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 task.cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
         assert crowd.most <= limit
         assert crowd.inside == 0
         assert slots._free == limit
@@ -501,7 +501,7 @@ def test_a_slot_comes_back_from_a_loop_that_ended_with_its_waiters() -> None:
     with slots:
         asyncio.run(given_up())
     assert slots._free == 1
-    asyncio.run(asyncio.wait_for(one(), 5))
+    asyncio.run(asyncio.wait_for(one(), PATIENCE))
 
 
 async def test_slots_are_given_in_the_order_of_coming_and_what_is_stored_takes_none() -> None:

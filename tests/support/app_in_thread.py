@@ -5,6 +5,7 @@ import threading
 from typing import Self
 
 from aiohttp import web
+from waiting import PATIENCE
 
 
 class AppInThread:
@@ -24,7 +25,7 @@ class AppInThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(PATIENCE)
         return self
 
     def __exit__(self, *_: object) -> None:

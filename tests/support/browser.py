@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from waiting import let_others_run
+from waiting import PATIENCE, let_others_run
 
 from learngraph.tools.environments.support.chromium import find_chromium
 
@@ -43,7 +43,7 @@ class Browser:
         )
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 while (found := re.search(rb"ws://([\d.:]+)/", await process.stderr.readline())) is None:
                     assert process.returncode is None, "the browser did not start"
             async with aiohttp.ClientSession() as client:
@@ -63,7 +63,7 @@ class Browser:
         """One command and its result."""
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 message = json.loads(await self._socket.receive_str())
                 if message.get("id") == self._number:
@@ -79,7 +79,7 @@ class Browser:
 
     async def loaded(self) -> None:
         """Wait for the page to be there."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while await self.run("location.href == 'about:blank' || document.readyState != 'complete'"):
                 await let_others_run()
 

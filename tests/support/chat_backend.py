@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from waiting import let_others_run
+from waiting import PATIENCE, let_others_run
 
 from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownAdapter, UnknownExchange, UnknownVersion
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, ExchangeQuery, Feedback, FeedbackReceipt, Piece, Reply
@@ -285,7 +285,7 @@ def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    ready.wait(10)
+    ready.wait(PATIENCE)
     try:
         yield found[0]
     finally:

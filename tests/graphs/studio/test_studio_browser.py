@@ -289,7 +289,7 @@ async def test_the_widget_shows_a_run_and_asks_its_kernel(tmp_path: Path) -> Non
           module.default.render({ model, el: document.getElementById("here") });
         })()"""
         await opened.run(script % (json.dumps(widget_module()), json.dumps(shown.view)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await opened.run("document.querySelector('.bars') !== null"):
                 for message in json.loads(await opened.run("JSON.stringify(model.asked.splice(0))")):
                     answer = json.dumps(shown.answer(message))

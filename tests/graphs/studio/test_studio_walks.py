@@ -17,6 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import interrupt
 from studio_runs import play_run
 from typing_extensions import TypedDict
+from waiting import PATIENCE
 
 import learngraph
 from learngraph.graphs.studio.command import open_studio
@@ -137,7 +138,7 @@ def test_while_a_node_runs_others_wait_and_stop_ends_the_run_after_it() -> None:
 
     def slow(state: Count) -> Count:
         going.set()
-        free.wait(20)
+        free.wait(PATIENCE)
         return add(state)
 
     walks = session(counter(add=slow))
@@ -145,14 +146,14 @@ def test_while_a_node_runs_others_wait_and_stop_ends_the_run_after_it() -> None:
     running = threading.Thread(target=walks.act, args=("finish", "b0", place))
     running.start()
     try:
-        assert going.wait(20)
+        assert going.wait(PATIENCE)
         assert walks.overview()["state"] == "running"
         with pytest.raises(StudioError, match="the walk is running"):
             walks.act("step", "b0", place)
         walks.act("stop", "b0", "")
     finally:
         free.set()
-        running.join(20)
+        running.join(PATIENCE)
     assert current(walks.overview())["note"] == "before check"
 
 
@@ -434,12 +435,12 @@ def test_the_command_prints_a_link_answers_it_and_ends_with_ctrl_c(tmp_path: Pat
         link = process.stdout.readline().strip()
         home, _, key = link.partition("#key=")
         asked = urllib.request.Request(f"{home}ask/runs", data=b"{}", headers={"x-studio-key": key})
-        with urllib.request.urlopen(asked, timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
             assert json.load(answer)[0]["runs"][0]["title"] == "jitrl, seed 0"
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(urllib.request.Request(f"{home}ask/runs", data=b"{}"), timeout=20)
+            urllib.request.urlopen(urllib.request.Request(f"{home}ask/runs", data=b"{}"), timeout=PATIENCE)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
     finally:
         process.kill()
     assert (process.returncode, said) in ((0, ""), (130, ""))

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from postgres_server import BIN, PostgresServer, temporary_server
 from urn_service import idle, serving, turns
-from waiting import let_others_run, wait_at_random, wait_until
+from waiting import PATIENCE, let_others_run, wait_at_random, wait_until
 
 from learngraph.graphs.cli.serve import _check_buffer
 from learngraph.graphs.cli.serve_options import ServeOptions
@@ -261,7 +261,7 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
     ids = []
     for _ in range(2):
         with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret]) as (address, key, process):
-            client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=30)
+            client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE)
             ids.append(client.post("/v1/chat/completions", json=said).json()["id"])
             for id in ids:  # also of a reply that was served before the kill
                 assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
@@ -273,6 +273,6 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
 
 
 async def settle(is_done: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not await asyncio.to_thread(is_done):
             await let_others_run()

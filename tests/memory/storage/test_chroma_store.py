@@ -25,7 +25,7 @@ import pytest
 from chroma_server import chroma_server
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
-from waiting import wait_at_random, wait_until
+from waiting import PATIENCE, wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage import chroma_collections
@@ -445,7 +445,7 @@ class FaultyServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 if outer.fault in (0, 200):
-                    there = httpx.request(self.command, behind + self.path, content=body, timeout=30)
+                    there = httpx.request(self.command, behind + self.path, content=body, timeout=PATIENCE)
                     status, said = there.status_code, there.content[: len(there.content) // 2 if outer.fault else None]
                 else:
                     status, said = outer.fault, b"<html>Sorry</html>"

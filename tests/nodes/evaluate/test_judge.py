@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from waiting import PATIENCE
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
@@ -476,7 +477,7 @@ def test_judges_are_asked_at_the_same_time_in_async() -> None:
 
         class Waiting(Ensemble):
             async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-                await asyncio.wait_for(met.wait(), 5)
+                await asyncio.wait_for(met.wait(), PATIENCE)
                 return await super().ainvoke(input, config)
 
         return await Ensemble((Waiting((says(1.0),)), Waiting((says(3.0),)))).ainvoke({"run": "r", "step": 1})

@@ -83,7 +83,7 @@ def untouched() -> Iterator[None]:
 
 @pytest.fixture
 def session() -> Iterator[Interpreter]:
-    with Interpreter(seconds=5) as opened:
+    with Interpreter(seconds=PATIENCE) as opened:
         yield opened
 
 
@@ -176,7 +176,7 @@ def test_numpy_and_sympy_can_be_imported(session: Interpreter) -> None:
     for name in ("numpy", "sympy", "scipy"):
         pytest.importorskip(name)
     code = "import numpy, scipy.optimize, sympy\nx = sympy.symbols('x')\nsympy.factor(x**2 - 1), numpy.linalg.det(numpy.eye(2))"
-    with Interpreter(seconds=60) as patient:
+    with Interpreter(seconds=PATIENCE) as patient:
         assert patient.run(code).text == "((x - 1)*(x + 1), np.float64(1.0))\n"
 
 
@@ -207,7 +207,7 @@ def test_long_output_loses_its_middle() -> None:
 
 @pytest.mark.slow
 def test_200_megabytes_are_read_away() -> None:
-    with Interpreter(seconds=60, cpu_seconds=100) as session:
+    with Interpreter(seconds=PATIENCE, cpu_seconds=100) as session:
         cell = session.run("line = 'x' * 1023 + '\\n'\nfor _ in range(200):\n    print(line * 1024, end='')\nprint('the end')")
         assert cell.status == "done"
         assert cell.text.endswith("xxx\nthe end\n")
@@ -277,12 +277,14 @@ def test_a_closed_or_replaced_output_is_there_again(session: Interpreter) -> Non
 
 
 def test_a_loop_is_stopped_where_it_is_and_the_next_cell_is_told() -> None:
-    with Interpreter(seconds=0.5) as session:
+    with Interpreter(seconds=PATIENCE) as session:
         session.run("x = 1")
+        session.seconds = 0.5
         cell = session.run("print('started')\nn = 0\nwhile True:\n    n += 1")
         assert cell.status == "stopped"
         assert cell.text.startswith("started\n[Stopped: it ran for more than 0.5 s (line ")
         assert "Its variables are lost.]" in cell.text
+        session.seconds = PATIENCE
         after = session.run("x")
         assert after.text.startswith("[A new session: the variables of earlier cells are lost.]\nTraceback")
         assert "NameError" in after.text
@@ -311,13 +313,13 @@ def test_nothing_keeps_a_cell_from_being_stopped(session: Interpreter, code: str
     if "os.kill" not in code:  # which is refused in words
         assert cell.status == "stopped"
         assert "it ran for more than 0.2 s" in cell.text
-    session.seconds = 5
+    session.seconds = PATIENCE
     assert session.run("2").text.endswith("2\n")
 
 
 @pytest.mark.slow
 def test_cpu_seconds_are_limited() -> None:
-    with Interpreter(seconds=20, cpu_seconds=1) as session:
+    with Interpreter(seconds=PATIENCE, cpu_seconds=1) as session:
         cell = session.run("while True: pass")
         assert (cell.status, cell.text) == ("died", "[The session used up its 1 s of CPU time. Its variables are lost.]\n")
 
@@ -330,7 +332,7 @@ def test_ten_gigabytes_are_refused_and_the_session_goes_on(session: Interpreter)
 
 
 def test_memory_that_fills_up_is_limited() -> None:
-    with Interpreter(memory_mib=200, seconds=20) as session:
+    with Interpreter(memory_mib=200, seconds=PATIENCE) as session:
         cell = session.run("a = []\nwhile True:\n    a.append(bytearray(10**6))")
         assert cell.status in ("raised", "died")
         assert "MemoryError" in cell.text or cell.status == "died"
@@ -369,7 +371,7 @@ def test_left_threads_end_with_the_session(session: Interpreter) -> None:
 
 
 def test_too_many_threads_are_stopped() -> None:
-    with Interpreter(seconds=10, max_threads=20, memory_mib=4096) as session:
+    with Interpreter(seconds=PATIENCE, max_threads=20, memory_mib=4096) as session:
         code = "import threading, time\nthreading.stack_size(65536)\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"
         cell = session.run(code)
         assert cell.status in ("stopped", "raised")
@@ -459,7 +461,7 @@ open('a/w/file', 'w').close()
 
 @pytest.mark.slow
 def test_a_folder_deeper_than_paths_are_long_goes_too() -> None:
-    with Interpreter(seconds=20, max_files=10**6) as session:
+    with Interpreter(seconds=PATIENCE, max_files=10**6) as session:
         session.run("pass")
         folder = session.folder
         assert folder is not None
@@ -470,10 +472,10 @@ def test_a_folder_deeper_than_paths_are_long_goes_too() -> None:
 
 
 def test_the_disk_is_limited() -> None:
-    with Interpreter(seconds=20, disk_mib=2) as session:
+    with Interpreter(seconds=PATIENCE, disk_mib=2) as session:
         assert "File too large" in session.run("open('a', 'wb').write(bytes(10**7))").text
         assert "more than 2 MiB" in session.run("for n in range(5): open(str(n), 'wb').write(bytes(10**6))").text
-    with Interpreter(seconds=20, max_files=50) as session:
+    with Interpreter(seconds=PATIENCE, max_files=50) as session:
         cell = session.run("n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1")
         assert (cell.status, "more than 50 files" in cell.text) == ("stopped", True)
 
@@ -605,7 +607,7 @@ def walled(
 ) -> Iterator[Interpreter]:
     """A session with all walls, as older kernels build them."""
     monkeypatch.setattr(module, "_CHILD", capped(tmp_path, request.param))
-    with Interpreter(seconds=5, strict=True) as opened:
+    with Interpreter(seconds=PATIENCE, strict=True) as opened:
         try:
             opened.run("import ctypes, fcntl, os, struct\nlibc = ctypes.CDLL(None, use_errno=True)")
         except InterpreterError:
@@ -698,18 +700,22 @@ FORGED = [
 
 def test_forged_answers_cost_a_session_its_variables_at_most() -> None:
     for body in FORGED:
-        with Interpreter(seconds=5) as session:
+        with Interpreter(seconds=PATIENCE) as session:
             session.run(FORGE)
+            session.seconds = 5
             forged = session.run(f"forge({body})\n'own'")
             assert forged.status in ("done", "died", "stopped", "raised"), body
+            session.seconds = PATIENCE
             session.run("'next'")
             assert session.run("'healthy'").text.endswith("'healthy'\n"), body
 
 
 def test_half_a_frame_and_silence_is_stopped_in_time() -> None:
-    with Interpreter(seconds=0.5) as session:
+    with Interpreter(seconds=PATIENCE) as session:
         session.run(FORGE)
+        session.seconds = 0.5
         session.run("for fd in range(3, 60):\n    try: os.write(fd, b'\\0\\0')\n    except OSError: pass\nos._exit(0)")
+        session.seconds = PATIENCE
         assert session.run("1").text.endswith("1\n")
 
 
@@ -760,7 +766,7 @@ def test_outputs_of_32_sessions_at_once_never_mix() -> None:
     """E8: with one process for all, A's result held B's prints, and the host's directory, output and limits were changed."""
 
     def play(me: int) -> list[str]:
-        with Interpreter(seconds=60) as session:
+        with Interpreter(seconds=PATIENCE) as session:
             return [session.run(MIX.format(me=me)).text, session.run("mine").text, session.run("import os; os.getcwd()").text]
 
     with ThreadPoolExecutor(32) as pool:
@@ -785,7 +791,7 @@ async def test_16_sessions_in_one_event_loop_do_not_mix_or_block_it() -> None:
 
 
 async def test_a_cancelled_cell_is_killed() -> None:
-    with Interpreter(seconds=60) as session:
+    with Interpreter(seconds=PATIENCE) as session:
         await session.arun("x = 1")
         running = asyncio.create_task(session.arun(WAIT_FOR_HOST))
         await until(lambda: has_begun(session))
@@ -805,7 +811,7 @@ async def test_cells_of_one_session_take_turns() -> None:
 
 
 def test_closing_ends_a_running_cell_from_another_thread() -> None:
-    session = Interpreter(seconds=60)
+    session = Interpreter(seconds=PATIENCE)
     session.run("1")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.run, WAIT_FOR_HOST)
@@ -818,7 +824,7 @@ def test_closing_ends_a_running_cell_from_another_thread() -> None:
 
 
 async def test_closing_in_the_loop_of_a_running_cell_does_not_wait_for_it() -> None:
-    session = Interpreter(seconds=60)
+    session = Interpreter(seconds=PATIENCE)
     await session.arun("1")
     running = asyncio.create_task(session.arun(WAIT_FOR_HOST))
     await until(lambda: has_begun(session))
@@ -859,7 +865,7 @@ def test_a_session_ends_with_its_host(then: str, signalled: bool) -> None:
     if signalled:
         wait_at_random(Random(then), 0.2)
         started.kill()
-    started.wait(timeout=20)
+    started.wait(timeout=PATIENCE)
     started.stdout.close()
     wait_until(lambda: has_ended(int(pid)))
     if signalled:  # nobody was left to sweep up

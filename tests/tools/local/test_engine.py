@@ -14,7 +14,7 @@ import pytest
 import torch
 from chats import HERMES, learn_by_heart
 from langchain_core.messages import HumanMessage
-from waiting import let_others_run, until
+from waiting import PATIENCE, let_others_run, until
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
@@ -130,7 +130,7 @@ async def test_a_long_prompt_holds_up_nobody_and_the_choices_of_a_request_share_
 
     def slow(model: LocalChatModel, text: str) -> list[int]:
         at_work.set()
-        assert seen.wait(60), "the event loop stood still while a prompt was read"
+        assert seen.wait(PATIENCE), "the event loop stood still while a prompt was read"
         return known(model, text)
 
     monkeypatch.setattr(LocalChatModel, "get_token_ids", slow)
@@ -358,8 +358,8 @@ async def test_unloading_waits_for_those_who_began(tiny: str, engine: LocalEngin
     _, said, _ = await rest(stream)
     assert said.version == "v0"
     assert said.logprobs == pytest.approx(peft_logprobs(tiny, adapters[0], said), abs=0.2)  # the end was not allowed
-    await asyncio.wait_for(leaving, 60)
-    await asyncio.wait_for(back, 60)
+    await asyncio.wait_for(leaving, PATIENCE)
+    await asyncio.wait_for(back, PATIENCE)
     assert (await reply(engine, ask("hello"), "v0")).version == "v0"
     await engine.unload("v0")
     await engine.unload("v0")  # nothing to do
@@ -469,13 +469,13 @@ async def test_closing_a_stream_frees_its_place(start: Callable[..., LocalEngine
     await let_others_run()
     assert not waiting.done()
     await stream.aclose()
-    assert (await asyncio.wait_for(waiting, 60)).finish in ("stop", "length")
+    assert (await asyncio.wait_for(waiting, PATIENCE)).finish in ("stop", "length")
     cancelled = asyncio.create_task(reply(engine, endless))
     await until(lambda: engine._base.users)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    await asyncio.wait_for(reply(engine, ask("hello")), 60)
+    await asyncio.wait_for(reply(engine, ask("hello")), PATIENCE)
     assert engine.counts.cancelled == 2
     assert not engine._base.users
 
@@ -486,7 +486,7 @@ async def test_a_slow_client_holds_up_nobody_and_misses_nothing(engine: LocalEng
     first = await anext(slow)
     assert isinstance(first, Piece)
     for i in range(3):
-        await asyncio.wait_for(reply(engine, ask("hello", seed=i, max_tokens=100)), 60)
+        await asyncio.wait_for(reply(engine, ask("hello", seed=i, max_tokens=100)), PATIENCE)
     await until(lambda: not engine._base.users)  # the slow one's reply is long done
     text, said, pieces = await rest(slow)
     assert first.text + text == said.text
@@ -962,7 +962,7 @@ async def test_prompts_are_read_tenants_in_turn(engine: LocalEngine, monkeypatch
     order: list[str] = []
 
     def noted(model: LocalChatModel, text: str) -> list[int]:
-        assert go.wait(60)
+        assert go.wait(PATIENCE)
         order.append("rival" if "rival" in text else "acme")
         return known(model, text)
 

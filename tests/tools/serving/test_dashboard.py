@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from waiting import let_others_run
+from waiting import PATIENCE, let_others_run
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
@@ -86,7 +86,7 @@ def test_a_version_answers_by_its_name_and_beside_the_live_one() -> None:
 
 async def until(page: browser.Browser, script: str) -> None:
     """Wait until an expression in the page is true."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not await page.run(script):
             await let_others_run()
 
@@ -144,7 +144,7 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             more["exchanges"][2]["reply"] = "something new"
             await until(page, "document.body.innerText.includes('something new')")  # it brings itself up to date
             await page.run("document.querySelector('button.promote').click()")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while not backend.live:
                     await let_others_run()
             assert backend.live == {("acme", "default"): old["label"]}

@@ -13,7 +13,7 @@ import chat_backend
 import httpx
 import pytest
 import uvicorn
-from waiting import longer_than
+from waiting import PATIENCE, longer_than
 
 from learngraph.tools.serving import tenants
 from learngraph.tools.serving.tenants import FAILED_LOGINS, RateLimitExceeded, Tenant, Tenants
@@ -48,7 +48,7 @@ HALF_BODY = (
 
 
 def half_request(url: httpx.URL, half: bytes = HALF_HEADERS) -> socket.socket:
-    line = socket.create_connection((url.host, url.port), timeout=20)
+    line = socket.create_connection((url.host, url.port), timeout=PATIENCE)
     line.sendall(half)
     return line
 
@@ -79,7 +79,7 @@ def status_of_answer(line: socket.socket) -> int:
 def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
     with serving(monkeypatch, max_connections=10, header_seconds=600) as url:
         lines = [half_request(url, half) for _ in range(40)]
-        answers = [httpx.get(f"{url}/healthz", timeout=10).status_code for _ in range(5)]
+        answers = [httpx.get(f"{url}/healthz", timeout=PATIENCE).status_code for _ in range(5)]
         assert answers == [200] * 5
         assert read_all(lines[0]) == b""  # the oldest was closed
         lines[-1].sendall(
@@ -92,10 +92,12 @@ def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: by
 
 def test_headers_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(monkeypatch, header_seconds=0.3) as url:
-        slow, silent = half_request(url), socket.create_connection((url.host, url.port), timeout=20)
+        slow, silent = half_request(url), socket.create_connection((url.host, url.port), timeout=PATIENCE)
         assert read_all(slow).startswith(b"HTTP/1.1 408 ")
         assert read_all(silent).startswith(b"HTTP/1.1 408 ")
-        with socket.create_connection((url.host, url.port), timeout=20) as line:  # the second request of a connection, too
+        with socket.create_connection(
+            (url.host, url.port), timeout=PATIENCE
+        ) as line:  # the second request of a connection, too
             line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             assert status_of_answer(line) == 200
             line.sendall(b"GET /heal")
@@ -142,7 +144,7 @@ def test_a_body_that_is_too_long_is_answered_and_not_reset(monkeypatch: pytest.M
     body = b"x" * 3_000_000
     with serving(monkeypatch, max_body_bytes=1000) as url:
         for _ in range(20):
-            with socket.create_connection((url.host, url.port), timeout=20) as line:
+            with socket.create_connection((url.host, url.port), timeout=PATIENCE) as line:
                 head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {BEARER['authorization']}\r\n"
                 line.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
                 for start in range(0, len(body), 100_000):  # all of it, as clients do that read the answer afterwards

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from waiting import PATIENCE
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.serving.page_files import PAGES
@@ -137,5 +138,5 @@ def test_it_listens_on_this_machine_only_and_says_when_a_port_is_taken(echo: Ech
             StudioServer(echo, "k", server.port)
     finally:
         server.stop()
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
