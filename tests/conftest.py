@@ -24,7 +24,7 @@ os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A busy machine is no reason to fail; the same examples each time, so that a failure can be repeated.
-settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("steady")
 
 # Nor is it one for a client to give up after httpx's five seconds, where a test sets no limit.

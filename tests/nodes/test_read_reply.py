@@ -177,7 +177,7 @@ MARKS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(WORDS.map(" ".join), min_size=1, max_size=8), st.lists(DECORATIONS, max_size=2), SPELLINGS, MARKS, st.randoms())
 def test_an_admissible_action_comes_back_from_under_any_decoration(
     listed: list[str], decorations: list[str], spell: Any, mark: str, random: Any
@@ -191,7 +191,7 @@ def test_an_admissible_action_comes_back_from_under_any_decoration(
     assert read_action(visible_text(mark.format(written)), tuple(dict.fromkeys(listed))) == (action, True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.lists(st.text(min_size=1, max_size=12), max_size=4))
 def test_reading_raises_nothing_else(reply: str, listed: list[str]) -> None:
     for text in (reply, f"Action: {reply}", f"<think>{reply}", f'{{"options": [{reply}', f"**{reply}**"):
@@ -205,7 +205,7 @@ def test_reading_raises_nothing_else(reply: str, listed: list[str]) -> None:
                 read(shown, tuple(listed))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(WORDS.map(" ".join), SPELLINGS)
 def test_an_action_that_may_be_two_is_refused(action: str, spell: Any) -> None:
     listed = (action, f"the {action}", f"{action}!")

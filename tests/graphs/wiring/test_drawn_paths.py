@@ -98,7 +98,7 @@ class RandomAgent:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6))
 def test_what_ran_is_a_path_of_the_drawing(seed: int) -> None:
     agent = RandomAgent(seed)

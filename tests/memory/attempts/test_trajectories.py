@@ -260,7 +260,7 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.none() | st.integers(1, 4))
 def test_search_equals_brute_force(world, state, instruction, question, limit):
     bank, own = world
@@ -287,7 +287,7 @@ def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state
     assert len(memory) == len(fresh) == len(again)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.integers(0, 6))
 def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, episode):
     """Asked with `before`, a memory that knows the run's later episodes answers as it did when it did not."""

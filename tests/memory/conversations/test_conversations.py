@@ -124,7 +124,7 @@ def talks(draw: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(talks(), st.floats(-10, 10) | st.none())
 def test_actions_and_rewards_survive_the_way_to_messages_and_back(talk: list[Any], reward: float | None) -> None:
     found = conversations.trajectory(talk, reward)

@@ -130,7 +130,7 @@ def expected(
     return answer
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(trajectories(), max_size=8),
     st.sampled_from(STATES),

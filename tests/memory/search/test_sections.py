@@ -69,7 +69,7 @@ def ranked(found: Sequence[float], k: int, floor: float, among: Sequence[bool] |
     return sorted(rows, key=lambda row: (-found[row], -row))[:k]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.sampled_from(RULES),
     st.lists(any_keys, max_size=12),

@@ -212,7 +212,7 @@ def remembered(memory: Experiences, state: str, k: int = 10, threshold: float = 
     return [(texts[one.id], one.similarity) for one in memory.neighbours(state, k, threshold, task="t0", **scope)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(texts, max_size=5), max_size=6),
     texts,

@@ -548,7 +548,7 @@ PIECES = st.sampled_from((*SIGNS, *WORDS, "4", "5", "6", "10"))
 TEXTS = st.one_of(st.text(max_size=80), st.lists(PIECES, max_size=25).map("".join), st.lists(PIECES, max_size=25).map(" ".join))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(TEXTS)
 def test_no_text_raises(text: str) -> None:
     after = ENV.observe(TASK, [text])
@@ -560,7 +560,7 @@ def test_no_text_raises(text: str) -> None:
     judge_answer(text, (4, 5, 6, 10))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(TEXTS)
 def test_a_reply_is_always_a_whole_episode(text: str) -> None:
     actions = ENV.read(text)

@@ -1,6 +1,7 @@
 """The official openai client, and LangChain's, against the chat API: what a user's code sees."""
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,13 +197,18 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, base: str) ->
 
 
 def test_limits_and_errors_in_mid_stream() -> None:
+    heard = threading.Event()
     with (
-        serving(FakeBackend(), two(streams=1)) as url,
+        serving(FakeBackend(heard=heard), two(streams=1)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,
     ):
+        first = client.chat.completions.create(model="pocket", messages=MESSAGES, stream=True)
+        next(first)
         with pytest.raises(openai.RateLimitError) as many:
-            client.chat.completions.create(model="pocket", messages=MESSAGES, n=2)
+            client.chat.completions.create(model="pocket", messages=MESSAGES)
         assert many.value.code == "rate_limit_exceeded"
+        heard.set()
+        assert list(first)
     backend = FakeBackend(breaks_after=2)
     with serving(backend) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
         stream = client.chat.completions.create(model="pocket", messages=MESSAGES, stream=True)

@@ -103,7 +103,7 @@ def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch
 # Passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=7), st.integers(1, 120), st.sampled_from([0.0, 3.0, 50.0, 1e9]))
 def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed: float) -> None:
     """Against all divisions of the sorted sizes."""

@@ -68,6 +68,7 @@ def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Pat
     assert float(loss) == pytest.approx(-sum(after) / done.tokens, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_updates_are_those_of_the_cross_entropy_whatever_shares_a_pass(tiny: str, tmp_path: Path) -> None:
     """One batch: the mean is over all its tokens, and passes with long replies count for more."""
     settings = replace(QUICK, epochs=2, batch_size=6, warmup_share=0.0, max_grad_norm=1e9)
@@ -102,6 +103,7 @@ def test_what_is_written_names_no_place_of_this_machine(tiny: str, tmp_path: Pat
     assert not (tmp_path / "out.part").exists()
 
 
+@pytest.mark.slow
 def test_a_seed_decides_everything(tiny: str, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(random.randrange(1000))  # the global generator plays no part
