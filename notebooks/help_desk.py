@@ -253,4 +253,6 @@ def play(
         rewards.append(reward(out["messages"], kind))
         given = {"reward": rewards[-1], "text": words[int(rewards[-1])], "tenant": tenant}
         asyncio.run(learner.afeedback(f"t{n}", **given)) if awaited else learner.feedback(f"t{n}", **given)
+        if hasattr(learner, "learn"):  # a critic would do so in a moment; the next ticket here comes at once
+            asyncio.run(learner.alearn(tenant=tenant)) if awaited else learner.learn(tenant=tenant)
     return rewards

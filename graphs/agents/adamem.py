@@ -16,8 +16,8 @@ strategy from them, and the strategy stands at the end of the system message. Th
 
 The model votes by calling a tool, in place of its next step, which the agent never sees. It stands among the tools at every call,
 so that a provider's cache of the prompt's beginning stays. A model without tools cannot vote; the other triggers of
-nodes/retrieve/triggers.py work for all. A draft is streamed like any answer, since most are kept; the strategist's words are not.
-A strategist that found some conversations of no use is not asked about them again in that turn.
+nodes/retrieve/triggers.py work for all. A draft comes to a client as a whole, once it is sure that it is kept; the strategist's words
+do not. A strategist that found some conversations of no use is not asked about them again in that turn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
+from langgraph.store.base import BaseStore
 
 from ...memory.attempts.trajectories import Trajectories, is_rewarded
 from ...memory.conversations.messages import REPLY, call_text, last_user_message
@@ -48,16 +49,10 @@ from ...nodes.text import cut_middle
 from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
 from .agent_card import agent_card
+from .agent_identity import DOMAIN
+from .consultation import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
-from .learner import (
-    Advice,
-    Consultation,
-    LearningMiddleware,
-    PendingCall,
-    Place,
-    add_to_system_message,
-    not_streamed,
-)
+from .learner import LearnerOptions, LearningMiddleware
 
 __all__ = ["AdaMEMMiddleware"]
 
@@ -74,7 +69,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
     """Writes strategies from rated conversations into the system message of the agent's model.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         strategist: writes the strategies; the agent's own model if not given. Its words are not streamed to the client.
         settings: AdaMEM's. `mode` is `low`, `low-on-request`, `high` or `max`. A conversation succeeded if its reward is above 0, or at least
             `success_threshold`. States are compared by `state_key`; `retrieval_key="whole"` adds all that was read before.
@@ -91,13 +86,13 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         strategist: BaseChatModel | None = None,
         settings: AdaMEM | None = None,
         similarity: Similarity | None = None,
         prompts: Path | None = None,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
         self.settings = settings or AdaMEM()
@@ -133,7 +128,8 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             return Advice(response, _entry(state, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
-            (response,) = yield PendingCall([self._request(request, state["strategy"])])
+            asked = self._request(request, state["strategy"])
+            (response,) = yield PendingCall([asked.override(model=not_streamed(asked.model))])  # it may not be taken
             draft = _read_draft(response)
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)
@@ -171,7 +167,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         key = id(memory), id(model)
         if (known := self._built.get(key)) is not None:
             return known[0]
-        parts = ChatInputs.of(not_streamed(self.strategist or model), self.agent_name, prompts=self.prompts)
+        parts = ChatInputs.of(not_streamed(self.strategist or model), DOMAIN, prompts=self.prompts)
         mode = MODES[self.settings.mode]._replace(strategy_prompt="chat_strategy")
         nodes = dict(deciding_nodes(parts, self.settings, memory, mode, ("decide", "recollect", "synthesize")))
         if len(self._built) >= NODES_KEPT:

@@ -13,15 +13,19 @@ feedback before it. The service learns as graphs/claas.py says.
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+from uuid import UUID
 
 import httpx
 from langchain.agents.middleware import ModelRequest
+from langgraph.store.base import BaseStore
 
 from ...memory.conversations.store import Conversation, Rating
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
-from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place
+from .consultation import Advice, Consultation, PendingCall, Place
+from .learner import LearnerOptions, LearningMiddleware
 
 __all__ = ["FeedbackMiddleware"]
 
@@ -39,7 +43,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
     """Sends feedback on an agent's conversations to the service behind its model.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`: it keeps which responses belong to which turn.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph: it keeps which responses belong to which turn.
         base_url: the service's address, as the model has it.
         api_key: a key of the service; its owner is the tenant.
         timeout: seconds that the service may take to answer.
@@ -48,7 +52,15 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
 
     method: ClassVar[str] = "claas"
 
-    def __init__(self, store: Any, *, base_url: str, api_key: str = "", timeout: float = 30.0, **options: Any) -> None:
+    def __init__(
+        self,
+        store: BaseStore | str | Path | None = None,
+        *,
+        base_url: str,
+        api_key: str = "",
+        timeout: float = 30.0,
+        **options: Unpack[LearnerOptions],
+    ) -> None:
         super().__init__(store, **options)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout)
@@ -65,16 +77,25 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         said = f"response {id}" if id else "the response has no id, so feedback on it cannot be sent"
         return Advice(response, {"response_id": id, "consulted": False, "said": [said]})
 
-    def feedback(self, thread_id: str, *, reward: float | None = None, text: str = "", **more: Any) -> Rating:
+    def feedback(
+        self,
+        thread_id: str | int | UUID,
+        *,
+        reward: float | None = None,
+        text: str | None = None,
+        run_id: str | UUID | None = None,
+        source: str = "user",
+        **scope: str,
+    ) -> Rating:
         """Rate what the agent did in a thread since the feedback before this, and send that to the service.
 
         Raises:
             UserError: as of the other middlewares; or the service cannot be reached, or refuses all of it. What was said is kept, and
                 the same call sends it again: the service counts it once.
         """
-        rating = super().feedback(thread_id, reward=reward, text=text, **more)
-        kept = self._conversations(self._scope_of(more))
-        responses = _responses(kept.conversation(thread_id), kept.ratings(thread_id), rating)
+        rating = super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
+        kept, thread = self._conversations(scope), str(thread_id)
+        responses = _responses(kept.conversation(thread), kept.ratings(thread), rating)
         failures = [failure for id in responses if (failure := self._send(id, rating))]
         if not responses:
             raise UserError(

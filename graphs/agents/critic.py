@@ -1,12 +1,14 @@
 """The base class of middlewares whose memory a model writes: a critic studies each rated conversation once, and its text is kept.
 
-A conversation is studied when its feedback arrives (`feedback`, `afeedback`), or before the next model call in its scope where the
-feedback came from another process; `learn` studies all that waits. The critic is the agent's own model, known from its first call,
-or another one. Its text is kept in the store under an id derived from the conversation's: two processes that study the same
-conversation keep one text. Feedback that changes has the conversation studied again.
+The critic never stands in a user's way: conversations are studied by a thread of their own, soon after their feedback or, where that
+came from another process, after the next model call in their scope (`study="background"`); or by a job alone, which calls `learn`
+(`study="job"`). The critic is the agent's own model, known from its first call, or another one. Its text is kept in the store under an
+id derived from the conversation's: two processes that study the same conversation keep one text. Feedback that changes has the
+conversation studied again.
 
-Replies that cannot be read are logged and counted, and not asked for again. A critic that cannot be asked leaves the conversation
-waiting, and nothing else of the agent fails.
+No conversation stops the others. Replies that cannot be read are counted, and not asked for again; so is a conversation that cannot be
+shown to the critic. One that the critic fails at goes to the end of the queue, and counts as unreadable after `MOST_TRIES` if the critic
+has answered about others meanwhile. A critic that cannot be asked at all leaves conversations waiting, and nothing else fails.
 """
 
 from __future__ import annotations
@@ -15,33 +17,48 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
+from uuid import UUID
 
 from langchain_core.runnables import Runnable
+from langgraph.store.base import BaseStore
 
 from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
+from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from ...nodes.ask import Ask, BadReply
 from .agent_card import agent_card
-from .learner import Advice, Consultation, LearningMiddleware, PendingCall, Place, ainvoke, invoke, not_streamed
+from .consultation import Advice, Consultation, Place, model_window, not_streamed
+from .learner import LearnerOptions, LearningMiddleware
 from .scopes import ScopeMemory
 from .status import LearnerStatus
+from .study_worker import StudyWorker
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
 
-__all__ = ["CriticMiddleware", "StudyIndex"]
+__all__ = ["CriticMiddleware", "CriticOptions", "StudyIndex"]
 
 LOG = logging.getLogger(__name__)
-MOST_AT_ONCE = 4
-"""Conversations that are studied before a model call, or at feedback; `learn` studies all."""
+MANY = 4
+"""Changes from which on all reflections are read at once."""
+MOST_TRIES = 3
+"""Failures of the critic at a conversation after which it counts as unreadable, if the critic has answered about others meanwhile."""
 RETRY_SECONDS = 60.0
-"""Pause after a critic that could not be asked."""
+"""Pause after a critic that failed twice in a row; it doubles with each further failure, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE = 3600.0
 Content = TypeVar("Content")
-Study = Generator[PendingCall, Any, None]
-"""Yields calls of the critic, and receives their outputs."""
+Study = Literal["background", "job"]
+
+
+class CriticOptions(LearnerOptions, total=False):
+    """Options that all middlewares with a critic take (`CriticMiddleware`)."""
+
+    study: Study
+    window: int | None
 
 
 class StudyIndex(Generic[Content]):
@@ -60,9 +77,13 @@ class StudyIndex(Generic[Content]):
         self.failure = ""
         """The last error of a critic that could not be asked."""
         self.resume_at = 0.0
+        """Time before which a critic that has failed is left alone."""
+        self.studying = threading.Lock()
+        """Held by the thread that studies this scope."""
         self._news: dict[str, Trajectory] = {}
-        self._busy: set[str] = set()
         self._lock = threading.RLock()
+        self._answers = self._failures_in_row = 0
+        self._failed: dict[str, tuple[int, int]] = {}
 
     def add(self, trajectory: Trajectory) -> None:
         """Take in a rated conversation; whether it was studied is looked up when it is next needed (`take_news`)."""
@@ -78,7 +99,7 @@ class StudyIndex(Generic[Content]):
         with self._lock:
             if not self._news:
                 return []
-            all_written = {one.id: one for one in store.reflections.all()} if len(self._news) > MOST_AT_ONCE else None
+            all_written = {one.id: one for one in store.reflections.all()} if len(self._news) > MANY else None
             changed = []
             for id, trajectory in self._news.items():
                 key = self.reflection_id(trajectory)
@@ -98,42 +119,71 @@ class StudyIndex(Generic[Content]):
         """True if conversations changed since the last `take_news`."""
         return bool(self._news)
 
-    def claim(self, size: int | None = None) -> list[Trajectory]:
-        """Conversations that wait and that no other thread is studying, to be released: one, or none.
+    def next_group(self, size: int | None, without: Collection[str]) -> list[Trajectory]:
+        """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many.
 
         Args:
-            size: as many conversations of one task with a reward instead; none if no task has so many.
+            size: the number; None: one of any kind.
+            without: ids of those that are not wanted.
         """
         with self._lock:
             tasks: dict[str, list[Trajectory]] = {}
             for id, one in self.waiting.items():
-                if id not in self._busy and (size is None or one.value is not None):
+                if id not in without and (size is None or one.value is not None):
                     tasks.setdefault(one.task.id if size else id, []).append(one)
-            group = next((found[: size or 1] for found in tasks.values() if len(found) >= (size or 1)), [])
-            self._busy |= {one.id for one in group}
-            return group
+                    if size is None:
+                        break
+            return next((found[: size or 1] for found in tasks.values() if len(found) >= (size or 1)), [])
 
-    def release(self, trajectory: Trajectory) -> None:
-        """Give back what `claim` gave."""
+    def note_answer(self) -> None:
+        """Note that the critic has answered."""
+        self.failure, self._answers, self._failures_in_row = "", self._answers + 1, 0
+
+    def note_failure(self, group: Sequence[Trajectory], failure: Exception) -> bool:
+        """Put conversations at the end of the queue, and leave the critic alone if it fails again; True if they are given up."""
+        self.failure = f"{type(failure).__name__}: {failure}"
         with self._lock:
-            self._busy.discard(trajectory.id)
+            for one in group:
+                self.waiting[one.id] = self.waiting.pop(one.id, one)
+        tries, answers = self._failed.get(group[0].id, (0, self._answers))
+        self._failed[group[0].id] = tries + 1, answers
+        self._failures_in_row += 1
+        if self._failures_in_row > 1:
+            self.resume_at = time.monotonic() + min(RETRY_SECONDS * 2.0 ** (self._failures_in_row - 2), LONGEST_PAUSE)
+        return tries + 1 >= MOST_TRIES and self._answers > answers
 
 
 class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]):
     """A learning middleware whose memory a model writes, from conversations with feedback.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         critic: the chat model that writes; the agent's own if not given.
+        study: `background`: conversations are studied by a thread, soon after their feedback. `job`: only by `learn`.
+        window: tokens that the critic can read at once; None: as its profile says, else 32,768.
         options: those of `LearningMiddleware`.
     """
 
-    def __init__(self, store: Any, *, critic: Runnable[Any, Any] | None = None, **options: Any) -> None:
+    group_size: int | None = None
+    """Conversations of one task that are studied together; None: each by itself."""
+
+    def __init__(
+        self,
+        store: BaseStore | str | Path | None = None,
+        *,
+        critic: Runnable[Any, Any] | None = None,
+        study: Study = "background",
+        window: int | None = None,
+        **options: Unpack[LearnerOptions],
+    ) -> None:
         super().__init__(store, **options)
-        self.critic = critic
+        if study not in ("background", "job"):
+            raise UserError(f"study is background or job, got {study!r}")
+        self.critic, self.study, self.window = critic, study, window
         self._agent_model: Runnable[Any, Any] | None = None
         self.agent_card = ""
         """The agent's instructions and tools as critics read them, known from its first call."""
+        self._worker = StudyWorker(self._study)
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -166,37 +216,48 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         return StudyIndex(self.method, self.make_content())
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
-        """Have waiting conversations studied, then advise."""
+        """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
         self._agent_model, self.agent_card = request.model, agent_card(request)
-        yield from self._study(self._memory(place.scope), MOST_AT_ONCE)
+        self._take_news(self._memory(place.scope))
+        if memory.waiting and time.monotonic() >= memory.resume_at:
+            self.note_rating(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
         return advice
 
-    def feedback(self, thread_id: str, **given: Any) -> Rating:
-        """As `LearningMiddleware.feedback`; then the critic studies the conversation, if it is known in this process."""
-        rating = super().feedback(thread_id, **given)
-        self._learn_now(self._scope_of(given), MOST_AT_ONCE)
-        return rating
-
-    async def afeedback(self, thread_id: str, **given: Any) -> Rating:
-        """As `feedback`, in a program that is awaited."""
-        rating = await asyncio.to_thread(super().feedback, thread_id, **given)
-        await self._alearn_now(self._scope_of(given), MOST_AT_ONCE)
+    def feedback(
+        self,
+        thread_id: str | int | UUID,
+        *,
+        reward: float | None = None,
+        text: str | None = None,
+        run_id: str | UUID | None = None,
+        source: str = "user",
+        **scope: str,
+    ) -> Rating:
+        """As `LearningMiddleware.feedback`; the critic studies the conversation soon, if one is known in this process."""
+        rating = super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
+        self.note_rating(self._labels(scope))
         return rating
 
     def learn(self, **scope: str) -> LearnerStatus:
-        """Have the critic study all conversations that wait, also those rated by other processes."""
-        self._learn_now(scope, None)
+        """Have the critic study all conversations that wait, also those rated by other processes; returns when it has."""
+        labels = self._labels(scope)
+        self._memory(labels).index.resume_at = 0.0
+        self._study(labels)
         return self.status(**scope)
 
     async def alearn(self, **scope: str) -> LearnerStatus:
         """As `learn`, in a program that is awaited."""
-        await self._alearn_now(scope, None)
-        return await asyncio.to_thread(lambda: self.status(**scope))
+        return await asyncio.to_thread(lambda: self.learn(**scope))
+
+    def close(self) -> None:
+        """End the thread that studies, and close the store; what waits is studied another time."""
+        self._worker.close()
+        super().close()
 
     def status(self, **scope: str) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, what waits, and what could not be read."""
-        memory = self._refreshed(self._labels(scope, strict=True))
+        memory = self._refreshed(self._labels(scope))
         index = memory.index
         self._take_news(memory)
         written = list(index.reflections.values())
@@ -209,72 +270,78 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             failure=index.failure,
         )
 
-    def _learn_now(self, scope: dict[str, Any], most: int | None) -> None:
-        gen, answer = self._begin_study(scope, most), None
-        while isinstance(asked := self._advance(cast(Consultation, gen), answer), PendingCall):
-            answer = invoke(asked)
-
-    async def _alearn_now(self, scope: dict[str, Any], most: int | None) -> None:
-        gen, answer = self._begin_study(scope, most), None
-        while isinstance(asked := await asyncio.to_thread(self._advance, cast(Consultation, gen), answer), PendingCall):
-            answer = await ainvoke(asked)
-
-    def _begin_study(self, scope: dict[str, Any], most: int | None) -> Study:
-        if self.mode == "off":
-            return
-        try:
-            yield from self._study(self._refreshed(self._labels(scope, strict=True)), most)
-        except Exception as error:  # the feedback itself is kept already
-            LOG.warning("%s: feedback is kept, and nothing was learned from it yet: %s", self.method, error)
+    def note_rating(self, scope: tuple[str, ...]) -> None:
+        """Have the conversations of a scope that wait studied soon."""
+        if self.study == "background" and self.mode != "off" and (self.critic or self._agent_model) is not None:
+            self._worker.ask(scope)
 
     def _take_news(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
         for trajectory, reflection in memory.index.take_news(memory.conversations):
             self.add_reflection(memory.index.content, trajectory, reflection)
 
-    def _study(self, memory: ScopeMemory[StudyIndex[Content]], most: int | None) -> Study:
-        """Have the critic study conversations that wait, `most` at most."""
-        index, critic = memory.index, self.critic or self._agent_model
-        self._take_news(memory)
-        count = 0
-        while critic is not None and (most is None or count < most) and time.monotonic() >= index.resume_at:
-            if not (claimed := index.claim()):
-                return
-            (trajectory,) = claimed
-            try:
-                index.add(trajectory)  # another process may have studied it by now
-                self._take_news(memory)
-                if trajectory.id in index.waiting:
-                    yield from self._study_one(memory, trajectory, critic)
-            finally:
-                index.release(trajectory)
-            count += 1
-
-    def _study_one(self, memory: ScopeMemory[StudyIndex[Content]], trajectory: Trajectory, critic: Runnable[Any, Any]) -> Study:
-        index = memory.index
-        critic = not_streamed(critic)
-        question, state = self.question(trajectory, index.content, critic)
-        error = ""
-        try:
-            answer = yield PendingCall(runnable=replace(question, on_bad_reply=None), input=state)
-        except BadReply as bad:
-            answer, error = None, str(bad)
-            LOG.warning("%s: nothing was learned from %s: %s", self.method, trajectory.id, bad)
-        except Exception as failure:
-            self._note_failure(index, trajectory, failure)
+    def _study(self, scope: tuple[str, ...]) -> None:
+        """Have the critic study the conversations of a scope that wait, each at most once."""
+        if self.mode == "off":
             return
-        found = replace(
-            self.reflection(trajectory, answer),
-            id=index.reflection_id(trajectory),
-            thread=trajectory.id.rpartition("/")[0],
-            about=trajectory_digest(trajectory),
-            error=error,
-        )
-        index.failure = ""
-        memory.conversations.add_reflection(found, trajectory.id)
-        index.add(memory.conversations.trajectories.get(trajectory.id) or trajectory)  # its feedback may have changed meanwhile
+        memory, critic, tried = self._refreshed(scope), self.critic or self._agent_model, set[str]()
+        index = memory.index
+        with index.studying:
+            self._take_news(memory)
+            while critic is not None and time.monotonic() >= index.resume_at:
+                if not (group := index.next_group(self.group_size, tried)):
+                    return
+                tried |= {one.id for one in group}
+                for one in group:
+                    index.add(one)  # another process may have studied it by now
+                self._take_news(memory)
+                if all(one.id in index.waiting for one in group):
+                    self.study_group(memory, group, not_streamed(critic))
+
+    def study_group(
+        self, memory: ScopeMemory[StudyIndex[Content]], group: Sequence[Trajectory], critic: Runnable[Any, Any]
+    ) -> None:
+        """Have the critic study conversations, here one, and keep what it writes."""
+        (trajectory,) = group
+        index, answer, error = memory.index, None, ""
+        try:
+            question, state = self.question(trajectory, index.content, critic)
+        except Exception as failure:  # it cannot be shown, today or ever
+            error = f"{type(failure).__name__}: {failure}"
+        else:
+            try:
+                answer = replace(question, on_bad_reply=None).invoke(state)
+                index.note_answer()
+            except BadReply as bad:
+                error = str(bad)
+                index.note_answer()
+            except Exception as failure:
+                if not self._is_given_up(index, group, failure):
+                    return
+                error = index.failure
+        if error:
+            LOG.warning("%s: nothing was learned from %s: %s", self.method, trajectory.id, error)
+        self.keep_reflections(memory, {trajectory.id: replace(self.reflection(trajectory, answer), error=error)}, group)
+
+    def keep_reflections(
+        self,
+        memory: ScopeMemory[StudyIndex[Content]],
+        written: Mapping[str, Reflection],
+        group: Sequence[Trajectory],
+    ) -> None:
+        """Keep what was written about conversations, by their ids, and put it into the memory."""
+        index = memory.index
+        for one in group:
+            thread, id = one.id.rpartition("/")[0], index.reflection_id(one)
+            found = replace(written[one.id], id=id, thread=thread, about=trajectory_digest(one))
+            memory.conversations.add_reflection(found, one.id)
+            index.add(memory.conversations.trajectories.get(one.id) or one)  # its feedback may have changed meanwhile
         self._take_news(memory)
 
-    def _note_failure(self, index: StudyIndex[Content], trajectory: Trajectory, failure: Exception) -> None:
-        """Leave conversations waiting, and the critic alone for a while."""
-        index.failure, index.resume_at = f"{type(failure).__name__}: {failure}", time.monotonic() + RETRY_SECONDS
-        LOG.warning("%s: the critic could not be asked about %s: %s", self.method, trajectory.id, index.failure)
+    def _is_given_up(self, index: StudyIndex[Content], group: Sequence[Trajectory], failure: Exception) -> bool:
+        given_up = index.note_failure(group, failure)
+        LOG.warning("%s: the critic could not be asked about %s: %s", self.method, group[0].id, index.failure)
+        return given_up
+
+    def window_of(self, model: Any) -> int:
+        """Tokens that a model can read at once: those given, else those of its profile."""
+        return model_window(model) if self.window is None else self.window

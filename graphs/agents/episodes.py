@@ -16,13 +16,38 @@ from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
 from ...memory.attempts.trajectories import KeyFunction, whole_prompt_key
 from ...memory.conversations.messages import StateKey, steps, text_read
-from ...memory.records import Task, Transition, Usage
+from ...memory.records import Observation, Task, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
-from .learner import ChatWorld, Place, ReadMessages
+from .consultation import Place
 
-__all__ = ["ChatInputs", "ConversationJournal"]
+__all__ = ["ChatInputs", "ChatWorld", "ConversationJournal", "ReadMessages"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessages(Observation):
+    """The messages that an agent has read since it spoke last."""
+
+    key: str = ""
+    """The text by which the state is compared with others."""
+    refused: bool = False
+    """True if a tool has answered with an error."""
+
+
+class ChatWorld:
+    """A stand-in for an environment, with what nodes ask of it: its name, the text of a state, and whether an action was refused."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def abstract(self, observation: Observation) -> str:
+        """The text by which the state is compared."""
+        return observation.key if isinstance(observation, ReadMessages) else observation.text
+
+    def is_refused(self, observation: Observation) -> bool:
+        """True if a tool has answered with an error."""
+        return isinstance(observation, ReadMessages) and observation.refused
 
 
 class ConversationJournal(Journal):

@@ -31,6 +31,7 @@ from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...memory.records import Usage
 from ...nodes.evaluate.statistics import Interval, interval, mean
+from .critic import CriticMiddleware
 from .learner import LearningMiddleware
 
 __all__ = ["AgentArm", "AgentTask", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]
@@ -231,13 +232,16 @@ def _play_arm(
     other = arm if isinstance(arm, AgentArm) else None
     learner = None if arm is None or other else arm(InMemoryStore())
     agent = other.make_agent(seed) if other else make_agent([learner] if learner is not None else [], seed)
+    scope = dict.fromkeys(learner.scope.names, "evaluation") if learner is not None else {}
     random, seen, results = Random(f"{name}/{seed}/rewards"), list[float](), []
     for position, task in enumerate(Random(seed).sample(list(tasks), len(tasks))):
         thread = f"{seed}-{position}-{task.id}"
         meter, start, failure, found = UsageMetadataCallbackHandler(), time.perf_counter(), "", None
         messages: Sequence[Any] = ()
         try:
-            out = agent.invoke({"messages": task.messages}, {"configurable": {"thread_id": thread}, "callbacks": [meter]})
+            out = agent.invoke(
+                {"messages": task.messages}, {"configurable": {"thread_id": thread, **scope}, "callbacks": [meter]}
+            )
             messages = out["messages"]
             found = reward(task, messages)
         except Exception as error:  # one task that fails must not end the comparison
@@ -245,7 +249,9 @@ def _play_arm(
         if found is not None:
             seen.append(found)
             if learner is not None and learner.mode != "off":
-                learner.feedback(thread, reward=random.choice(seen) if is_shuffled else found, source="evaluation")
+                learner.feedback(thread, reward=random.choice(seen) if is_shuffled else found, source="evaluation", **scope)
+                if isinstance(learner, CriticMiddleware):
+                    learner.learn(**scope)
         if other is not None and other.learn is not None and not failure:
             other.learn(agent, task, messages, found)
         counts = list(meter.usage_metadata.values())

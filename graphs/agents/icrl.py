@@ -10,7 +10,9 @@ in it, to other conversations of its scope: where users must not see each other'
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from langgraph.store.base import BaseStore
 
 from ...memory.records import Observation
 from ...nodes.ask import estimate_tokens
@@ -18,9 +20,9 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import attempts_in_prompt, plain_instructions
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
-from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
-from .learner import Consultation, LearningMiddleware, Place
+from .consultation import Consultation, Place, model_window
+from .learner import LearnerOptions, LearningMiddleware
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -32,10 +34,10 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     """Shows earlier rated conversations of the same task with their rewards, within a budget of tokens.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         settings: ICRL's. The default shows the reward of a whole conversation (`rewards="sparse"`: feedback is about all of it),
             asks to exploit, and gives the attempts 8,192 tokens (`max_memory_tokens`).
-        window: tokens that the model can read at once.
+        window: tokens that the model can read at once; None: as its profile says, else 32,768.
         prompts: a directory whose prompt files take the place of those of the same name (`icrl/conversations`, `icrl/chat_exploit`).
         options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
     """
@@ -44,12 +46,12 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         settings: ICRL | None = None,
-        window: int = DEFAULT_WINDOW,
+        window: int | None = None,
         prompts: Path | None = None,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
         self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=8_192)
@@ -64,17 +66,18 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: ConversationAttempts) -> Consultation:
         """Call the model with the attempts and the instruction at the end of its system message."""
-        section, entry = self._compose(place, memory)
+        window = self.window or model_window(request.model)
+        section, entry = self._compose(place, memory, window)
         return (yield from self.ask_with(request, section, entry))
 
-    def _compose(self, place: Place, memory: ConversationAttempts) -> tuple[str, dict[str, Any]]:
+    def _compose(self, place: Place, memory: ConversationAttempts, window: int) -> tuple[str, dict[str, Any]]:
         """The section of the system message, empty without attempts, and the record of it."""
         settings = self.settings
         buffer, number = memory.buffer(place.task.id, place.thread)
         if not len(buffer):
             return "", {}
         compose = settings.compose(
-            buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=self.window, _sizes=self._sizes
+            buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=window, _sizes=self._sizes
         )
         state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]

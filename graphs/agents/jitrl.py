@@ -27,12 +27,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
 from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
+from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import last_user_message, steps, text_read
 from ...memory.conversations.reviews import REJECTED
@@ -46,16 +48,10 @@ from ...nodes.act.policies import LocalPolicy, OptionsView, Scorer, steps_text, 
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
-from .learner import (
-    Advice,
-    ChatWorld,
-    Consultation,
-    LearningMiddleware,
-    PendingCall,
-    Place,
-    add_to_system_message,
-    not_streamed,
-)
+from .agent_identity import DOMAIN
+from .consultation import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .episodes import ChatWorld
+from .learner import LearnerOptions, LearningMiddleware
 from .status import LearnerStatus
 from .tool_decisions import (
     DecisionForm,
@@ -84,7 +80,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     """Adds what decisions earned in similar conversations to the model's own preference among its tool calls.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         decide: names of the tools that are decisions, or tool -> names of the arguments that say what is done.
         samples: times that the model is asked at a decision, at the temperature that it has.
         candidates: where the candidates and their logits come from. `samples`: the model's calls, and the logs of their shares.
@@ -104,7 +100,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         decide: Sequence[str] | Mapping[str, Sequence[str]],
         samples: int = 4,
@@ -112,7 +108,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         scorer: Scorer | None = None,
         settings: JitRL | None = None,
         similarity: Similarity | None = None,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
         if samples < 1:
@@ -255,7 +251,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def _recall(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> dict[str, Any]:
         """The channels of JitRL's graph after `recall`, with the nodes that follow."""
         key = str(self.state_key(request.messages))
-        world = ChatWorld(self.agent_name)
+        world = ChatWorld(DOMAIN)
         nodes = {**VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory.returns, world, None)}  # type: ignore[arg-type]
         nodes["advise"] = replace(nodes["advise"], untried_share=UNTRIED_SHARE)  # type: ignore[type-var]
         state: dict[str, Any] = {
@@ -319,7 +315,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             open_to_memory = {action for action, form in forms.items() if action not in ends and form.tool in tools}
             scope: ExperienceScope = {
                 "task": state["task"].id,
-                "domain": self.agent_name,
+                "domain": DOMAIN,
                 "before": (state["run"], state["episode"]),
             }
             here = memory.earned_here(state["observation"].text, state["before"], open_to_memory, scope)

@@ -4,146 +4,94 @@
     agent.invoke({"messages": "..."}, {"configurable": {"thread_id": "t1", "tenant": "acme"}})
     learner.feedback("t1", reward=1.0, tenant="acme")                  # late, twice, or never; from another process, too
 
-Every turn is recorded when it ends. Feedback makes a rated trajectory of what happened since the feedback before it
-(memory/conversations/store.py), and each method has its memory of these. Before each model call the method consults its memory, and
-what it recalled, added and chose stands in the agent's state under `learning`, in the stream of custom events, and in `explain`.
+A turn is recorded at each of the agent's steps, so that one which fails, hits a limit or waits for a person can be rated as well.
+Feedback makes a rated trajectory of what happened since the feedback before it (memory/conversations/store.py), and each method has
+its memory of these. Before each model call the method consults its memory, and what it recalled, added and chose stands in the
+agent's state under `learning`, in the stream of custom events, and in `explain`.
 
-What cannot be consulted does not stop an agent: where memory fails, it answers without advice, and the log says so.
+What cannot be consulted does not stop an agent: where memory fails, it answers without advice, and the log says so. A run that does not
+say whose memory is meant is an error (`ScopeError`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import dataclass, replace
-from operator import add
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, NotRequired, Unpack
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import Runnable
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.config import get_config
-from langgraph.errors import GraphBubbleUp
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
 from ...memory.conversations.messages import last_user_message, steps
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
-from ...memory.records import Observation, Task
-from ...nodes.lesson_prompts import append_section
+from ...memory.records import Task
+from ...nodes.text import trim_middle
+from .agent_identity import DOMAIN
 from .executed_calls import watch_call
 from .reward_sources import RewardSource, describe_source, read_reward
-from .scopes import Index, ScopedLearner
+from .scope_values import ScopeError
+from .scopes import Index, ScopedLearner, ScopeOptions
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse, ToolCallRequest
+    from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "ChatWorld", "LearningMiddleware", "LearningState", "PendingCall", "Place", "ReadMessages"]
+from .consultation import (
+    Advice,
+    Consultation,
+    PendingCall,
+    Place,
+    add_to_system_message,
+    ainvoke,
+    answer_all,
+    invoke,
+    model_response,
+)
+
+__all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
 LOG = logging.getLogger(__name__)
-NO_STREAM = "nostream"
-"""LangGraph's tag for models whose tokens are not streamed to the client."""
-MAX_SAMPLING_THREADS = 64
-"""Model calls that wait side by side in agents that are not awaited."""
+MOST_GOAL_CHARS = 4_000
+"""Characters of a user's first message by which a conversation is named in prompts; as a step it is kept whole."""
+
+
+def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of the turn that the new ones belong to: checkpoints do not grow with a conversation."""
+    return [one for one in known if one.get("turn") == new[-1].get("turn")] + new if new else known
 
 
 class LearningState(AgentState[Any]):
     """The agent's state with what a learning method did."""
 
-    learning: NotRequired[Annotated[list[dict[str, Any]], add]]
-    """One entry per model call: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
+    learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
+    """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place of a model call: whose conversation, which turn, which step."""
+class LearnerOptions(ScopeOptions, total=False):
+    """Options that all learning middlewares take (`LearningMiddleware`)."""
 
-    thread: str
-    scope: tuple[str, ...]
-    turn: str
-    """Id of the user's message that is being answered."""
-    number: int
-    """Number of that turn within the thread, from 0."""
-    task: Task
-    step: int
-    """Number of model calls in this turn before this one."""
+    reward: RewardSource | None
+    next_turn: RewardSource | None
+    reviews: bool
 
 
-@dataclass
-class PendingCall:
-    """Something that a method waits for: model requests, or a runnable with its input."""
-
-    requests: Sequence[ModelRequest[Any]] = ()
-    """To be answered side by side by the agent's model. Its errors are the agent's."""
-    runnable: Runnable[Any, Any] | None = None
-    """A call of the method's own. Its error is raised in the generator, which may catch it."""
-    input: Any = None
-
-
-@dataclass
-class Advice:
-    """The outcome of a consultation."""
-
-    response: ModelResponse[Any]
-    entry: dict[str, Any]
-    """The record of it as plain data: recalled trajectories, what was added, what was chosen. `nearest`, if it is there, is the
-    greatest similarity in memory where nothing was alike enough."""
-
-
-Consultation = Generator[PendingCall, Any, Advice]
-"""Yields what it waits for and receives the answers: a list of model responses, or the runnable's output. An error of the
-runnable is raised where it waits; where it is not caught, the agent answers without advice."""
-
-
-Model = TypeVar("Model", bound=Runnable[Any, Any])
-
-
-def not_streamed(model: Model) -> Model:
-    """The same model, whose tokens reach no client: what it says here is not what the agent says."""
-    if isinstance(model, BaseChatModel):  # it stays a chat model, to which tools can be bound
-        return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
-    return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadMessages(Observation):
-    """The messages that an agent has read since it spoke last."""
-
-    key: str = ""
-    """The text by which the state is compared with others."""
-    refused: bool = False
-    """True if a tool has answered with an error."""
-
-
-class ChatWorld:
-    """A stand-in for an environment, with what nodes ask of it: its name, the text of a state, and whether an action was refused."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def abstract(self, observation: Observation) -> str:
-        """The text by which the state is compared."""
-        return observation.key if isinstance(observation, ReadMessages) else observation.text
-
-    def is_refused(self, observation: Observation) -> bool:
-        """True if a tool has answered with an error."""
-        return isinstance(observation, ReadMessages) and observation.refused
-
-
-class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner[Index]):
+class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearner[Index]):
     """Records an agent's conversations and their feedback, and consults a method's memory before each model call.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
-        reward: a source of rewards for turns that have ended (graphs/agents/reward_sources.py); feedback that comes later holds.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
+        reward: a source of rewards for turns that have ended (graphs/agents/reward_sources.py); feedback that comes later holds. It may
+            be awaited.
         next_turn: a source that sees the user's next message as well, and rates the turn before it. It decides by a signal that the
             user did not mean as feedback: `explain` shows what it decided.
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
@@ -155,12 +103,12 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
 
     def __init__(
         self,
-        store: BaseStore | str | Path,
+        store: BaseStore | str | Path | None = None,
         *,
         reward: RewardSource | None = None,
         next_turn: RewardSource | None = None,
         reviews: bool = True,
-        **options: Any,
+        **options: Unpack[ScopeOptions],
     ) -> None:
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
@@ -182,6 +130,9 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         """Take note of the tools that the agent has at this call; returns True if `adapt` works differently from now on."""
         return False
 
+    def note_rating(self, scope: tuple[str, ...]) -> None:
+        """Take note that a conversation of a scope was rated."""
+
     # -- hooks of the agent -----------------------------------------------------------------------------------------------
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
@@ -191,15 +142,19 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return handler(request)
         first: list[Any] = []
         answer: Any = None
-        while True:
-            asked = self._advance(gen, answer)
-            if not isinstance(asked, PendingCall):
-                return self._finish(asked, request, first) or handler(request)
-            if asked.runnable is not None:
-                answer = invoke(asked)
-            else:
-                answer = _answer_all(asked.requests, handler)
-                first = first or answer[:1]
+        try:
+            while isinstance(asked := self._advance(gen, answer), PendingCall):
+                if asked.runnable is not None:
+                    answer = invoke(asked)
+                else:
+                    answer = answer_all(asked.requests, handler)
+                    first = first or answer[:1]
+            found = self._finish(asked, request, first) or handler(request)
+        except Exception:
+            self._record_so_far(request, ())
+            raise
+        self._record_so_far(request, model_response(found).result)
+        return found
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
@@ -208,15 +163,19 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return await handler(request)
         first: list[Any] = []
         answer: Any = None
-        while True:
-            asked = await asyncio.to_thread(self._advance, gen, answer)
-            if not isinstance(asked, PendingCall):
-                return self._finish(asked, request, first) or await handler(request)
-            if asked.runnable is not None:
-                answer = await ainvoke(asked)
-            else:
-                answer = [_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
-                first = first or answer[:1]
+        try:
+            while isinstance(asked := await asyncio.to_thread(self._advance, gen, answer), PendingCall):
+                if asked.runnable is not None:
+                    answer = await ainvoke(asked)
+                else:
+                    answer = [model_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
+                    first = first or answer[:1]
+            found = self._finish(asked, request, first) or await handler(request)
+        except Exception:
+            await asyncio.to_thread(self._record_so_far, request, ())
+            raise
+        await asyncio.to_thread(self._record_so_far, request, model_response(found).result)
+        return found
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Have the call made, and note which one it was: a person may have changed it."""
@@ -233,41 +192,28 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
         return mark(await handler(watched))
 
     def before_agent(self, state: Any, runtime: Any) -> None:
-        """Rate the turn before, where the user's next message says how it was."""
-        if self.mode == "off" or self._next_turn is None:
-            return
-        try:
-            place = self._place(state, runtime)
-            known = self._memory(place.scope).conversations.turns.get(place.thread)
-            if known is not None and known.turns and known.turns[-1].id != place.turn:
-                self._rate(place, self._next_turn, state["messages"])
-        except Exception as error:
-            LOG.warning("%s: the turn before was not rated by %s: %s", self.method, describe_source(self._next_turn), error)
+        """Rate the turn before, where the user's next message says how it was.
+
+        Raises:
+            ScopeError: the run does not say whose memory is meant.
+        """
+        if (source := self._source_of_turn_before(state, runtime)) is not None:
+            self._rate(state, runtime, source, read_reward)
 
     async def abefore_agent(self, state: Any, runtime: Any) -> None:
         """Rate the turn before, in an agent that is awaited."""
-        await asyncio.to_thread(self.before_agent, state, runtime)
+        if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
+            await self._arate(state, runtime, source)
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
-        if self.mode == "off":
-            return
-        try:
-            place = self._place(state, runtime)
-            self._record(place, state, _run_id(runtime))
-            self._rate_by_reviews(place, state["messages"])
-        except Exception as error:  # a store that is down must not take the answer from the user
-            LOG.warning("%s: a turn was not recorded, and nothing is learned from it: %s", self.method, error)
-            return
-        if self._reward is not None:
-            try:
-                self._rate(place, self._reward, state["messages"])
-            except Exception as error:
-                LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(self._reward), error)
+        if self._record_end(state, runtime) and self._reward is not None:
+            self._rate(state, runtime, self._reward, read_reward)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
-        await asyncio.to_thread(self.after_agent, state, runtime)
+        if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
+            await self._arate(state, runtime, self._reward)
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
@@ -276,10 +222,13 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return None
         try:
             place = self._place(request.state, request.runtime)
+            self.agent.read_tools(request.tools)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             memory = self._refreshed(place.scope)
             return self.consult(request, place, memory.index)
+        except ScopeError:
+            raise
         except Exception as error:
             LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
             return None
@@ -303,95 +252,122 @@ class LearningMiddleware(AgentMiddleware[LearningState, Any, Any], ScopedLearner
             return first[0] if first else None
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry}
         entry["turn"] = _turn_id(request.messages)
-        self._memory(self._labels(get_config().get("configurable", {}))).tally(entry)
+        self._memory(self._run_scope(request.runtime)).tally(entry)
         request.runtime.stream_writer({"learning": entry})
         return ExtendedModelResponse(advice.response, Command(update={"learning": [entry]}))
 
-    def _rate(self, place: Place, source: RewardSource, messages: Sequence[AnyMessage]) -> None:
+    def _source_of_turn_before(self, state: Any, runtime: Any) -> RewardSource | None:
+        """The source that rates the turn before the one that begins; None if there is none, or no such turn."""
+        if self.mode == "off":
+            return None
+        scope = self._run_scope(runtime)
+        if self._next_turn is None:
+            return None
+        try:
+            place = self._place(state, runtime)
+            known = self._memory(scope).conversations.turns.get(place.thread)
+            return self._next_turn if known is not None and known.turns and known.turns[-1].id != place.turn else None
+        except Exception as error:
+            LOG.warning("%s: the turn before is not rated, since it cannot be read: %s", self.method, error)
+            return None
+
+    def _rate(self, state: Any, runtime: Any, source: RewardSource, read: Callable[..., Any]) -> None:
         """Rate the last recorded turn by what a source says; one that says nothing leaves it without a reward."""
-        if (found := read_reward(source, messages)) is not None:
-            reward = self.rewards.read(found[0])
-            self._memory(place.scope).conversations.rate(place.thread, reward, found[1], source=describe_source(source))
+        name = describe_source(source)
+        try:
+            found = read(source, state["messages"])
+            if inspect.isawaitable(found):
+                with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
+                    found = thread.submit(asyncio.run, _await(found)).result()
+            if found is not None:
+                place = self._place(state, runtime)
+                conversations = self._memory(place.scope).conversations
+                conversations.rate(place.thread, self.rewards.read(found[0]), found[1], source=name)
+                self.note_rating(place.scope)
+        except Exception as error:
+            LOG.warning("%s: a turn was not rated by %s: %s", self.method, name, error)
 
-    def _rate_by_reviews(self, place: Place, messages: Sequence[AnyMessage]) -> None:
-        """Rate the turn that has ended by what a person changed of its calls, where nobody has rated it."""
-        turn = messages[last_user_message(messages) :]
-        found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
-        conversations = self._memory(place.scope).conversations
-        if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
-            conversations.rate(place.thread, *found, turn=place.turn, source="reviewer")
+    async def _arate(self, state: Any, runtime: Any, source: RewardSource) -> None:
+        """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
 
-    def _record(self, place: Place, state: Mapping[str, Any], run_id: str) -> None:
-        if (found := self.screen.suspicion_in(state["messages"][last_user_message(state["messages"]) :])) is not None:
+        async def ask() -> Any:
+            found = await asyncio.to_thread(read_reward, source, state["messages"])
+            return await found if inspect.isawaitable(found) else found
+
+        try:
+            found = await ask()
+        except Exception as error:
+            LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
+            return
+        await asyncio.to_thread(self._rate, state, runtime, source, lambda source, messages: found)
+
+    def _record_end(self, state: Any, runtime: Any) -> bool:
+        """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""
+        if self.mode == "off":
+            return False
+        try:
+            place = self._place(state, runtime)
+            self._record(place, state["messages"], state.get("learning") or [], _run_id(runtime))
+            turn = state["messages"][last_user_message(state["messages"]) :]
+            found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
+            conversations = self._memory(place.scope).conversations
+            if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
+                conversations.rate(place.thread, *found, turn=place.turn, source="reviewer")
+                self.note_rating(place.scope)
+        except ScopeError:
+            raise
+        except Exception as error:  # a store that is down must not take the answer from the user
+            LOG.warning("%s: a turn was not recorded, and nothing is learned from it: %s", self.method, error)
+            return False
+        return True
+
+    def _record_so_far(self, request: ModelRequest[Any], replies: Sequence[Any]) -> None:
+        """Record a turn that goes on after a reply, or that has failed: it may never come to its end."""
+        if replies and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies):
+            return  # it ends here, and is recorded as a whole
+        try:
+            place = self._place(request.state, request.runtime)
+            messages = [*request.state["messages"], *replies]
+            self._record(place, messages, request.state.get("learning") or [], _run_id(request.runtime))
+        except Exception as error:
+            LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
+
+    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str) -> None:
+        if (found := self.screen.suspicion_in(messages[last_user_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
-        messages, task = self.screen.learnable(state["messages"]), place.task
+        messages, task = self.screen.learnable(messages), place.task
         task = replace(task, instruction=self.screen.redact(task.instruction))
         done = steps(messages, self.state_key, start=last_user_message(messages))
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
-            for entry in state.get("learning", ())
+            for entry in learning
             if entry.get("turn") == place.turn and entry.get("method") == self.method
         )
-        if done:
-            turn = Turn(place.turn, done, run_id, entries)
-            self._memory(place.scope).conversations.record(place.thread, turn, task, self.agent_name)
+        turn = Turn(place.turn, done, run_id, entries)
+        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN)
+
+    def _run_scope(self, runtime: Any) -> tuple[str, ...]:
+        """The labels of the memory that a run works with.
+
+        Raises:
+            ScopeError: the run does not say whose it is.
+        """
+        config = get_config()
+        self.agent.read_run(runtime, config.get("metadata") or {})
+        return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {})))
 
     def _place(self, state: Any, runtime: Any) -> Place:
         messages = state["messages"]
-        configurable = get_config().get("configurable", {})
         humans = [m for m in messages if isinstance(m, HumanMessage)]
-        thread = configurable.get("thread_id") or (humans[0].id if humans else None) or "no thread"
-        task = self._task(messages) if self._task is not None else self.agent_name
-        goal = str(humans[0].text) if humans else ""
+        thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
+        task = self._task(messages) if self._task is not None else DOMAIN
+        goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
-        scope = self._labels(configurable)
-        return Place(str(thread), scope, _turn_id(messages), len(humans) - 1, Task(task, goal), calls)
+        return Place(str(thread), self._run_scope(runtime), _turn_id(messages), len(humans) - 1, Task(task, goal), calls)
 
 
-def invoke(pending: PendingCall) -> Any:
-    """The output of a pending runnable, or its error. What pauses a graph is no error."""
-    assert pending.runnable is not None
-    try:
-        return pending.runnable.invoke(pending.input)
-    except GraphBubbleUp:
-        raise
-    except Exception as error:
-        return error
-
-
-async def ainvoke(pending: PendingCall) -> Any:
-    """As `invoke`, in an agent that is awaited."""
-    assert pending.runnable is not None
-    try:
-        return await pending.runnable.ainvoke(pending.input)
-    except GraphBubbleUp:
-        raise
-    except Exception as error:
-        return error
-
-
-def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequest[Any]:
-    """The request with a section at the end of its system message, or in a new one; unchanged for an empty section."""
-    if not section.strip():
-        return request
-    system = append_section([request.system_message] if request.system_message else [], section)[0]
-    assert isinstance(system, SystemMessage)
-    return request.override(system_message=system)
-
-
-_THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")
-
-
-def _answer_all(requests: Sequence[ModelRequest[Any]], handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]]:
-    """Answers of the agent's model, asked side by side in threads; the first request is asked in this one."""
-    rest = [_THREADS.submit(copy_context().run, handler, one) for one in requests[1:]]
-    return [_response(handler(requests[0])), *(_response(one.result()) for one in rest)]
-
-
-def _response(answer: Any) -> ModelResponse[Any]:
-    if isinstance(answer, ExtendedModelResponse):
-        return answer.model_response
-    return ModelResponse([answer]) if isinstance(answer, AIMessage) else answer
+async def _await(found: Awaitable[Any]) -> Any:
+    return await found
 
 
 def _turn_id(messages: Sequence[Any]) -> str:

@@ -18,7 +18,7 @@ from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.fence import escape_tags
 from ...nodes.update.consolidate import ReviseLibrary
 from ..training_free_grpo import TrainingFreeGRPO, group_graph
-from .learner import ChatWorld
+from .episodes import ChatWorld
 
 __all__ = ["GroupComparison"]
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from langchain_core.runnables import Runnable
+from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import last_user_message
 from ...memory.conversations.store import Reflection
@@ -36,9 +37,10 @@ from ...nodes.synthesize.reasoning_bank import (
     study,
 )
 from ..baselines.reasoning_bank import ReasoningBank
-from ..wiring.inputs import DEFAULT_WINDOW
-from .critic import CriticMiddleware
-from .learner import ChatWorld, Consultation, Place
+from .agent_identity import DOMAIN
+from .consultation import Consultation, Place
+from .critic import CriticMiddleware, CriticOptions
+from .episodes import ChatWorld
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -55,35 +57,33 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
     Conversations are compared by the words of `state_key` at the user's turn, which is the user's first and last message by default.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         critic: the chat model that draws lessons; the agent's own if not given.
         settings: ReasoningBank's: `k` conversations (5 by default, the paper's 1 is few where feedback is noisy) or items,
             `max_items`, `max_memory_tokens` (2,000 by default), `success_threshold` (any reward above 0 if not given).
         min_similarity: the least similarity of a conversation whose lessons are shown, in [0, 1].
-        window: tokens that the critic can read at once.
         prompts: a directory whose prompt files take the place of those of the same name.
-        options: those of `LearningMiddleware`.
+        options: those of `CriticMiddleware`.
     """
 
     method: ClassVar[str] = "reasoning-bank"
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         critic: Runnable[Any, Any] | None = None,
         settings: ReasoningBank | None = None,
         min_similarity: float = 0.0,
-        window: int = DEFAULT_WINDOW,
         prompts: Path | None = None,
-        **options: Any,
+        **options: Unpack[CriticOptions],
     ) -> None:
         super().__init__(store, critic=critic, **options)
         self.settings = settings or ReasoningBank(k=5, max_memory_tokens=2_000)
         self.min_similarity = min_similarity
-        self._world = ChatWorld(self.agent_name)
+        self._world = ChatWorld(DOMAIN)
         self._extractor = LessonExtractor(
-            sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens), estimate_tokens, window * 3 // 4),
+            sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens), estimate_tokens),
             environment=self._world,  # type: ignore[arg-type]
             prompts=extractor_prompts(prompts),
             max_items=self.settings.max_items,
@@ -99,7 +99,9 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """ReasoningBank's node `study`, and the conversation that it reads."""
         bank = {trajectory.id: self._outcome(trajectory)}
-        return study(critic, replace(self._extractor, agent=self.agent_card), bank, self._again), {"reading": trajectory.id}
+        sheet = replace(self._extractor.sheet, window=self.window_of(critic) * 3 // 4)
+        extractor = replace(self._extractor, sheet=sheet, agent=self.agent_card)
+        return study(critic, extractor, bank, self._again), {"reading": trajectory.id}
 
     def _outcome(self, trajectory: Trajectory) -> AttemptOutcome:
         """How a conversation ended: by its reward, and in the words of the feedback."""
@@ -146,5 +148,5 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             "said": [lesson_line(one).strip() for one in lessons],
         }
         if not lessons:
-            entry["nearest"] = content.nearest_similarity(key, self.agent_name)
+            entry["nearest"] = content.nearest_similarity(key, DOMAIN)
         return (yield from self.ask_with(request, section, entry))

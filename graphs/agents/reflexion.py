@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from langchain_core.runnables import Runnable
+from langgraph.store.base import BaseStore
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.conversations.store import Reflection
@@ -25,10 +26,9 @@ from ...nodes.retrieve.attempts import Compose, note_line, notes_text
 from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.synthesize.reflect import write_about_attempt
 from ..baselines.reflexion import Reflexion
-from ..wiring.inputs import DEFAULT_WINDOW
 from .attempts import ConversationAttempts
-from .critic import CriticMiddleware
-from .learner import Consultation, Place
+from .consultation import Consultation, Place
+from .critic import CriticMiddleware, CriticOptions
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -40,28 +40,26 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     """Shows the notes that a model wrote on earlier conversations of the same task.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         critic: the chat model that writes notes; the agent's own if not given.
         settings: Reflexion's: the last three notes, or those that fit into `max_memory_tokens`.
-        window: tokens that the model and the critic can read at once.
         prompts: a directory whose prompt files take the place of those of the same name.
-        options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
+        options: those of `CriticMiddleware`. `task` says which conversations are attempts at the same.
     """
 
     method: ClassVar[str] = "reflexion"
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         critic: Runnable[Any, Any] | None = None,
         settings: Reflexion | None = None,
-        window: int = DEFAULT_WINDOW,
         prompts: Path | None = None,
-        **options: Any,
+        **options: Unpack[CriticOptions],
     ) -> None:
         super().__init__(store, critic=critic, **options)
-        self.settings, self.window, self.prompts = settings or Reflexion(), window, prompts
+        self.settings, self.prompts = settings or Reflexion(), prompts
         self._layout = ChatLayout("sparse", count_tokens=estimate_tokens)
         self._prompt = Prompt.load("reflexion/conversations", prompts)
 
@@ -73,7 +71,8 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any]
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
-        buffer, state = self._compose(trajectory.task, "", content)
+        window = self.window_of(critic)
+        buffer, state = self._compose(trajectory.task, "", content, window)
         words = " ".join(trajectory.note.split())
         state |= {
             "head": trajectory.id,
@@ -87,7 +86,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
             journal=_OneConversation(trajectory.transitions),  # type: ignore[arg-type]
             layout=self._layout,
             count=estimate_tokens,
-            window=self.window * 3 // 4,
+            window=window * 3 // 4,
             prompts=self.prompts,
             agent=self.agent_card,
         )
@@ -104,14 +103,14 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         else:
             content.remove(trajectory)
 
-    def _compose(self, task: Task, thread: str, content: ConversationAttempts) -> tuple[Buffer, dict[str, Any]]:
+    def _compose(self, task: Task, thread: str, content: ConversationAttempts, window: int) -> tuple[Buffer, dict[str, Any]]:
         """The earlier attempts at a task that have notes, and the state after Reflexion's node `compose`."""
         buffer, number = content.buffer(task.id, thread)
         compose = Compose(
             buffer,
             render=note_line,
             count_tokens=estimate_tokens,
-            window=self.window,
+            window=window,
             keep=self.settings.selection,
             budget=self.settings.max_memory_tokens,
             last=self.settings.last_n,
@@ -123,7 +122,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
 
     def advise(self, request: ModelRequest[Any], place: Place, content: ConversationAttempts) -> Consultation:
         """Call the model with the notes at the end of its system message."""
-        buffer, state = self._compose(place.task, "", content)
+        buffer, state = self._compose(place.task, "", content, self.window_of(request.model))
         lines = notes_text(buffer, state)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         recalled = [shown.id for shown in state["shown"]]

@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
-from urllib.parse import quote
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
+from uuid import UUID
 
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
@@ -26,7 +27,9 @@ from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
+from .agent_identity import DOMAIN, ROOT, AgentIdentity
 from .reward_sources import RewardScale, rank_rewards
+from .scope_values import AgentScope
 from .status import LearnerStatus
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
@@ -91,15 +94,32 @@ class ScopeMemory(Generic[Index]):
             )
 
 
+class ScopeOptions(TypedDict, total=False):
+    """Options of `ScopedLearner`."""
+
+    name: str | None
+    mode: Mode
+    scope: Sequence[str]
+    task: Callable[[Sequence[AnyMessage]], str] | None
+    state_key: StateKey
+    reward_range: tuple[float, float] | None
+    refresh_seconds: float
+    screen: Screen | None
+    hold: bool | Callable[[Conversation], bool]
+
+
 class ScopedLearner(Generic[Index]):
     """Conversations by scope, their feedback, and a method's memory of each scope.
 
     Args:
-        store: any LangGraph store; or a folder (Chroma), a Chroma server's `http://host:port`, `postgresql://host/database`.
-        name: of the agent: the beginning of its namespace. Agents of one name share what they learn.
+        store: any LangGraph store; a folder, `postgresql://host/database`, or a Chroma server's `http://host:port`; None: the store
+            of the agent's graph, `create_agent(store=...)`.
+        name: of the agent: the beginning of its namespace. Agents of one name share what they learn. Not given: the name of
+            `create_agent(name=...)`, else `agent`.
         mode: `guide`, `observe` or `off`.
-        scope: names of values in the config's `configurable` that keep conversations apart, such as `("tenant", "user_id")`. What
-            was learned in one scope is never seen in another. A value that is not given counts as one of its own.
+        scope: names of values in a run's `context`, its `configurable` or its authenticated user that keep conversations apart, such as
+            `("tenant", "user_id?")`. What was learned in one scope is never seen in another. A run without a value is an error,
+            unless the name has a question mark: then it belongs to those without one.
         task: the messages -> an id of the kind of task. Methods that compare attempts at a task compare conversations of the same id. Not
             given: all conversations are attempts at the same.
         state_key: the messages that were read -> the text by which states are compared.
@@ -120,11 +140,11 @@ class ScopedLearner(Generic[Index]):
 
     def __init__(
         self,
-        store: BaseStore | str | Path,
+        store: BaseStore | str | Path | None = None,
         *,
-        name: str = "agent",
+        name: str | None = None,
         mode: Mode = "guide",
-        scope: Sequence[str] = ("tenant",),
+        scope: Sequence[str] = ("tenant?",),
         task: Callable[[Sequence[AnyMessage]], str] | None = None,
         state_key: StateKey = goal_and_last_turn,
         reward_range: tuple[float, float] | None = None,
@@ -134,12 +154,8 @@ class ScopedLearner(Generic[Index]):
     ) -> None:
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
-        if isinstance(store, str | Path):
-            from ...memory.storage.open_store import open_store
-
-            store = open_store(store)
-        self.store, self.agent_name, self.mode = store, name, mode
-        self.scope_names, self.refresh_seconds = tuple(scope), refresh_seconds
+        self.agent, self.scope, self.mode = AgentIdentity(store, name), AgentScope(scope), mode
+        self.refresh_seconds = refresh_seconds
         self.rewards = RewardScale(reward_range)
         self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
         self.state_key = self.screen.state_key(state_key)
@@ -156,45 +172,55 @@ class ScopedLearner(Generic[Index]):
 
     def feedback(
         self,
-        thread_id: str,
+        thread_id: str | int | UUID,
         *,
         reward: float | None = None,
-        text: str = "",
-        run_id: str | None = None,
+        text: str | None = None,
+        run_id: str | UUID | None = None,
         source: str = "user",
         **scope: str,
     ) -> Rating:
-        """Rate what the agent did in a thread since the feedback before this. The same turn rated again: the last one holds.
+        """Rate what the agent did in a thread since the feedback before this. Of the same turn, what was said last holds, field by field.
 
         It may come late, from another process, or never: a missing reward is not 0.
 
         Args:
             thread_id: the thread's id, as in the agent's config.
-            reward: a finite number in the app's units.
+            reward: a number from -1 to 1, or within `reward_range`.
             text: the same in words; methods that read words use them.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             source: who decided.
-            scope: the values of the scope, as in the agent's config: `tenant="acme"`.
+            scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
 
         Raises:
-            UserError: the thread or the run is unknown, the reward is not finite, or neither reward nor text is given.
+            UserError: the thread or the run is unknown, the reward is out of range, or neither reward nor text is given.
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         reward = None if reward is None else self.rewards.read(reward)
+        thread, text, run = str(thread_id), text or "", None if run_id is None else str(run_id)
         if (found := self.screen.suspicion(text)) is not None:
-            self.conversation(thread_id, **scope)
-            self.quarantine(thread_id, f"the feedback {found.reason}", found.digest, **scope)
-        text = self.screen.redact(text)
-        return self._conversations(scope).rate(thread_id, reward, text, run_id=run_id, source=source)
+            self.conversation(thread, **scope)
+            self.quarantine(thread, f"the feedback {found.reason}", found.digest, **scope)
+        return self._conversations(scope).rate(thread, reward, self.screen.redact(text), run_id=run, source=source)
 
-    async def afeedback(self, thread_id: str, **given: Any) -> Rating:
+    async def afeedback(
+        self,
+        thread_id: str | int | UUID,
+        *,
+        reward: float | None = None,
+        text: str | None = None,
+        run_id: str | UUID | None = None,
+        source: str = "user",
+        **scope: str,
+    ) -> Rating:
         """As `feedback`, in a program that is awaited."""
-        return await asyncio.to_thread(self.feedback, thread_id, **given)
+        rate = partial(self.feedback, thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
+        return await asyncio.to_thread(rate)
 
     def status(self, **scope: str) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
-        memory = self._refreshed(self._labels(scope, strict=True))
+        memory = self._refreshed(self._labels(scope))
         rated = memory.conversations.trajectories.count()
         held = len(memory.conversations.open_quarantines())
         return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held)
@@ -208,7 +234,7 @@ class ScopedLearner(Generic[Index]):
             digest: of a text that was found in it: a thread that was released in spite of it stays so.
             scope: the values of the scope, as in `feedback`.
         """
-        self.keep_out(self._labels(scope, strict=True), thread_id, reason, digest)
+        self.keep_out(self._labels(scope), thread_id, reason, digest)
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `quarantine`, in the scope with these labels."""
@@ -249,12 +275,23 @@ class ScopedLearner(Generic[Index]):
         return self._conversations(scope).conversation(thread_id)
 
     def import_trajectories(self, path: Path | str, **scope: str) -> int:
-        """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number."""
-        return self._conversations(scope).import_trajectories(path, self.rewards.read)
+        """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number.
+
+        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others.
+        """
+
+        def adopt(one: Trajectory) -> Trajectory:
+            *before, last = one.transitions
+            reward = None if last.reward is None else self.rewards.read(last.reward)
+            task = one.task if self._task is not None else replace(one.task, id=DOMAIN)
+            done = (*before, replace(last, reward=reward))
+            return replace(one, transitions=done, score=reward or 0.0, domain=DOMAIN, task=task)
+
+        return self._conversations(scope).import_trajectories(path, adopt)
 
     def close(self) -> None:
         """Close the store, which another learner may open then; for stores that are a folder."""
-        if callable(close := getattr(self.store, "close", None)):
+        if callable(close := getattr(self.agent.open_store, "close", None)):
             close()
 
     def explain(self, thread_id: str, **scope: str) -> str:
@@ -282,28 +319,43 @@ class ScopedLearner(Generic[Index]):
 
     def memory(self, **scope: str) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change."""
-        return self._refreshed(self._labels(scope, strict=True)).index
+        return self._refreshed(self._labels(scope)).index
 
-    def _scope_of(self, given: Mapping[str, Any]) -> dict[str, str]:
-        return {name: given[name] for name in self.scope_names if name in given}
+    async def astatus(self, **scope: str) -> LearnerStatus:
+        """As `status`, in a program that is awaited."""
+        return await asyncio.to_thread(lambda: self.status(**scope))
+
+    async def aexplain(self, thread_id: str, **scope: str) -> str:
+        """As `explain`, in a program that is awaited."""
+        return await asyncio.to_thread(lambda: self.explain(thread_id, **scope))
+
+    async def aforget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+        """As `forget`, in a program that is awaited."""
+        return await asyncio.to_thread(lambda: self.forget(threads, **scope))
+
+    async def aexport(self, **scope: str) -> AsyncIterator[dict[str, Any]]:
+        """As `export`, in a program that is awaited."""
+        for one in await asyncio.to_thread(lambda: list(self.export(**scope))):
+            yield one
+
+    async def amemory(self, **scope: str) -> Index:
+        """As `memory`, in a program that is awaited."""
+        return await asyncio.to_thread(lambda: self.memory(**scope))
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
-        return self._memory(self._labels(scope, strict=True)).conversations
+        return self._memory(self._labels(scope)).conversations
 
-    def _labels(self, values: Mapping[str, Any], *, strict: bool = False) -> tuple[str, ...]:
-        if strict and (unknown := values.keys() - set(self.scope_names)):
-            raise UserError(
-                f"the scope of this agent has {', '.join(self.scope_names) or 'no names'}; got {', '.join(sorted(unknown))}"
-            )
-        labels = (
-            f"{name}={_escape(str(values[name]))}" if values.get(name) is not None else f"{name}" for name in self.scope_names
-        )
-        return ("agents", _escape(self.agent_name), *labels)
+    def _labels(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        return self._labels_of(self.scope.labels(values))
+
+    def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
+        return (ROOT, self.agent.label(), *scope)
 
     def _memory(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
         with self._lock:
             if scope not in self._scopes:
-                self._scopes[scope] = ScopeMemory(ConversationStore(self.store, scope, self._reason_to_hold), self.make_index())
+                store = ConversationStore(self.agent.store, scope, self._reason_to_hold)
+                self._scopes[scope] = ScopeMemory(store, self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)
             self._scopes.move_to_end(scope)
@@ -345,8 +397,3 @@ class ScopedLearner(Generic[Index]):
 def _rating_text(rating: Rating) -> str:
     given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
     return f"{rating.source} gave it {given}{f': {rating.text}' if rating.text else ''}"
-
-
-def _escape(label: str) -> str:
-    """A label of a namespace: LangGraph forbids dots and empty ones."""
-    return quote(label, safe=" @+:,=").replace(".", "%2E") or "%00"

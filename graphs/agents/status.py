@@ -52,7 +52,7 @@ class LearnerStatus:
             found.append(f"the critic could not be asked: {self.failure}")
         elif self.waiting and not self.studied:
             found.append(
-                f"{self.waiting} conversations wait for the critic: the next model call, or learn(), has it study them"
+                f"{self.waiting} conversations wait for the critic: in the agent's process it studies them soon, and learn() at once"
             )
         if self.unreadable:
             lost, all_studied = len(self.unreadable), self.studied

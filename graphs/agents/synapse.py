@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from langchain.agents.middleware import ModelRequest
+from langgraph.store.base import BaseStore
 
 from ...memory.attempts.trajectories import Trajectories, is_rewarded
 from ...memory.conversations.messages import last_user_message
@@ -28,8 +29,10 @@ from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars
 from ..baselines.synapse import Synapse
 from ..wiring.banks import reaches_return
+from .agent_identity import DOMAIN
+from .consultation import Consultation, Place
 from .episodes import ChatInputs, episode_channels, state_alone
-from .learner import Consultation, LearningMiddleware, Place
+from .learner import LearnerOptions, LearningMiddleware
 
 __all__ = ["SynapseMiddleware"]
 
@@ -38,7 +41,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
     """Writes successful conversations like the present one into the system message of the agent's model.
 
     Args:
-        store: any LangGraph store, or the folder of a `ChromaStore`.
+        store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         settings: Synapse's. A conversation succeeded if its reward is above 0, or at least `success_threshold`.
         min_similarity: the least similarity of an exemplar's first state to that of the turn; None: that of the comparison.
         similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
@@ -53,13 +56,13 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
 
     def __init__(
         self,
-        store: Any,
+        store: BaseStore | str | Path | None = None,
         *,
         settings: Synapse | None = None,
         min_similarity: float | None = None,
         similarity: Similarity | None = None,
         prompts: Path | None = None,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
         self.settings = settings or Synapse()
@@ -80,7 +83,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
         """Ask the model with the turn's exemplars, which its first call has recalled."""
-        parts = ChatInputs.of(request.model, self.agent_name)
+        parts = ChatInputs.of(request.model, DOMAIN)
         found = self._exemplars_of_turn(request.state, place, memory)
         if found is None:
             state = episode_channels(request.messages[: last_user_message(request.messages) + 1], place, self.state_key)

@@ -13,19 +13,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from uuid import UUID
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from ...memory.conversations.store import Rating, Reflection, trajectory_digest
+from ...memory.conversations.store import Rating, Reflection
 from ...memory.errors import UserError
 from ...memory.lessons.library import Library, LibraryError
 from ...memory.lessons.versions import LibraryVersions, find_library, open_library
@@ -35,20 +35,19 @@ from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
-from ..wiring.inputs import DEFAULT_WINDOW
-from .critic import CriticMiddleware, Study, StudyIndex
-from .learner import Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .consultation import Consultation, Place, add_to_system_message
+from .critic import CriticMiddleware, CriticOptions, StudyIndex
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
 
+    from ..training_free_grpo import TrainingFreeGRPO
+
 __all__ = ["TrainingFreeGRPOMiddleware"]
 
 LOG = logging.getLogger(__name__)
-GROUPS_AT_ONCE = 1
-"""Groups that are compared before a model call, or at feedback; `learn` compares all."""
 
 
 class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
@@ -66,12 +65,10 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         prompts: a directory whose prompt files take the place of those of the same name (`training_free_grpo/lessons`).
         show_ids: whether lessons are shown with their ids, as they are in learning.
         critic: the chat model that compares conversations; None: lessons are only read.
-        store: where a middleware that learns keeps conversations and libraries: any LangGraph store, or the folder of a
-            `ChromaStore`.
+        store: where a middleware that learns keeps conversations and libraries: any LangGraph store, a folder or a URL.
         group_size: conversations of one task that are compared at a time, at least 2.
         settings: Training-Free GRPO's, of which the limits of the library and of the critic have an effect.
-        window: tokens that the critic can read at once.
-        options: those of `LearningMiddleware`.
+        options: those of `CriticMiddleware`.
 
     Raises:
         LibraryError: there is no library there.
@@ -90,9 +87,8 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         critic: Runnable[Any, Any] | None = None,
         store: BaseStore | Path | str | None = None,
         group_size: int = 5,
-        settings: Any = None,
-        window: int = DEFAULT_WINDOW,
-        **options: Any,
+        settings: TrainingFreeGRPO | None = None,
+        **options: Unpack[CriticOptions],
     ) -> None:
         if (critic is None) != (store is None):
             raise UserError(
@@ -106,7 +102,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
         self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
-        self.group_size, self.settings, self.window = group_size, settings, window
+        self.group_size, self.settings = group_size, settings
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = Library() if library is None else library
         self._stamp: tuple[int, ...] | None = None
@@ -178,7 +174,16 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
-    def feedback(self, thread_id: str, **given: Any) -> Rating:
+    def feedback(
+        self,
+        thread_id: str | int | UUID,
+        *,
+        reward: float | None = None,
+        text: str | None = None,
+        run_id: str | UUID | None = None,
+        source: str = "user",
+        **scope: str,
+    ) -> Rating:
         """As `CriticMiddleware.feedback`.
 
         Raises:
@@ -188,16 +193,16 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             raise UserError(
                 "this TrainingFreeGRPOMiddleware only reads, and takes no feedback; give critic= and store= to have it learn"
             )
-        return super().feedback(thread_id, **given)
+        return super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
 
     def versions(self, **scope: str) -> LibraryVersions:
         """The versions of a scope's library. A person may `rollback`, and no version is lost."""
-        return self._scope_versions(self._labels(scope, strict=True))
+        return self._scope_versions(self._labels(scope))
 
     def _scope_versions(self, scope: tuple[str, ...]) -> LibraryVersions:
         with self._lock:
             if scope not in self._versions:
-                found = LibraryVersions(rows=StoredRows(self.store, (*scope, "library")))
+                found = LibraryVersions(rows=StoredRows(self.agent.store, (*scope, "library")))
                 if not found.head:
                     found.put("start", self.library, why="the start")
                 self._versions[scope] = found
@@ -218,62 +223,38 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         entry = {"recalled": list(shown), "version": versions.head, "said": said}
         return (yield from self.ask_with(request, section, entry))
 
-    def _study(self, memory: ScopeMemory[StudyIndex[None]], most: int | None) -> Study:
-        """Have the critic compare groups of conversations that wait, `GROUPS_AT_ONCE` at most unless all are asked for."""
-        index, versions, count = memory.index, self._scope_versions(memory.conversations.scope), 0
-        if index.has_news:
-            versions.refresh()
-        self._take_news(memory)
-        while (most is None or count < GROUPS_AT_ONCE) and time.monotonic() >= index.resume_at:
-            group = index.claim(self.group_size)
-            if not group:
-                return
-            try:
-                yield from self._compare(memory, group, versions)
-            finally:
-                for one in group:
-                    index.release(one)
-            count += 1
-
-    def _compare(self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], versions: LibraryVersions) -> Study:
+    def study_group(
+        self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], critic: Runnable[Any, Any]
+    ) -> None:
         """Have a group compared, and its edits made the next version."""
         from ..training_free_grpo import TrainingFreeGRPO
         from .lesson_groups import GroupComparison, group_name
 
-        assert self.critic is not None
-        critic = not_streamed(self.critic)
+        versions = self._scope_versions(memory.conversations.scope)
         settings, scale = self.settings or TrainingFreeGRPO(), (self.rewards.least, self.rewards.most)
-        method = GroupComparison(versions, critic, settings, self.window, scale, self.agent_card)
+        method = GroupComparison(versions, critic, settings, self.window_of(critic), scale, self.agent_card)
         try:
             graph, state = method.comparison(group)
-            answer = yield PendingCall(runnable=graph, input=state)
-            comparison: Comparison = answer["comparisons"][0]
+            comparison: Comparison = graph.invoke(state)["comparisons"][0]
             with self._editing:  # of two groups that are compared at once, each is to edit what the other made
                 versions.refresh()
                 method.edit(group, comparison)
         except Exception as failure:
-            self._note_failure(memory.index, group[0], failure)
+            if self._is_given_up(memory.index, group, failure):
+                lost = Reflection("", "", "", note=f"lost {group_name(group)}", error=memory.index.failure)
+                self.keep_reflections(memory, {one.id: lost for one in group}, group)
             return
+        memory.index.note_answer()
         error = comparison.failures[-1] if is_lost_comparison(comparison) and comparison.failures else ""
         if error:
             LOG.warning("%s: a comparison of %d conversations was lost: %s", self.method, len(group), error)
-        memory.index.failure = ""
-        for one in group:
-            found = Reflection(
-                id=memory.index.reflection_id(one),
-                thread=one.id.rpartition("/")[0],
-                about=trajectory_digest(one),
-                note=f"{comparison.kind} {group_name(group)}",
-                error=error,
-            )
-            memory.conversations.add_reflection(found, one.id)
-            memory.index.add(memory.conversations.trajectories.get(one.id) or one)
-        self._take_news(memory)
+        found = Reflection("", "", "", note=f"{comparison.kind} {group_name(group)}", error=error)
+        self.keep_reflections(memory, {one.id: found for one in group}, group)
 
     def status(self, **scope: str) -> LearnerStatus:
         """The state of this learner in a scope: what was compared, what waits, and what was lost."""
         found = super().status(**scope)
-        memory, versions = self._memory(self._labels(scope, strict=True)), self.versions(**scope)
+        memory, versions = self._memory(self._labels(scope)), self.versions(**scope)
         groups = {one.note.partition(" ")[2]: one for one in memory.index.reflections.values()}.values()
         return replace(
             found,
@@ -284,7 +265,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
         """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
-        labels = self._labels(scope, strict=True)
+        labels = self._labels(scope)
         groups = self._groups(labels, threads)
         count = super().forget(threads, **scope)
         self._erase(labels, groups)

@@ -21,10 +21,11 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from numbers import Real
 from typing import Any
@@ -48,6 +49,9 @@ __all__ = [
 ]
 
 LOG = logging.getLogger(__name__)
+_UNKEPT = re.compile("[\0\ud800-\udfff]")
+MOST_NOTE_CHARS = 4_000
+"""Characters of what was said of a conversation that methods read; all of it is kept with the feedback."""
 MOST_REWARD = 1e100
 """Greatest size of a reward: memories compute with its square."""
 UNDOABLE_WRITES = 1_000
@@ -144,6 +148,26 @@ def finite_reward(value: Any) -> float:
     return number
 
 
+def clean_text(text: str) -> str:
+    """The text as every store can keep it: without NUL, and with a mark in place of half a surrogate pair."""
+    if not _UNKEPT.search(text):
+        return text
+    return text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def clean(value: Any) -> Any:
+    """Plain data or a record with all its texts cleaned (`clean_text`)."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, tuple | list):
+        return type(value)(clean(one) for one in value)
+    if isinstance(value, dict):
+        return {clean(key): clean(one) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: clean(getattr(value, one.name)) for one in fields(value)})
+    return value
+
+
 def trajectory_digest(trajectory: Trajectory) -> str:
     """A digest of what happened and of the feedback on it."""
     found = json.dumps(to_json(replace(trajectory, used=())), sort_keys=True)
@@ -181,7 +205,7 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
                 episode=number,
                 score=rating.reward or 0.0,
                 domain=conversation.domain,
-                note=rating.text,
+                note=rating.text[:MOST_NOTE_CHARS],
                 used=tuple(dict.fromkeys(used)),
             )
         )
@@ -236,7 +260,7 @@ class ConversationStore:
         if found is None:
             raise UserError(
                 f"asked for conversation {thread!r}, and none is recorded in {'/'.join(self.scope)}: give the thread_id that the "
-                "agent ran with, and the scope's names and values as in its config; a turn is recorded when it ends"
+                "agent ran with, and the scope's names and values as in its runs; a turn is recorded once the agent has answered"
             )
         return found
 
@@ -248,6 +272,7 @@ class ConversationStore:
     def record(self, thread: str, turn: Turn, task: Task, domain: str = "") -> Conversation:
         """Record a turn that has ended. It takes the place of one with its id, as after a run that was repeated, and keeps what
         other methods have recorded of their advice."""
+        turn, task = clean(turn), clean(task)
         with self._lock:
             known = self.turns.get(thread) or Conversation(thread, task, (), domain)
             methods = {entry.get("method") for entry in turn.advice}
@@ -272,7 +297,9 @@ class ConversationStore:
         run_id: str | None = None,
         source: str = "user",
     ) -> Rating:
-        """Keep the feedback on a thread, and the trajectories that follow from it. The last feedback on a turn holds.
+        """Keep the feedback on a thread, and the trajectories that follow from it.
+
+        Of a turn that is rated again, what was said last holds, field by field: a comment does not take the reward back.
 
         Args:
             thread: the thread's id.
@@ -288,9 +315,11 @@ class ConversationStore:
         with self._lock:
             conversation = self.conversation(thread)
             reward = None if reward is None else finite_reward(reward)
-            rating = Rating(_find_turn(conversation, turn, run_id).id, reward, str(text), source)
+            rated = _find_turn(conversation, turn, run_id).id
+            known = next((one for one in self.ratings(thread) if one.turn == rated), Rating(rated, None))
+            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or known.text, source)
             places = {one.id: n for n, one in enumerate(conversation.turns)}
-            others = [one for one in self.ratings(thread) if one.turn != rating.turn]
+            others = [one for one in self.ratings(thread) if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
             self.feedback.put([Ratings(thread, ratings)])
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"})  # told again: a crash may have come before
@@ -354,7 +383,7 @@ class ConversationStore:
     def add_reflection(self, reflection: Reflection, trajectory: str) -> None:
         """Keep a reflection on a trajectory, and have all readers look at that trajectory again."""
         with self._lock:
-            self.reflections.put([reflection])
+            self.reflections.put([clean(reflection)])
             self._announce([trajectory])
 
     def _announce(self, ids: Sequence[str]) -> None:
@@ -417,12 +446,14 @@ class ConversationStore:
             given = ratings.get(conversation.id, ())
             yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
 
-    def import_trajectories(self, path: str | os.PathLike[str], read_reward: Callable[[Any], float] = finite_reward) -> int:
+    def import_trajectories(
+        self, path: str | os.PathLike[str], adopt: Callable[[Trajectory], Trajectory] = lambda one: one
+    ) -> int:
         """Add rated trajectories from a JSONL file, such as one of `learngraph memory import`; returns their number.
 
         Args:
             path: the file.
-            read_reward: brings the reward of a conversation, which is that of its last step, onto the scale that is kept.
+            adopt: makes one fit in here: its reward, its task, its domain.
 
         Raises:
             UserError: the file cannot be read, or a reward is no finite number; then nothing is added.
@@ -432,11 +463,9 @@ class ConversationStore:
             try:
                 for step in one.transitions:
                     finite_reward(step.reward or 0.0)
-                *before, last = one.transitions
-                reward = None if last.reward is None else read_reward(last.reward)
+                found.append(adopt(one))
             except UserError as error:
                 raise UserError(f"{path}, line {line}: {error}") from error
-            found.append(replace(one, transitions=(*before, replace(last, reward=reward)), score=reward or 0.0))
         with self._lock:
             self.trajectories.put(found)
             self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .chroma_store import ChromaStore
     from .postgres_store import PostgresMemory
 
-__all__ = ["is_postgres", "open_store"]
+__all__ = ["is_postgres", "open_agent_store", "open_store"]
 
 _ALL = 1 << 30
 """More items than any store holds."""
@@ -39,6 +39,23 @@ def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = Non
     from .chroma_store import ChromaStore
 
     return ChromaStore.open(where, index=index)
+
+
+def open_agent_store(where: str) -> BaseStore:
+    """The store of an agent's memory at a place.
+
+    Args:
+        where: a directory (SQLite, which processes share), `chroma:DIRECTORY`, or what else `open_store` opens.
+
+    Raises:
+        UserError: it cannot be opened; the message says why.
+    """
+    chroma = where.removeprefix("chroma:")
+    if chroma != where or "://" in where or os.path.exists(os.path.join(where, "chroma.sqlite3")):
+        return open_store(chroma)
+    from .sqlite_memory import SqliteMemory
+
+    return SqliteMemory.open(where)
 
 
 def all_items(store: BaseStore, prefix: tuple[str, ...]) -> list[SearchItem]:

@@ -43,6 +43,8 @@ def make(
     method: str, store: Any = None, model: Any = None, tools: Sequence[Any] = (desk.lookup_order, desk.resolve), **options: Any
 ) -> tuple[Any, Any, Any]:
     """An agent with a learning middleware, the middleware, and the model (a `HeedfulClerk` if not given)."""
+    if method in ("reasoning-bank", "reflexion", "lessons"):
+        options = {"study": "job", **options}  # `learn` studies, so that no test waits for a thread
     learner = METHODS[method](InMemoryStore() if store is None else store, **options)
     model = model or desk.HeedfulClerk()
     agent = create_agent(model, list(tools), system_prompt=PLAIN, middleware=[learner], checkpointer=InMemorySaver())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from functools import partial
 from typing import Any
 
@@ -54,13 +56,12 @@ def test_a_critic_that_is_away_leaves_conversations_waiting(method: str, caplog:
     assert (status.waiting, status.studied) == (3, 0)
     assert "the critic could not be asked: ConnectionError: the critic is away" in str(status)
     critic.away = False
-    learner._memory(learner._labels({"tenant": "acme"})).index.resume_at = 0.0
     status = learner.learn(tenant="acme")
     assert (status.waiting, status.studied, status.failure) == (0, 3, "")
 
 
 @methods
-def test_feedback_from_another_process_is_studied_before_the_next_model_call(method: str) -> None:
+def test_feedback_from_another_process_is_studied_where_a_critic_is_known(method: str) -> None:
     store = InMemoryStore()
     (agent, first, model), (_, second, idle) = (
         make(method, store, refresh_seconds=0.0),
@@ -70,6 +71,8 @@ def test_feedback_from_another_process_is_studied_before_the_next_model_call(met
     second.feedback("t0", reward=0.0, tenant="acme")  # it has never seen a model
     assert second.status(tenant="acme").waiting == 1
     assert model.criticised == idle.criticised == []
+    assert second.learn(tenant="acme").waiting == 1
+    first.learn(tenant="acme")
     play(agent, first, range(4, 5))
     assert len(model.criticised) == 2
     assert "do not resolve it by" in model.seen[-1]
@@ -82,8 +85,9 @@ def test_feedback_from_another_process_is_studied_before_the_next_model_call(met
 def test_feedback_that_changes_has_the_conversation_studied_again(method: str) -> None:
     agent, learner, model = make(method)
     play(agent, learner, range(1))
-    learner.feedback("t0", reward=1.0, tenant="acme")
-    learner.feedback("t0", reward=1.0, tenant="acme")
+    for _ in range(2):
+        learner.feedback("t0", reward=1.0, tenant="acme")
+        learner.learn(tenant="acme")
     assert len(model.criticised) == 2
     (kept,) = learner._memory(learner._labels({"tenant": "acme"})).conversations.reflections.all()
     assert "do not" not in (kept.note or kept.lessons[0].text)
@@ -98,3 +102,72 @@ def test_nothing_alike_enough_says_how_near_the_nearest_was() -> None:
     assert status.nearest is not None
     assert 0 < status.nearest < 0.9
     assert f"the nearest had similarity {status.nearest:.2f}" in str(status)
+
+
+class FussyModel(HeedfulClerk):
+    """A critic whose service refuses conversations about one order."""
+
+    def say(self, messages: Any) -> Any:
+        if any("A0" in str(m.text) for m in messages):
+            raise ValueError("this conversation is refused")
+        return super().say(messages)
+
+
+@methods
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"message": "My order A0 arrived broken. " + "log " * 40_000},
+        {"text": "no " * 70_000},
+        {"message": "\ud83d A0 \0"},
+        {"text": "\ud83d\0"},
+        {},
+    ],
+    ids=[
+        "a long message",
+        "long feedback",
+        "half an emoji",
+        "half an emoji in feedback",
+        "a conversation that the service refuses",
+    ],
+)
+def test_no_conversation_stops_the_critic(method: str, hostile: dict[str, str], tmp_path: Any) -> None:
+    critic = HeedfulClerk() if hostile else FussyModel()
+    agent, learner, _ = make(method, tmp_path / "memory", critic=critic)
+    agent.invoke({"messages": hostile.get("message", desk.ticket(0)[0])}, learning_agents.config("bad"))
+    learner.feedback("bad", reward=0.0, text=hostile.get("text"), tenant="acme")
+    play(agent, learner, range(4, 9))
+    status = learner.learn(tenant="acme")
+    assert (status.studied, status.waiting) == (6, 0)
+    assert status.lessons >= 4
+    if not hostile:
+        assert status.unreadable == ("ValueError: this conversation is refused",)
+    learner.close()
+
+
+@methods
+async def test_a_critic_never_stands_in_the_users_way(method: str) -> None:
+    """Model calls and `afeedback` return while a critic is busy; what waits is studied by a thread of its own."""
+    started, free = threading.Event(), threading.Event()
+
+    class SlowModel(HeedfulClerk):
+        def say(self, messages: Any) -> Any:
+            started.set()
+            assert free.wait(60)
+            return super().say(messages)
+
+    agent, learner, _ = make(method, critic=SlowModel(), study="background")
+    for n in range(2):
+        said = [
+            chunk.text
+            async for chunk, _ in agent.astream(
+                {"messages": desk.ticket(n)[0]}, learning_agents.config(f"t{n}"), stream_mode="messages"
+            )
+        ]
+        await learner.afeedback(f"t{n}", reward=0.0, tenant="acme")
+        assert "It is done." in said
+    assert await asyncio.to_thread(started.wait, 60)
+    assert (await learner.astatus(tenant="acme")).studied == 0
+    free.set()
+    assert (await learner.alearn(tenant="acme")).studied == 2, "it waits for the thread that studies"
+    learner.close()

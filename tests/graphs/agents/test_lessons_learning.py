@@ -13,14 +13,11 @@ import pytest
 from approved_prompts import assert_approved
 from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
 
 from learngraph.graphs.agents.evaluation import AgentTask
 from learngraph.graphs.agents.learn_lessons import learn_lessons
-from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
-from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
@@ -142,27 +139,6 @@ def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
         assert library.at(library.head) == before
         assert again.learn(tenant="acme").studied == 6
         assert idle.criticised == []
-
-
-@pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("method", [TrainingFreeGRPOMiddleware, ReasoningBankMiddleware, ReflexionMiddleware])
-async def test_a_critic_that_is_asked_before_a_model_call_is_kept_out_of_the_stream(method: Any, awaited: bool) -> None:
-    model = HeedfulClerk()
-    options: Any = {"critic": model, "group_size": 3} if method is TrainingFreeGRPOMiddleware else {}
-    learner = method(store=InMemoryStore(), task=desk.issue, reward=lambda read: desk.reward(read, desk.issue(read)), **options)
-    agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
-    said = list[str]()
-    for n in range(0, 32, 4):
-        place: Any = {"configurable": {"thread_id": f"t{n}", "tenant": "acme"}}
-        asked: Any = {"messages": desk.ticket(n)[0]}
-        if awaited:
-            said += [str(chunk.text) async for chunk, _ in agent.astream(asked, place, stream_mode="messages")]
-        else:
-            said += [str(chunk.text) for chunk, _ in agent.stream(asked, place, stream_mode="messages")]
-    assert len(model.criticised) >= 4
-    assert not any("resolve it by" in one for one in said)
-    assert learner.status(tenant="acme").lessons > 0
-    assert "resolve it by" in model.seen[-1]
 
 
 def test_without_a_critic_it_only_reads() -> None:

@@ -137,7 +137,7 @@ def test_tools_that_vanish_and_come_back_break_nothing(method: str) -> None:
                 call["args"] = {"order": "A1"}
             return found if len(messages) < 6 else AIMessage("It is done.")
 
-    bare, other, _ = make(method, store, Waves(), [wave])
+    bare, other, _ = make(method, store, Waves(), [wave], name="agent")
     for n in range(4):
         out = bare.invoke({"messages": desk.ticket(n)[0]}, config(f"w{n}"))
         assert {c["name"] for m in out["messages"] for c in getattr(m, "tool_calls", ())} <= {"wave"}
@@ -148,7 +148,7 @@ def test_tools_that_vanish_and_come_back_break_nothing(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["jitrl", "icrl", "reasoning-bank"])
-@pytest.mark.parametrize("reward", [1e100, 1e-320, np.float32(0.5), np.int64(1), True, 10**30])
+@pytest.mark.parametrize("reward", [1e-320, np.float32(0.5), np.int64(1), True])
 def test_odd_numbers_are_rewards(method: str, reward: Any, caplog: pytest.LogCaptureFixture) -> None:
     agent, learner, _ = make(method)
     with caplog.at_level(logging.WARNING):
@@ -159,11 +159,11 @@ def test_odd_numbers_are_rewards(method: str, reward: Any, caplog: pytest.LogCap
     assert not [said for said in caplog.messages if "without advice" in said]
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", [1.0], 1j, 1e308, 10**400], ids=lambda one: repr(one)[:12])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", [1.0], 1j, 1e308, 10**400, 1e9], ids=lambda one: repr(one)[:12])
 def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     agent, learner, _ = make("icrl")
     agent.invoke({"messages": desk.ticket(0)[0]}, config("t0"))
-    with pytest.raises(UserError, match="finite number"):
+    with pytest.raises(UserError, match="a reward is a (finite )?number"):
         learner.feedback("t0", reward=reward, tenant="acme")
     assert learner.status(tenant="acme").rated == 0
 

@@ -1,0 +1,130 @@
+"""The identity of an agent, which says whose memory a middleware works with: its store and its name, as given or as its graph has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.store.base import BaseStore
+
+from ...memory.errors import UserError
+from .scope_values import ScopeError, escape_label
+
+__all__ = ["DOMAIN", "AgentIdentity"]
+
+ROOT = "agents"
+"""The first label of all namespaces of learners."""
+DOMAIN = DEFAULT_NAME = "agent"
+"""The name of an agent that has none; and the domain of all conversations, which namespaces keep apart by agent."""
+LEAST_COMMON = 0.5
+"""Share of the smaller set of tools that two agents of one unnamed memory have in common at least."""
+
+
+class AgentIdentity:
+    """The store and the name of an agent.
+
+    Args:
+        store: where its memory is kept; None: the store of its graph (`create_agent(store=...)`), known from the first run.
+        name: the agent's; None: that of `create_agent(name=...)`, else `agent`.
+
+    Raises:
+        UserError: the store is none.
+    """
+
+    def __init__(self, store: BaseStore | str | Path | None, name: str | None) -> None:
+        if isinstance(store, str | Path):
+            from ...memory.storage.open_store import open_agent_store
+
+            store = open_agent_store(os.fspath(store))
+        if store is not None and not isinstance(store, BaseStore):
+            entered = hasattr(store, "__enter__") or hasattr(store, "__aenter__")
+            remedy = "; enter it first: `with ... as store:`" if entered else ""
+            raise UserError(
+                f"store is a LangGraph store, a folder, a URL, or None for the graph's own; got {type(store).__name__}{remedy}"
+            )
+        if name is not None and not (isinstance(name, str) and name):
+            raise UserError(f"name is the agent's, a text; got {name!r}")
+        self._store, self._given, self._of_run = store, name, ""
+        self._tools = set[str]()
+
+    @property
+    def open_store(self) -> BaseStore | None:
+        """The store, if one is known yet."""
+        return self._store
+
+    @property
+    def store(self) -> BaseStore:
+        """The store.
+
+        Raises:
+            ScopeError: it is the graph's, and the graph has not run yet, or has none.
+        """
+        if self._store is None:
+            raise ScopeError(
+                "no store is known: a learner without store= takes that of its graph, create_agent(store=...), when it first runs; "
+                "to use it without a run, give it the store"
+            )
+        return self._store
+
+    @property
+    def name(self) -> str:
+        """The agent's name; before its first run that of the only agent in the store.
+
+        Raises:
+            ScopeError: the store has several agents, and it is not said which one is meant.
+        """
+        if self._given or self._of_run:
+            return self._given or self._of_run
+        found = [labels[1] for labels in self.store.list_namespaces(prefix=(ROOT,), max_depth=2) if len(labels) > 1]
+        names = sorted(set(found))
+        if len(names) > 1:
+            raise ScopeError(f"the store has the agents {', '.join(names)}: say which one is meant, with name=...")
+        return names[0] if names else DEFAULT_NAME
+
+    def label(self) -> str:
+        """The name as a label of a namespace."""
+        return escape_label(self.name) if self._given or self._of_run else self.name
+
+    def read_run(self, runtime: Any, metadata: Mapping[str, Any]) -> None:
+        """Take the store and the name that a run has, where none is given.
+
+        Raises:
+            ScopeError: the run has no store; or an agent of another name ran with this middleware.
+        """
+        if self._store is None:
+            self._store = getattr(runtime, "store", None)
+            _ = self.store
+        name = str(metadata.get("lc_agent_name") or DEFAULT_NAME)
+        if self._given is None and self._of_run not in ("", name):
+            raise ScopeError(
+                f"one middleware serves the agents {self._of_run} and {name}: give each its own, or name= to share"
+            )
+        self._of_run = name
+
+    def read_tools(self, tools: Sequence[Any]) -> None:
+        """Compare the tools of an agent without a name with those of the agents that have used this memory before.
+
+        Raises:
+            ScopeError: they are other tools, so this is another agent.
+        """
+        names = {getattr(tool, "name", None) or convert_to_openai_tool(tool)["function"]["name"] for tool in tools}
+        if self._given or self._of_run != DEFAULT_NAME or (names <= self._tools and self._tools):
+            return
+        item = self.store.get((ROOT, DEFAULT_NAME), "tools")
+        known = set(item.value["names"]) if item else names
+        fewer = min(len(known), len(names))
+        if not self._tools and known != names and len(known & names) < max(LEAST_COMMON * fewer, 1):
+            raise ScopeError(
+                f"the memory of the agent without a name belongs to one with the tools {_list(known)}, and this one has "
+                f"{_list(names)}: name each agent, create_agent(name=...) or name=..., or say name={DEFAULT_NAME!r} to share one memory"
+            )
+        self._tools |= names | known
+        if item is None or self._tools != known:
+            self.store.put((ROOT, DEFAULT_NAME), "tools", {"names": sorted(self._tools)}, index=False)
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "(none)"

@@ -1,0 +1,146 @@
+"""A consultation: a method's generator that asks for model calls, and returns a response with its record.
+
+The base class of the middlewares (learner.py) runs it, in agents that are awaited and in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, SystemMessage
+from langchain_core.runnables import Runnable
+from langgraph.errors import GraphBubbleUp
+
+from ...memory.records import Task
+from ...nodes.lesson_prompts import append_section
+from ..wiring.inputs import DEFAULT_WINDOW
+
+__all__ = ["Advice", "Consultation", "PendingCall", "Place"]
+
+NO_STREAM = "nostream"
+"""LangGraph's tag for models whose tokens are not streamed to the client."""
+MAX_SAMPLING_THREADS = 64
+"""Model calls that wait side by side in agents that are not awaited."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a model call: whose conversation, which turn, which step."""
+
+    thread: str
+    scope: tuple[str, ...]
+    turn: str
+    """Id of the user's message that is being answered."""
+    number: int
+    """Number of that turn within the thread, from 0."""
+    task: Task
+    step: int
+    """Number of model calls in this turn before this one."""
+
+
+@dataclass
+class PendingCall:
+    """Something that a method waits for: model requests, or a runnable with its input."""
+
+    requests: Sequence[ModelRequest[Any]] = ()
+    """To be answered side by side by the agent's model. Its errors are the agent's."""
+    runnable: Runnable[Any, Any] | None = None
+    """A call of the method's own. Its error is raised in the generator, which may catch it."""
+    input: Any = None
+
+
+@dataclass
+class Advice:
+    """The outcome of a consultation."""
+
+    response: ModelResponse[Any]
+    entry: dict[str, Any]
+    """The record of it as plain data: recalled trajectories, what was added, what was chosen. `nearest`, if it is there, is the
+    greatest similarity in memory where nothing was alike enough."""
+
+
+Consultation = Generator[PendingCall, Any, Advice]
+"""Yields what it waits for and receives the answers: a list of model responses, or the runnable's output. An error of the
+runnable is raised where it waits; where it is not caught, the agent answers without advice."""
+
+
+Model = TypeVar("Model", bound=Runnable[Any, Any])
+
+
+def not_streamed(model: Model) -> Model:
+    """The same model, whose tokens reach no client: what it says here is not, or not yet, what the agent says."""
+    if not isinstance(model, BaseChatModel):
+        return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
+    known = _NOT_STREAMED.get(id(model))
+    if known is None:  # it stays a chat model, to which tools can be bound, and one that counts its calls goes on counting
+        known = model, model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+        while len(_NOT_STREAMED) >= MODELS_KEPT:
+            _NOT_STREAMED.pop(next(iter(_NOT_STREAMED)), None)
+        _NOT_STREAMED[id(model)] = known
+    return known[1]  # type: ignore[return-value]
+
+
+_NOT_STREAMED: dict[int, tuple[BaseChatModel, BaseChatModel]] = {}
+"""id of a model -> the model, which is kept with its id, and its copy."""
+MODELS_KEPT = 64
+"""Models whose copies are kept."""
+
+
+def invoke(pending: PendingCall) -> Any:
+    """The output of a pending runnable, or its error. What pauses a graph is no error."""
+    assert pending.runnable is not None
+    try:
+        return pending.runnable.invoke(pending.input)
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        return error
+
+
+async def ainvoke(pending: PendingCall) -> Any:
+    """As `invoke`, in an agent that is awaited."""
+    assert pending.runnable is not None
+    try:
+        return await pending.runnable.ainvoke(pending.input)
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        return error
+
+
+def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequest[Any]:
+    """The request with a section at the end of its system message, or in a new one; unchanged for an empty section."""
+    if not section.strip():
+        return request
+    system = append_section([request.system_message] if request.system_message else [], section)[0]
+    assert isinstance(system, SystemMessage)
+    return request.override(system_message=system)
+
+
+_THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")
+
+
+def answer_all(requests: Sequence[ModelRequest[Any]], handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]]:
+    """Answers of the agent's model, asked side by side in threads; the first request is asked in this one."""
+    rest = [_THREADS.submit(copy_context().run, handler, one) for one in requests[1:]]
+    return [model_response(handler(requests[0])), *(model_response(one.result()) for one in rest)]
+
+
+def model_response(answer: Any) -> ModelResponse[Any]:
+    """The response in what a handler has returned."""
+    if isinstance(answer, ExtendedModelResponse):
+        return answer.model_response
+    return ModelResponse([answer]) if isinstance(answer, AIMessage) else answer
+
+
+def model_window(model: Any) -> int:
+    """Tokens that a model can read at once, as its profile says; `DEFAULT_WINDOW` where it says nothing."""
+    profile = getattr(model, "profile", None) or {}
+    return int(profile.get("max_input_tokens") or DEFAULT_WINDOW)

@@ -1,0 +1,123 @@
+"""The values of a scope, such as a tenant's, as a run of an agent gives them: what is named must be there, and is never guessed.
+
+A name's value is looked for in the run's `context` (a dataclass, a mapping, a pydantic model), in the config's `configurable`, and in
+the user whom LangGraph's server has authenticated (`server_info.user`). All that give it have to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from ...memory.errors import UserError
+
+__all__ = ["AgentScope", "ScopeError"]
+
+IDENTITY = ("user", "user_id", "identity")
+"""Names under which an authenticated user's identity is asked for."""
+ALIKE = 0.8
+"""Similarity from which a name counts as another one misspelt."""
+
+
+class ScopeError(UserError):
+    """An error: it is not said whose memory is meant, or it is said wrongly. An agent does not go on without."""
+
+
+@dataclass(frozen=True)
+class AgentScope:
+    """The names whose values keep conversations apart.
+
+    Args:
+        names: `("tenant", "user_id?")`; the value of one with a question mark may be missing.
+
+    Raises:
+        ScopeError: a text in the place of a sequence, or a name is empty or there twice.
+    """
+
+    given: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.given, str) or not all(self.names) or len(set(self.names)) < len(self.names):
+            raise ScopeError(f"scope is a sequence of different names, such as ('tenant', 'user_id?'); got {self.given!r}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, without question marks."""
+        return tuple(name.removesuffix("?") for name in self.given)
+
+    def labels(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The labels of a namespace for these values.
+
+        Raises:
+            ScopeError: a value is missing, has no name here, or is no text, number or UUID.
+        """
+        if unknown := sorted(values.keys() - set(self.names)):
+            raise ScopeError(f"the scope of this agent has {', '.join(self.names) or 'no names'}; got {', '.join(unknown)}")
+        return tuple(self._label(name, values.get(name.removesuffix("?"))) for name in self.given)
+
+    def _label(self, name: str, value: Any) -> str:
+        if isinstance(value, Enum):
+            value = value.value
+        if value is None or value == "":
+            if name.endswith("?"):
+                return name[:-1]
+            raise ScopeError(
+                f"{name} is part of this agent's scope, and no value is given: give {name}=, or name it {name + '?'!r} in scope= if it may be missing"
+            )
+        if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+            raise ScopeError(f"a value of the scope is a text, a whole number or a UUID, got {name}={value!r}")
+        return f"{name.removesuffix('?')}={escape_label(str(value))}"
+
+    def of_run(self, runtime: Any, configurable: Mapping[str, Any]) -> tuple[str, ...]:
+        """The labels for a run.
+
+        Raises:
+            ScopeError: as of `labels`; or two places give different values, or a name that is there looks like a missing one misspelt.
+        """
+        context, user = getattr(runtime, "context", None), getattr(getattr(runtime, "server_info", None), "user", None)
+        places = {"context": context, "configurable": configurable, "the authenticated user": user}
+        values = dict[str, Any]()
+        for name in self.names:
+            found = {place: value for place, held in places.items() if (value := _value(held, name)) not in (None, "")}
+            if len(set(map(str, found.values()))) > 1:
+                said = ", ".join(f"{value!r} in {place}" for place, value in found.items())
+                raise ScopeError(f"the places of a run disagree on its {name}: {said}")
+            if found:
+                values[name] = next(iter(found.values()))
+                continue
+            near = get_close_matches(name, sorted(_names(context) + _names(configurable)), 1, ALIKE)
+            if near and near[0] not in self.names:
+                raise ScopeError(f"a run gives no {name}, but {near[0]}: did you mean {name}? If not, leave it out of scope=")
+            if name in self.given:
+                raise ScopeError(
+                    f"this agent's scope names {name}, and the run gives none: give it in context=, in configurable or by the "
+                    f"authenticated user; or name it {name + '?'!r} in scope= if it may be missing"
+                )
+        return self.labels(values)
+
+
+def _value(held: Any, name: str) -> Any:
+    if held is None:
+        return None
+    if (identity := getattr(held, "identity", None)) is not None and name in IDENTITY:
+        return identity
+    if isinstance(held, Mapping):
+        return held.get(name)
+    if hasattr(held, "__getitem__"):  # a user of LangGraph's server
+        return held[name] if name in held else None  # noqa: SIM401
+    return getattr(held, name, None)
+
+
+def _names(held: Any) -> list[str]:
+    names = held if isinstance(held, Mapping) else getattr(held, "__dict__", None) or getattr(type(held), "__annotations__", {})
+    return [str(name) for name in names if not str(name).startswith("_")]
+
+
+def escape_label(label: str) -> str:
+    """A label of a namespace: LangGraph forbids dots and empty ones."""
+    return quote(label, safe=" @+:,=").replace(".", "%2E") or "%00"

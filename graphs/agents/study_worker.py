@@ -1,0 +1,64 @@
+"""The thread that studies conversations behind the users' backs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["StudyWorker"]
+
+LOG = logging.getLogger(__name__)
+PAUSE = 1.0
+"""Seconds from the first request to the study: what comes in between is studied with it."""
+Scope = tuple[str, ...]
+
+
+class StudyWorker:
+    """Studies scopes in a thread, which begins with the first request and ends when nothing is left.
+
+    It does not keep a process from ending: what it had no time for waits in the store, for the next process or for `learn`.
+
+    Args:
+        study: studies a scope. Its errors are logged.
+    """
+
+    def __init__(self, study: Callable[[Scope], None]) -> None:
+        self._study = study
+        self._due: dict[Scope, float] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, scope: Scope) -> None:
+        """Have a scope studied soon; returns at once."""
+        with self._changed:
+            self._due.setdefault(scope, time.monotonic() + PAUSE)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="learngraph-critic", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Drop what is due, and wait for the study that is going on."""
+        with self._changed:
+            self._due.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._due:
+                    self._thread = None
+                    return
+                scope, due = min(self._due.items(), key=lambda one: one[1])
+                if (left := due - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                    continue
+                del self._due[scope]
+            try:
+                self._study(scope)
+            except Exception as error:
+                LOG.warning("conversations of %s wait to be studied: %s", "/".join(scope), error)

@@ -1,0 +1,89 @@
+"""A folder that several processes share: LangGraph's own `SqliteStore`, opened so that what is deleted is gone.
+
+    with SqliteMemory.open("my-memory") as store: ...
+
+SQLite overwrites deleted bytes with zeros (`secure_delete`); its log, which still has them, is emptied after each deletion.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from langgraph.store.base import Op, PutOp, Result
+from langgraph.store.sqlite import SqliteStore
+
+from ..errors import UserError
+
+__all__ = ["SqliteMemory"]
+
+FILE = "memory.sqlite"
+MOST_WRITES = 2_000
+"""Items that are written in one statement; SQLite takes about 6,500."""
+WAIT_SECONDS = 60.0
+"""How long a write waits for that of another process."""
+
+
+class SqliteMemory(SqliteStore):
+    """LangGraph's store in SQLite, in a folder, for several processes and threads."""
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> SqliteMemory:
+        """The store in a folder, which is made if it is not there.
+
+        Raises:
+            UserError: the folder cannot be made or read, or its file is no such store.
+        """
+        place = Path(folder)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            conn = sqlite3.connect(place / FILE, check_same_thread=False, isolation_level=None, timeout=WAIT_SECONDS)
+            for setting in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
+                conn.execute(f"PRAGMA {setting}")
+            store = cls(conn)
+            store.setup()
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(f"{place} cannot be opened as a folder of memories: {error}") from error
+        return store
+
+    def setup(self) -> None:
+        """Make the tables; two processes may do so at once."""
+        for left in range(50, -1, -1):
+            try:
+                return super().setup()
+            except sqlite3.Error:
+                if not left:
+                    raise
+                time.sleep(0.02)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Execute operations, many writes in several statements; after a deletion nothing of what was deleted is in the files."""
+        results = list[Result]()
+        for some in _split(list(ops)):
+            results += super().batch(some)
+            if any(isinstance(op, PutOp) and op.value is None for op in some):
+                with self.lock:
+                    self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return results
+
+    def close(self) -> None:
+        """Close the file."""
+        self.conn.close()
+
+    def __enter__(self) -> SqliteMemory:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def _split(ops: list[Op]) -> Iterator[list[Op]]:
+    if len(ops) <= MOST_WRITES or not any(isinstance(op, PutOp) for op in ops):
+        yield ops
+        return
+    for start in range(0, len(ops), MOST_WRITES):
+        yield ops[start : start + MOST_WRITES]

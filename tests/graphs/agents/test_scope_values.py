@@ -1,0 +1,155 @@
+"""Whose memory a run works with: values of the scope from every place, closed where they are missing; names and stores of agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import help_desk as desk
+import pytest
+from langchain.agents import create_agent
+from langgraph.store.memory import InMemoryStore
+from pydantic import BaseModel
+
+from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.scope_values import AgentScope, ScopeError
+from learngraph.memory.errors import UserError
+
+
+@dataclass
+class Ctx:
+    tenant: str | None = None
+
+
+class Model(BaseModel):
+    tenant: str | None = None
+
+
+class User(dict[str, Any]):
+    identity = "ann"
+
+
+@pytest.mark.parametrize(
+    ("context", "configurable", "user", "labels"),
+    [
+        (Ctx("acme"), {}, None, ("tenant=acme", "user_id")),
+        (Model(tenant="acme"), {}, None, ("tenant=acme", "user_id")),
+        ({"tenant": "acme"}, {"user_id": 7}, None, ("tenant=acme", "user_id=7")),
+        (None, {"tenant": "acme"}, User(), ("tenant=acme", "user_id=ann")),
+        (None, {}, User(tenant="acme"), ("tenant=acme", "user_id=ann")),
+        (Ctx("acme"), {"tenant": "acme"}, None, ("tenant=acme", "user_id")),
+        (Ctx("acme"), {"tenant": "bob"}, None, "disagree on its tenant: 'acme' in context, 'bob' in configurable"),
+        (Ctx(), {}, None, "names tenant, and the run gives none"),
+        (None, {"tenant": ""}, None, "names tenant, and the run gives none"),
+        (None, {"tennant": "acme"}, None, "no tenant, but tennant: did you mean tenant"),
+        (None, {"tenant": "acme", "userid": 7}, None, "no user_id, but userid"),
+        (Ctx("acme"), {"user_id": object()}, None, "a text, a whole number or a UUID"),
+    ],
+)
+def test_the_values_of_a_scope_are_read_from_every_place(context: Any, configurable: Any, user: Any, labels: Any) -> None:
+    runtime = SimpleNamespace(context=context, server_info=SimpleNamespace(user=user))
+    if isinstance(labels, tuple):
+        assert AgentScope(("tenant", "user_id?")).of_run(runtime, configurable) == labels
+        return
+    with pytest.raises(ScopeError, match=labels):
+        AgentScope(("tenant", "user_id?")).of_run(runtime, configurable)
+
+
+def make(store: Any, tools: Any = (desk.lookup_order, desk.resolve), agent_name: str | None = None, **options: Any) -> Any:
+    learner = ICRLMiddleware(store, **options)
+    agent = create_agent(
+        desk.HeedfulClerk(), list(tools), middleware=[learner], context_schema=Ctx, name=agent_name, store=InMemoryStore()
+    )
+    return agent, learner
+
+
+def ask(agent: Any, thread: str, tenant: str | None = "acme") -> None:
+    agent.invoke({"messages": desk.ticket(0)[0]}, {"configurable": {"thread_id": thread}}, context=Ctx(tenant))
+
+
+def test_tenants_of_context_share_nothing_and_a_missing_one_stops_the_run() -> None:
+    agent, learner = make(InMemoryStore(), scope=("tenant",))
+    ask(agent, "a")
+    learner.feedback("a", reward=1.0, tenant="acme")
+    ask(agent, "b", "bob")
+    assert learner.conversation("b", tenant="bob").turns[0].advice[0]["recalled"] == []
+    with pytest.raises(UserError, match="the run gives none"):
+        ask(agent, "c", None)
+    with pytest.raises(UserError, match="no value is given: give tenant="):
+        learner.feedback("a", reward=1.0)
+    with pytest.raises(UserError, match="has tenant; got tennant"):
+        learner.feedback("a", reward=1.0, tennant="acme")
+
+
+def search(topic: str = "") -> str:
+    """Search the manual."""
+    return "found"
+
+
+def escalate() -> str:
+    """Hand over."""
+    return "done"
+
+
+def hang_up() -> str:
+    """End the call."""
+    return "done"
+
+
+def test_agents_of_one_store_have_names() -> None:
+    store = InMemoryStore()
+    for name in ("support", "docs"):
+        agent, _ = make(store, agent_name=name)
+        ask(agent, "a")
+    assert {namespace[1] for namespace in store.list_namespaces()} == {"support", "docs"}
+    with pytest.raises(UserError, match="the store has the agents docs, support: say which one"):
+        make(store)[1].feedback("a", reward=1.0, tenant="acme")
+    make(store, name="docs")[1].feedback("a", reward=1.0, tenant="acme")
+    (_, learner), (other, _) = make(store), make(store, agent_name="third")
+    shared = create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[learner], name="first")
+    shared.invoke({"messages": "hello"})
+    with pytest.raises(UserError, match="one middleware serves the agents first and second"):
+        create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[learner], name="second").invoke({"messages": "hello"})
+    ask(other, "a")
+
+
+def test_agents_without_a_name_and_with_other_tools_are_told_to_take_one() -> None:
+    store = InMemoryStore()
+    ask(make(store)[0], "a")
+    ask(make(store, [desk.lookup_order, desk.resolve, search])[0], "b")  # an agent may get another tool
+    for options in ({"tools": [escalate, search, hang_up]}, {"tools": []}):
+        with pytest.raises(UserError, match="belongs to one with the tools lookup_order, resolve, search, and this one has"):
+            ask(make(store, **options)[0], "c")
+    ask(make(store, [hang_up], name="agent")[0], "c")
+
+
+def test_the_only_agent_of_a_store_is_found_before_its_first_run() -> None:
+    store = InMemoryStore()
+    ask(make(store, agent_name="support")[0], "a")
+    assert make(store)[1].feedback("a", reward=1.0, tenant="acme").reward == 1.0
+
+
+def test_without_a_store_it_takes_that_of_its_graph() -> None:
+    agent, learner = make(None)
+    with pytest.raises(UserError, match="takes that of its graph"):
+        learner.status()
+    ask(agent, "a")
+    learner.feedback("a", reward=1.0, tenant="acme")
+    assert learner.status(tenant="acme").rated == 1
+    bare = create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[ICRLMiddleware()])
+    with pytest.raises(UserError, match="no store is known"):
+        bare.invoke({"messages": "hello"})
+
+
+@pytest.mark.parametrize("store", [5, {}, InMemoryStore])
+def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
+    with pytest.raises(UserError, match="store is a LangGraph store, a folder, a URL, or None"):
+        ICRLMiddleware(store)
+
+
+def test_a_store_that_was_not_entered_is_refused_with_the_remedy(tmp_path: Any) -> None:
+    from langgraph.store.sqlite import SqliteStore
+
+    with pytest.raises(UserError, match="enter it first"):
+        ICRLMiddleware(SqliteStore.from_conn_string(str(tmp_path / "x")))  # type: ignore[arg-type]
