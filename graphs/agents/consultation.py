@@ -76,21 +76,9 @@ Model = TypeVar("Model", bound=Runnable[Any, Any])
 
 def not_streamed(model: Model) -> Model:
     """The same model, whose tokens reach no client: what it says here is not, or not yet, what the agent says."""
-    if not isinstance(model, BaseChatModel):
-        return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
-    known = _NOT_STREAMED.get(id(model))
-    if known is None:  # it stays a chat model, to which tools can be bound, and one that counts its calls goes on counting
-        known = model, model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
-        while len(_NOT_STREAMED) >= MODELS_KEPT:
-            _NOT_STREAMED.pop(next(iter(_NOT_STREAMED)), None)
-        _NOT_STREAMED[id(model)] = known
-    return known[1]  # type: ignore[return-value]
-
-
-_NOT_STREAMED: dict[int, tuple[BaseChatModel, BaseChatModel]] = {}
-"""id of a model -> the model, which is kept with its id, and its copy."""
-MODELS_KEPT = 64
-"""Models whose copies are kept."""
+    if isinstance(model, BaseChatModel):  # it stays a chat model, to which tools can be bound
+        return model.model_copy(update={"tags": [*(model.tags or []), NO_STREAM]})
+    return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
 
 
 def invoke(pending: PendingCall) -> Any:

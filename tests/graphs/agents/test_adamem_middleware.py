@@ -11,7 +11,7 @@ import learning_agents
 import pytest
 from help_desk import ADVICE, HeedfulClerk, play
 from langchain.agents import create_agent
-from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
@@ -164,7 +164,7 @@ def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
-    class Down(FakeListChatModel):
+    class Down(GenericFakeChatModel):
         def _call(self, *args: Any, **kwargs: Any) -> str:
             raise ConnectionError("no strategist")
 
@@ -208,7 +208,7 @@ def test_a_tool_that_fails_is_a_reason_for_another_strategy() -> None:
 
 def test_a_model_that_takes_no_tools_cannot_vote_and_answers_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     learner = AdaMEMMiddleware(InMemoryStore(), settings=AdaMEM(mode="high"))
-    agent = create_agent(FakeListChatModel(responses=["Hello.", "Bye."]), middleware=[learner])
+    agent = create_agent(GenericFakeChatModel(messages=iter(["Hello.", "Bye."])), middleware=[learner])
     with caplog.at_level(logging.WARNING):
         assert agent.invoke({"messages": "Hi."})["messages"][-1].text == "Hello."
         assert agent.invoke({"messages": "Hi."})["messages"][-1].text == "Bye."
