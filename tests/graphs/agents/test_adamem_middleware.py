@@ -168,7 +168,7 @@ def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.
         def _call(self, *args: Any, **kwargs: Any) -> str:
             raise ConnectionError("no strategist")
 
-    agent, learner, model = make(mode="max", strategist=Down(responses=[""]))
+    agent, learner, model = make(mode="max", strategist=Down(messages=iter([])))
     play(agent, learner, range(1))
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(4, 5), awaited=awaited)
