@@ -8,20 +8,18 @@ An episode has four steps: three operations, each of which joins two of the numb
 | answer | `Answer: (10 - 4) * (5 - 1) = 24` | any case; `= 24` may be left out |
 
 - A wrong operation (another result, a number that is not left, a division by 0) changes nothing and costs its step; the
-  observation says what is wrong. As published, only the answer is scored: it ends the episode with reward 1 or 0.
+  observation says what is wrong. The answer alone is scored: it ends the episode with reward 1 or 0.
 - A line that can be read as neither ends the episode, with reward None, because its worth is unknown.
 
-`verify` pays by rule: 3 for an operation after which 24 can be reached through
-whole numbers, 1 if only through fractions, 0 if not at all or if the operation is wrong; 10 or 0 for the answer.
+`verify` pays by rule: 3 for an operation after which 24 can be reached through whole numbers, 1 if only through fractions, 0 if not
+at all or if the operation is wrong; 10 or 0 for the answer.
 
-Puzzles: the 1,362 of the 1,820 multisets of four numbers from 1 to 13 that have a solution, in one of two orders that the
-environment's name tells. Ranks are counted from 0; `test` has 900 to 999, `dev` 800 to 899, `train` all others, shuffled; the
-five demonstrations are in none.
+Puzzles: the 1,362 multisets of four numbers from 1 to 13 that make 24. Ranks are counted from 0; `test` has 900 to 999, `dev` 800 to
+899, `train` all others, shuffled; the five demonstrations are in none. Listed actions at random score .005 and .003.
 
-- `game24?order=published`: that of the Tree of Thoughts package, by the time that people took; used where the package is
-  installed. A player who picks listed actions at random scores .005 (standard error .0008; 100 episodes on each puzzle).
-- `game24?order=difficulty`: ours, `game24.txt`, by a rule with 8 weights that was fitted to the published order (rank
-  correlation .70). It shares 12 test puzzles with it: no substitute for published numbers. Random .003.
+- `game24?order=published`: the order of the Tree of Thoughts package, by the time that people took; used where it is installed.
+- `game24?order=difficulty`: ours, `game24.txt`, by a rule that was fitted to it (rank correlation .70). It shares 12 test puzzles with
+  it: no substitute for published numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ import csv
 import operator
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -39,6 +37,7 @@ from functools import cache, lru_cache
 from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
@@ -58,12 +57,8 @@ test, so that its solution leaks, and is replaced."""
 _TEST, _DEV = range(900, 1000), range(800, 900)
 
 
-_COMPUTE: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_COMPUTE: Mapping[str, Any] = dict(zip("+-*/", (operator.add, operator.sub, operator.mul, operator.truediv), strict=True))
 
 
 def _operations(numbers: Numbers) -> Iterator[tuple[str, Fraction, Fraction, Fraction, Numbers]]:
@@ -147,9 +142,6 @@ def _operations_in(line: str) -> list[tuple[Fraction, str, Fraction, Fraction]]:
     return [(a, sign, b, claimed) for a, sign, b in sides if a is not None and b is not None]
 
 
-_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-
-
 def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
     """The value of an expression, worked out in fractions; its numbers are added to `used`.
 
@@ -162,7 +154,8 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
         return Fraction(node.value)
     if not isinstance(node, ast.BinOp) or type(node.op) not in _SIGNS:
         raise SyntaxError(f"an operation joins two numbers or brackets by one of + - * /, {ast.unparse(node)!r} came")
-    return _COMPUTE[_SIGNS[type(node.op)]](_evaluate(node.left, used), _evaluate(node.right, used))
+    value: Fraction = _COMPUTE[_SIGNS[type(node.op)]](_evaluate(node.left, used), _evaluate(node.right, used))
+    return value
 
 
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
@@ -330,8 +323,7 @@ class Game24(TurnWorld[_Turn]):
     """An environment for the Game of 24.
 
     Args:
-        settings: `order` (published or difficulty), `puzzle` (four numbers: the only task there is) and `demos` (how many solved
-            puzzles the instruction shows, 0 to 5, default 5).
+        settings: `order` (published or difficulty) or `puzzle` (four numbers: the only task there is).
         horizon: number of steps after which an episode ends; a solution needs 4, or 1 if it is only the answer.
     """
 
@@ -340,17 +332,12 @@ class Game24(TurnWorld[_Turn]):
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = _STEPS) -> None:
         settings = settings or {}
-        check_settings("game24:", settings, ("order", "puzzle", "demos"))
+        check_settings("game24:", settings, ("order", "puzzle"))
         if "puzzle" in settings and "order" in settings:
             raise UserError("game24: either puzzle=… or order=…, not both")
-        demos = settings.get("demos", "5")
-        if not re.fullmatch("[0-5]", demos):
-            raise UserError(f"game24: demos must be a number from 0 to {len(DEMONSTRATIONS)}, got {demos!r}")
         self.only = _puzzle(settings["puzzle"]) if "puzzle" in settings else None
         order, rows = _load_order(settings.get("order", ""))
-        source = f"puzzle={_join(self.only)}" if self.only else f"order={order}"
-        super().__init__(f"game24?{source}" + (f",demos={demos}" if demos != "5" else ""), horizon)
-        self.demonstrations = DEMONSTRATIONS[: int(demos)]
+        super().__init__(f"game24?puzzle={_join(self.only)}" if self.only else f"game24?order={order}", horizon)
         rest = [row for n, row in enumerate(rows) if n not in _TEST and n not in _DEV]
         random.Random("game24 train").shuffle(rest)
         splits = {"train": rest, "dev": [rows[n] for n in _DEV], "test": [rows[n] for n in _TEST]}
@@ -379,8 +366,8 @@ class Game24(TurnWorld[_Turn]):
             "Step 3: …\n"
             "Answer: one expression of the four numbers = 24"
         )
-        if shown := [demonstration(known) for known in self.demonstrations if known != puzzle]:
-            text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_join(puzzle)}."
+        shown = [demonstration(known) for known in DEMONSTRATIONS if known != puzzle]
+        text += "\n".join(("\nSolved puzzles:", *shown, f"Now the numbers {_join(puzzle)}."))
         return Task("game24-" + "-".join(map(str, puzzle)), text, int("".join(f"{number:02}" for number in puzzle)))
 
     def puzzle(self, task: Task) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
 
-PUZZLE = ["--env", "game24?puzzle=1 1 4 6,demos=0", "--model", "openai:me", "--episodes", "4", "--seeds", "1"]
+PUZZLE = ["--env", "game24?puzzle=1 1 4 6", "--model", "openai:me", "--episodes", "4", "--seeds", "1"]
 WRONG, RIGHT = "Answer: 1 + 1 + 4 + 6 = 24", "Answer: 1 * 1 * 4 * 6 = 24"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import random
 import re
 from collections.abc import Sequence
@@ -80,49 +79,6 @@ def test_the_puzzles_are_those_that_have_a_solution(every: int) -> None:
     assert len(four) == 1820
     some = four[::every]
     assert {puzzle for puzzle in some if 24 in makes(fractions(puzzle))} == set(PUZZLES) & set(some)
-
-
-LAST = {"+": 0, "-": 1, "*": -2, "/": 5}
-
-
-def cost(sign: str, a: Fraction, b: Fraction, result: Fraction) -> int:
-    match sign:
-        case "+":
-            return 0
-        case "-":
-            return 1
-        case "*" if 1 not in (a, b):
-            return 2 if result <= 24 else 3
-        case "/" if b != 1:
-            return 0 if result.denominator == 1 else 9
-        case _:
-            return -3
-
-
-@cache
-def weight(numbers: tuple[Fraction, ...]) -> float:
-    """The sum over all ways to 24 of exp(-cost / temperature)."""
-    if len(numbers) == 1:
-        return float(numbers[0] == 24)
-    return sum(
-        rest * math.exp(-(cost(sign, a, b, result) + (LAST[sign] if len(numbers) == 2 else 0)) / 1.5)
-        for sign, a, b, result, after in arithmetic._operations(numbers)
-        if (rest := weight(after))
-    )
-
-
-def difficulty(puzzle: Sequence[int]) -> float:
-    """The rule behind the order of `game24.txt`: the soft minimum (temperature 1.5) of the costs of a puzzle's solutions."""
-    total = weight(fractions(puzzle))
-    return -1.5 * math.log(total) if total else math.inf
-
-
-@pytest.mark.slow
-def test_the_file_holds_what_the_rule_says() -> None:
-    rated = {puzzle: difficulty(puzzle) for puzzle in combinations_with_replacement(range(1, 14), 4)}
-    # Rounded, so that the last bit of a logarithm does not decide between equals.
-    order = sorted((round(rating, 6), puzzle) for puzzle, rating in rated.items() if rating < math.inf)
-    assert tuple(puzzle for _, puzzle in order) == PUZZLES
 
 
 def test_the_file_holds_1362_puzzles_once_each() -> None:
@@ -482,15 +438,6 @@ def test_the_demonstrations_are_read_back_and_right() -> None:
             assert line.endswith(f"({seen.text})")
         assert text not in task.instruction  # its own solution is never shown
         assert text in TASK.instruction
-
-
-def test_the_instruction_shows_as_many_demonstrations_as_asked_for() -> None:
-    few = Game24({"order": "difficulty", "demos": "2"})
-    assert few.name == "game24?order=difficulty,demos=2"
-    assert few.task(0).instruction.count("Numbers:") == 2
-    none = Game24({"order": "difficulty", "demos": "0"}).task(0).instruction
-    assert "Solved" not in none
-    assert none.startswith(f"make 24 from the numbers {' '.join(map(str, PUZZLES[900]))}: ")
 
 
 # Opening
