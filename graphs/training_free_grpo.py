@@ -145,9 +145,9 @@ class TrainingFreeGRPO:
     """Steps without gain after which the run ends; 0: never. Paper: never."""
     group_size: int = 5
     """G, rollouts of a problem. With 1 nothing is compared, and each rollout is studied by itself. Paper: 5, on the web 3."""
-    temperature: float = 0.7
-    """Temperature of rollouts that are learned from. On the command line it is any model's; in `build` that of a model whose actions
-    are scored (a model that writes has its own). Paper: 0.7."""
+    temperature: float | None = 0.7
+    """Temperature of rollouts that are learned from. On the command line it is any model's, and with `none` no request of the run names
+    one; in `build` that of a model whose actions are scored (a model that writes has its own). Paper: 0.7."""
     truth: Truth = "given"
     """The source of rewards (nodes/extract/groups.py). Without ground truth every candidate is accepted, since a test needs labels.
     Paper: given; in an ablation none (`implicit`)."""

@@ -84,14 +84,12 @@ def answer_text(reply: BaseMessage) -> str:
     if refusal := refusal_text(reply):
         raise Refusal(f"the model refused to answer: {shorten(refusal)}")
     if _finish_reason(reply) == "content_filter":
-        raise Refusal("a content filter of the server stopped the reply; change the task or the prompt, or use another model")
+        raise Refusal("a content filter stopped the reply; write it in other words")
     answer, in_thought = split_thoughts(_text(reply))
     if answer.strip():
         return answer
     if in_thought or is_cut_off(reply):
-        raise CutOff(
-            f"the reply was cut off{_after_tokens(reply)}, before an answer; think shorter, or allow more tokens (max_tokens)"
-        )
+        raise CutOff(f"the reply was cut off{_after_tokens(reply)}, before an answer; think shorter")
     raise Unreadable("asked for an answer, got an empty reply")
 
 
@@ -282,7 +280,7 @@ def read_action(reply: str, admissible: Sequence[str] = (), cut_off: bool = Fals
     """
     for written, is_last in _written_actions(reply):
         if cut_off and is_last:
-            raise CutOff("the reply was cut off at its action; answer shorter, or allow more tokens (max_tokens)")
+            raise CutOff("the reply was cut off at its action; answer shorter")
         if found := find_action(written, admissible):
             return found, True
         *_, bare = _peel(written)

@@ -1,7 +1,9 @@
 """A chat model whose replies are on record, and the same model played from that record, which asks nobody.
 
-A reply is found by what was asked: a digest of the messages, and of the options that were scored. The same question may be asked
-again: the n-th time gets the reply that it got the n-th time. A row is written only where a reply differs from the one before.
+A reply is found by what was asked: a digest of the messages, the seed, and the options that were scored. A seed is made from the place
+of a call (run, episode, step), so a run that was killed finds the replies that it has paid for, and asks for none of them again.
+The same question may be asked again: the n-th time gets the reply that it got the n-th time. A row is written only where a reply
+differs from the one before.
 """
 
 from __future__ import annotations
@@ -62,17 +64,30 @@ class RecordedChatModel(Runnable[Any, Any]):
         if self.model is not None and ABOUT not in self.rows:
             known = {name: value for name in PROPERTIES if isinstance(value := getattr(self.model, name, None), int)}
             kinds = [name for name in ("score", "get_num_tokens") if hasattr(self.model, name)]
-            self.rows.append({"id": ABOUT, "kinds": kinds, **known})
+            self.rows.append({"id": ABOUT, "kinds": kinds, **known, "seeded": True})
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
-        reply = None if self.model is None else self.model.invoke(messages, config, **kwargs)
+        reply = None if self._is_known(messages, kwargs) else self.model.invoke(messages, config, **self._model_options(kwargs))
         return self._reply(messages, kwargs, reply)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
-        reply = None if self.model is None else await answer(self.model, messages, config, kwargs)
+        is_known = self._is_known(messages, kwargs)
+        reply = None if is_known else await answer(self.model, messages, config, self._model_options(kwargs))
         return self._reply(messages, kwargs, reply)
+
+    def _is_known(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> bool:
+        """True if the model need not be asked: without one, or for a reply at this very place that an earlier process has paid for."""
+        if self.model is None:
+            return True
+        question = _question(messages, options)
+        return "seed" in options and f"{question}-{self._calls.counts[question]}" in self.rows
+
+    def _model_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the model is called with: a seed only names the place of a call, unless the model draws by seeds."""
+        is_seeded = getattr(self.model, "seeded", False)
+        return {name: value for name, value in options.items() if name != "seed" or is_seeded}
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> RecordedChatModel:
         """The same model with tools that it may call."""

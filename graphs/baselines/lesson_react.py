@@ -77,9 +77,10 @@ def build(
     return episode_graph("lesson-react", FLOW, nodes, state=LessonReActState, input_schema=RolloutInput, **compile)
 
 
-def agent_settings(settings: ComparisonSettings, temperature: float) -> LessonReAct:
+def agent_settings(settings: ComparisonSettings, temperature: float | None) -> LessonReAct:
     """The settings of a rollout of Training-Free GRPO. Without ground truth it is not shown rewards."""
-    return LessonReAct(settings.rollouts.lessons_per_prompt, temperature, show_rewards=settings.truth == "given")
+    drawn_at = 1.0 if temperature is None else temperature
+    return LessonReAct(settings.rollouts.lessons_per_prompt, drawn_at, show_rewards=settings.truth == "given")
 
 
 def fill_in(
@@ -87,7 +88,7 @@ def fill_in(
 ) -> RolloutGraphs:
     """The graphs that play rollouts: as given, and where none is given ReAct with lessons."""
 
-    def default(temperature: float) -> CompiledStateGraph[Any, Any, Any, Any]:
+    def default(temperature: float | None) -> CompiledStateGraph[Any, Any, Any, Any]:
         return build(inputs, agent_settings(settings, temperature), lessons=versions)
 
     return replace(

@@ -101,7 +101,10 @@ def _parse(
     import tyro
 
     shows_all = "--help-all" in args
-    args = ["--help" if arg == "--help-all" else arg for arg in args]
+    args = [
+        "--help" if arg == "--help-all" else "None" if arg == "none" and before.endswith("temperature") else arg
+        for before, arg in zip(["", *args], args, strict=False)
+    ]
 
     shown, wrong = _Capture(), _Capture()
     try:

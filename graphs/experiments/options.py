@@ -26,8 +26,9 @@ class ModelOptions:
     """The server behind the model, for `openai:MODEL`."""
     request_timeout: float = 600.0
     """Seconds that one request to the model may take, for `openai:MODEL`."""
-    retries: int = 4
-    """Further tries of a request that was rate-limited, failed or timed out, for `openai:MODEL`."""
+    retries: int = 9
+    """Further tries of a request that was rate-limited, failed or timed out, for `openai:MODEL`: nine last two to three
+    minutes, and a pause that the server asks for is kept."""
     model_temperature: float | None = None
     """The temperature at which a model that writes draws its words. If not given, the one of the method's preset, else the model's
     own. (--temperature is of the draw among actions whose logits are known.)"""

@@ -402,7 +402,7 @@ def answer_policy(
             return play("", ())
         actions = read_actions(answer)
         if is_cut_off(reply) and not actions:
-            raise CutOff("the reply was cut off before its answer; answer shorter, or allow more tokens (max_tokens)")
+            raise CutOff("the reply was cut off before its answer; answer shorter")
         return play(answer, actions)
 
     def on_bad_reply(bad: BadReply, state: State) -> PlanChannels:

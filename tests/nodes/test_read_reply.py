@@ -243,7 +243,7 @@ def test_thoughts_are_no_part_of_a_reply() -> None:
                 usage_metadata={"input_tokens": 1, "output_tokens": 64, "total_tokens": 65},
             ),
             CutOff,
-            r"cut off after 64 tokens, .*allow more tokens \(max_tokens\)",
+            "cut off after 64 tokens, before an answer; think shorter",
         ),
         (AIMessage("", response_metadata={"stop_reason": "max_tokens"}), CutOff, "cut off"),
         (AIMessage("<think>done</think> "), Unreadable, "got an empty reply"),

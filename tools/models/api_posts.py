@@ -15,6 +15,7 @@ import random
 import ssl
 import threading
 import time
+from asyncio import sleep
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -40,8 +41,10 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each later pause is twice as long."""
-MAX_PAUSE = 8.0
-"""Longest pause before a retry, in seconds."""
+MAX_PAUSE = 60.0
+"""Longest pause before a retry, in seconds. Nine retries last two to three minutes: a restart or an outage of a minute is waited out."""
+MAX_HOPELESS = 4
+"""Most retries after a timeout, which lasts long itself, and where nobody has answered yet: the address may be wrong."""
 MAX_RETRY_AFTER = 120.0
 """Longest pause that a server may ask for, in seconds; a longer one ends the tries."""
 IDLE_SECONDS = 15.0
@@ -67,9 +70,9 @@ class RequestTimeout(PostFailed):
 class HTTPStatusError(PostFailed):
     """The server answered with an HTTP error."""
 
-    def __init__(self, status: int, message: str, tries: int) -> None:
+    def __init__(self, status: int, message: str, tries: int, body: str = "") -> None:
         super().__init__(message, tries)
-        self.status = status
+        self.status, self.body = status, body
 
 
 class QuotaUsedUp(HTTPStatusError):
@@ -91,11 +94,16 @@ wait_listeners: list[Callable[[Wait], None]] = []
 """Functions that are called before each pause, so that a waiting program can say why."""
 
 
+_answered: set[str] = set()
+"""Addresses at which a server has answered."""
+
+
 async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float, retries: int) -> bytes:
     """Post a body and return the body of the answer.
 
     Requests that were rate-limited (429), failed on the server's side (408, 409, 5xx), timed out or broke off are retried, as
-    the openai client does, but for a quota that is used up: after the pause that the server asks for, or after 0.5 s, then twice as long each time, up to 8 s.
+    the openai client does, but for a quota that is used up: after the pause that the server asks for, or after 0.5 s, then twice as
+    long each time, up to 60 s, less a random part of up to a half, so that callers do not come back together.
 
     Args:
         url: address to post to.
@@ -114,6 +122,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
         try:
             async with opened.session.post(url, data=body, headers=headers, timeout=limit) as response:
                 content = await response.read()
+                _answered.add(url)
                 if response.status < 400:
                     break
                 failed, asked = _status_error(response.status, content, tries), _retry_after(response.headers)
@@ -127,14 +136,16 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
             failed, again = ConnectionFailed(f"{error} is no URL", tries), False
         except aiohttp.ClientError as error:
             failed, again = ConnectionFailed(str(error) or type(error).__name__, tries), True
-        if not again or tries > retries or (asked or 0.0) > MAX_RETRY_AFTER:
+        is_hopeless = isinstance(failed, RequestTimeout) or (isinstance(failed, ConnectionFailed) and url not in _answered)
+        most = min(retries, MAX_HOPELESS) if is_hopeless else retries
+        if not again or tries > most or (asked or 0.0) > MAX_RETRY_AFTER:
             raise failed
-        jitter = 1 - random.random() / 4  # changes timing only: no result depends on it
+        jitter = 1 - random.random() / 2  # changes timing only: no result depends on it
         pause = min(FIRST_PAUSE * 2.0 ** (tries - 1), MAX_PAUSE) * jitter
         pause = asked if asked is not None and asked > 0 else pause
         for listen in wait_listeners:
             listen(Wait(_short_reason(failed), pause, tries))
-        await asyncio.sleep(pause)
+        await sleep(pause)
     await opened.queue.wait_turn()
     return content
 
@@ -142,7 +153,9 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
 def _status_error(status: int, content: bytes, tries: int) -> HTTPStatusError:
     """The error for an HTTP status and its body."""
     used_up = status == 429 and b"insufficient_quota" in content
-    return (QuotaUsedUp if used_up else HTTPStatusError)(status, _server_message(content), tries)
+    return (QuotaUsedUp if used_up else HTTPStatusError)(
+        status, _server_message(content), tries, content.decode(errors="replace")
+    )
 
 
 def _short_reason(failed: PostFailed) -> str:

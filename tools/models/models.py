@@ -58,7 +58,7 @@ def open_model(
     seed: int | None = None,
     base_url: str | None = None,
     timeout: float = 600.0,
-    max_retries: int = 4,
+    max_retries: int = 9,
     reasoning_effort: str | None = None,
     extra_body: Mapping[str, Any] | None = None,
     device: str = "cpu",

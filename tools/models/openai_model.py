@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from ...memory.errors import UserError
 from . import api_posts
+from .refused_parameters import is_too_long, refused_by
 
 __all__ = ["OpenAIChatModel"]
 
@@ -70,8 +71,9 @@ class OpenAIChatModel(ChatOpenAI):
     """A `ChatOpenAI` that raises a `UserError` if the server, the key, the network or the request is at fault.
 
     Rate-limited, failed and timed-out requests are retried `max_retries` times, after the pause that the server asks for, or
-    after 0.5 s to 8 s, twice as long each time. The original exception is the `__cause__` of the `UserError`. One model may be
-    used from many threads and event loops, at once or one after another.
+    after 0.5 s to 60 s, twice as long each time. A parameter that the server refuses by its name is left out from then on
+    (tools/models/refused_parameters.py). The original exception is the `__cause__` of the `UserError`. One model may be used from
+    many threads and event loops, at once or one after another.
     """
 
     takes_reply_schema: ClassVar[bool] = True
@@ -134,6 +136,11 @@ class OpenAIChatModel(ChatOpenAI):
                     f"rate-limited {tries} times ({message}); use fewer parallel runs "
                     "(--workers, --concurrency), more retries (--retries N, or max_retries=N in open_model) or a higher quota"
                 )
+            case 400 | 413 | 422 if is_too_long(message):
+                means = (
+                    f"the prompt is longer than the model can read ({message}); say how many tokens it reads at once, "
+                    "prompt and reply together: --window N, or a smaller N than now"
+                )
             case 400 if "logprob" in message:
                 means = (
                     f"request refused ({message}); "
@@ -145,7 +152,7 @@ class OpenAIChatModel(ChatOpenAI):
                 again = f", tried {tries} times" if status >= 500 else ""
                 means = f"error {status}{again} ({message}); see the server's log, or try again later"
         error = UserError(f"{self._location()}: {means}")
-        error.fails_again = status == 400 and "logprob" in message
+        error.fails_again = status == 400 and ("logprob" in message or is_too_long(message))
         return error
 
     async def answer(self, messages: Sequence[BaseMessage], **options: Any) -> AIMessage:
@@ -221,14 +228,16 @@ class OpenAIChatModel(ChatOpenAI):
             plain_headers = {name: value for name, value in headers.items() if isinstance(value, str)}
             self._target = client, f"{str(client.base_url).rstrip('/')}/chat/completions", plain_headers
         _, url, headers = self._target
-        content = await api_posts.post(
-            url,
-            json.dumps(payload).encode(),
-            headers,
-            600.0 if self.request_timeout is None else float(cast(float, self.request_timeout)),
-            openai.DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
-        )
-        return json.loads(content)
+        timeout = 600.0 if self.request_timeout is None else float(cast(float, self.request_timeout))
+        retries = openai.DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries
+        refused = refused_by(url, self.model_name)
+        while True:
+            sent = refused.without(payload)
+            try:
+                return json.loads(await api_posts.post(url, json.dumps(sent).encode(), headers, timeout, retries))
+            except api_posts.HTTPStatusError as error:
+                if error.status not in (400, 422) or not refused.note(sent, error.body, self._location()):
+                    raise
 
     def _model_for_loop(self) -> ChatOpenAI:
         """A copy of this model whose openai client has connections of the running event loop."""

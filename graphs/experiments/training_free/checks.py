@@ -82,7 +82,7 @@ def warn_about_sandbox() -> None:
 class _JobWithoutModel(LearningJob):
     """Builds graphs with models that cannot be asked."""
 
-    def model(self, spec: str, base_url: str | None, stage: str, temperature: float) -> Any:
+    def model(self, spec: str, base_url: str | None, stage: str, temperature: float | None) -> Any:
         from ....nodes.cached_model import CachedChatModel
 
         return CachedChatModel(_absent_model(scores=not spec.startswith("openai:")), spec, self.cache, stage)

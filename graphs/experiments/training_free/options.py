@@ -92,6 +92,8 @@ class LearningOptions(RunOptions):
     model_temperature: float | None = field(init=False, default=None)
     sizes: tuple[int, int] = field(init=False, default=(0, 0))
     """The greatest numbers of problems that an arm learns on, and holds out; see `learning_options`."""
+    sends_temperature: bool = field(init=False, default=True)
+    """False if no request names a temperature (`--temperature none`)."""
     timeout: float | None = field(init=False, default=None)
     """Seconds that a rollout of a method without a library may take; see `learning_options`."""
 
@@ -159,6 +161,7 @@ def learning_options(options: LearningOptions, arms: Mapping[str, Arm]) -> Learn
     learning = [one for one in known if one.problems]
     sizes = (max((getattr(one, name) for one in learning), default=0) for name in ("problems", "held_out"))
     object.__setattr__(found, "sizes", tuple(sizes))
+    object.__setattr__(found, "sends_temperature", known[0].temperature is not None)
     object.__setattr__(found, "timeout", known[0].rollouts.timeout)
     return found
 

@@ -141,7 +141,7 @@ class LearningJob:
 
     # Graphs and models
 
-    def rollout_graph(self, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
+    def rollout_graph(self, versions: LibraryVersions, journal: Any, stage: str, temperature: float | None) -> Any:
         """The graph of a rollout."""
         from ....tools.agent_tools.interpreter import Toolbox
         from ...baselines import lesson_react, tool_agent
@@ -149,7 +149,9 @@ class LearningJob:
         inputs, settings = self.inputs(journal, stage, temperature), self.settings
         tools: Toolbox | None = shared_toolbox(self.options.tool_names, self.options.corpus)
         if not self.arm:
-            if getattr(settings, "temperature", None) is not None:  # of a softmax over scored actions
+            if (
+                temperature is not None and getattr(settings, "temperature", None) is not None
+            ):  # of a softmax over scored actions
                 settings = replace(settings, temperature=temperature)
             if not isinstance(settings, tool_agent.ToolAgent):
                 return self.job.arm.method.build(inputs, settings)
@@ -162,7 +164,7 @@ class LearningJob:
             return tool_agent.build(inputs, agent, tools=tools, lessons=versions)
         return lesson_react.build(inputs, lesson_react.agent_settings(settings, temperature), lessons=versions)
 
-    def rollout_node(self, versions: LibraryVersions, journal: Any, stage: str, temperature: float) -> Any:
+    def rollout_node(self, versions: LibraryVersions, journal: Any, stage: str, temperature: float | None) -> Any:
         """The node that plays a problem, or reads from the cache how it was played."""
         from ....nodes.extract.rollouts import RolloutSettings
         from ...training_free_grpo import TrainingFreeGRPO
@@ -178,7 +180,7 @@ class LearningJob:
             name=self.name_in_keys(),
         )
 
-    def inputs(self, journal: Any, stage: str, temperature: float) -> MethodInputs:
+    def inputs(self, journal: Any, stage: str, temperature: float | None) -> MethodInputs:
         """The inputs of a stage's rollouts: each stage has a model of its own, at its own temperature."""
         options = self.options
         world = shared_environment((stage == "test" and options.test_env) or options.env, options.horizon)
@@ -188,18 +190,19 @@ class LearningJob:
         made: MethodInputs = make_method_inputs(options, world, model, journal, self.job.arm.method)
         return made
 
-    def model(self, spec: str, base_url: str | None, stage: str, temperature: float) -> Any:
+    def model(self, spec: str, base_url: str | None, stage: str, temperature: float | None) -> Any:
         """A model whose replies are cached, and counted for a stage."""
         from ....memory.storage.postgres_store import without_password
         from ....nodes.cached_model import CachedChatModel
 
         options = self.options
+        temperature = temperature if options.sends_temperature else None
         asked = self.job.model_options()
         if spec.startswith("openai:"):
             model = shared_model(spec, replace(asked, base_url=base_url, model_temperature=temperature))
         else:  # one set of weights for all stages
             asked = replace(asked, base_url=None, reasoning_effort=None, extra_body=None)  # of a model behind an API
-            model = shared_model(spec, asked).bind(temperature=temperature)
+            model = shared_model(spec, asked).bind(**({} if temperature is None else {"temperature": temperature}))
         kept = {"server": without_password(base_url) if base_url else None, "temperature": temperature}
         kept |= {one: value for one in DRAW_OPTIONS if (value := getattr(options, one)) is not None}
         name = json.dumps([spec, "" if spec.startswith("openai:") else weights_digest(spec), kept], sort_keys=True)

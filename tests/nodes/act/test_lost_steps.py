@@ -136,10 +136,10 @@ EMPTY = {"text": "", "finish_reason": "length"}
     ("bad", "words"),
     [
         (REFUSAL, "the model refused to answer: 'I cannot help with that.'"),
-        (CUT, "the reply was cut off after 5 tokens, before an answer; think shorter, or allow more tokens (max_tokens)"),
+        (CUT, "the reply was cut off after 5 tokens, before an answer; think shorter"),
         (EMPTY, "the reply was cut off, before an answer"),
         ({"text": "Action: go n", "finish_reason": "length"}, "the reply was cut off at its action"),
-        ({"text": "Action: go north", "finish_reason": "content_filter"}, "a content filter of the server stopped the reply"),
+        ({"text": "Action: go north", "finish_reason": "content_filter"}, "a content filter stopped the reply"),
     ],
 )
 def test_a_reply_that_is_none_is_asked_for_again_in_words_and_then_the_step_is_lost(
