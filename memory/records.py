@@ -448,6 +448,12 @@ class Usage:
     """Replies that could not be used: asked for again, or given up."""
     lost_steps: int = 0
     """Steps that were lost because no reply could be used."""
+    refused: int = 0
+    """Unusable replies in which the model refused."""
+    filtered: int = 0
+    """Unusable replies that a content filter of the server stopped."""
+    cut_off: int = 0
+    """Unusable replies that ended at the limit of tokens."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))

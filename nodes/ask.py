@@ -100,7 +100,8 @@ class Ask(Runnable[Input, Output]):
                     found = unreadable.channels
                     return {**found, "usage": usage + found.get("usage", Usage())}
                 error = unreadable
-            usage += Usage(unreadable=int(not isinstance(error, DoubtfulReply)))
+            if not isinstance(error, DoubtfulReply):
+                usage += Usage(unreadable=1, **({error.cause: 1} if error.cause else {}))
             log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, self.max_tries, error)
             may_stop = may_stop and not isinstance(error, CutOff)  # the text may have stood in the model's thoughts
             messages = [*messages, _as_shown_again(reply), *self.retry_prompt.messages(error=str(error))]

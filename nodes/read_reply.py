@@ -44,13 +44,26 @@ __all__ = [
 class Unreadable(ValueError):
     """An error of a `read` function: the reply is not what was asked for. The model is asked again."""
 
+    cause = ""
+    """The field of `Usage` that counts such replies, beside `unreadable`."""
+
 
 class Refusal(Unreadable):
-    """The provider gave no answer: the model refused, or a content filter stopped it."""
+    """The provider gave no answer: the model refused."""
+
+    cause = "refused"
+
+
+class Filtered(Refusal):
+    """A content filter of the server stopped the reply."""
+
+    cause = "filtered"
 
 
 class CutOff(Unreadable):
     """The reply ended before its answer, for example within its reasoning."""
+
+    cause = "cut_off"
 
 
 class DoubtfulReply(Unreadable):
@@ -77,14 +90,14 @@ def answer_text(reply: BaseMessage) -> str:
     """The text of a reply without thoughts and special tokens.
 
     Raises:
-        Refusal: the provider refused to answer.
+        Refusal: the provider refused to answer, or filtered the answer out.
         CutOff: the reply ended within its reasoning, or at the limit of tokens without any answer.
         Unreadable: it is empty.
     """
     if refusal := refusal_text(reply):
         raise Refusal(f"the model refused to answer: {shorten(refusal)}")
     if _finish_reason(reply) == "content_filter":
-        raise Refusal("a content filter stopped the reply; write it in other words")
+        raise Filtered("a content filter stopped the reply; write it in other words")
     answer, in_thought = split_thoughts(_text(reply))
     if answer.strip():
         return answer
@@ -143,6 +156,9 @@ def normal_form(action: str) -> str:
 _LEAD = re.compile(r"(?:[-–—•*>#]+|\d{1,3}[.)])\s+")
 _TAGS = (re.compile(r"\A<[A-Za-z]\w{0,20}>"), re.compile(r"</[A-Za-z]\w{0,20}>\Z"))
 _LATEX = re.compile(r"\\(?:boxed|text|textbf)\{(.*)\}")
+_EMOJI = re.compile(
+    "^[\u2600-\u27bf\U0001f300-\U0001faff\ufe0f\u200d\\s]+|[\u2600-\u27bf\U0001f300-\U0001faff\ufe0f\u200d\\s]+$"
+)
 _PAIRS = ("**", "__", "*", "_", "```", "`", '"', "'", "“”", "‘’", "«»", "[]")
 _REMARK = re.compile(r"\s+(?:\(.*\)|\[.*\]|[-–—#]+\s.*|(?:because|since)\s.*)\.?\Z")
 
@@ -162,6 +178,8 @@ def _without_layer(line: str) -> str:
     """The line without its outermost decoration: marks, quotes, tags, a list's dash or number, or a final full stop."""
     if lead := _LEAD.match(line):
         return line[lead.end() :]
+    if (bare := _EMOJI.sub("", line)) != line:
+        return bare
     for tag in _TAGS:
         if (bare := tag.sub("", line).strip()) != line:
             return bare
@@ -242,7 +260,11 @@ _BOXED = re.compile(r"\\boxed\{([^\n]*)\}")
 
 
 def _written_actions(reply: str) -> Iterator[tuple[str, bool]]:
-    """The lines that a reply marks as actions, from first to last, each with True if nothing follows it."""
+    """The lines that a reply marks as actions, from first to last, each with True if nothing follows it; a JSON object's first."""
+    for value in reversed(json_values(reply)) if "{" in reply and "action" in reply.casefold() else ():
+        fields = {str(name).casefold(): one for name, one in value.items()} if isinstance(value, dict) else {}
+        if isinstance(action := fields.get("action"), str) and _has_content(action):
+            yield action, not reply.rstrip().endswith(("}", "```"))
     for found in _ACTION.finditer(reply):
         at, line = found.end(), found[1]
         while not _has_content(line) and (below := _LINE_BELOW.match(reply, at)):  # the action stands below its mark

@@ -34,8 +34,8 @@ def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
 def unusable_warnings(arms: Arms) -> list[str]:
     """One line for each method at least half of whose replies could not be used: its scores are the server's and not its own."""
     return [
-        f"{arm} could not use {unreadable:,} of {calls:,} replies, so its scores say little about it; another model would do, or, "
-        "where replies are cut off, more tokens for them (--max-tokens)"
+        f"{arm} could not use {unreadable:,} of {calls:,} replies{_causes(arms[arm])}, so its scores say little about it; "
+        "another model would do, or, where replies are cut off, more tokens for them (--max-tokens)"
         for arm, unreadable, calls in _unreadable(arms)
         if unreadable and unreadable >= 0.5 * calls
     ]
@@ -43,6 +43,12 @@ def unusable_warnings(arms: Arms) -> list[str]:
 
 def _unreadable(arms: Arms) -> list[tuple[str, int, int]]:
     return [(arm, sum(run.unreadable for run in runs), sum(run.calls for run in runs)) for arm, runs in arms.items()]
+
+
+def _causes(runs: Sequence[SeedResult]) -> str:
+    """Why replies could not be used, as far as their server says so: ` (12 refused, 3 cut off)`."""
+    counts = sum((Counter(run.causes) for run in runs), Counter())
+    return f" ({', '.join(f'{count:,} {cause}' for cause, count in counts.items())})" if counts else ""
 
 
 def _early_ends(arms: Arms, episodes: int) -> list[str]:
@@ -114,7 +120,7 @@ def _unusable_replies(arms: Arms) -> list[str]:
         lost = sum(run.lost_steps for run in arms[arm])
         if unreadable or lost:
             done = f"; at {plural(lost, 'step')} no try gave one that could, and nothing was done" if lost else ""
-            lines.append(f"{arm}: {unreadable:,} of {calls:,} replies could not be used{done}")
+            lines.append(f"{arm}: {unreadable:,} of {calls:,} replies could not be used{_causes(arms[arm])}{done}")
     return lines
 
 

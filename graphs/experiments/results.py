@@ -7,8 +7,8 @@ learning), so the unit of all statistics is the seed: first a number per seed, t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...memory.errors import UserError, plural
@@ -75,6 +75,8 @@ class SeedResult:
     """Replies of the model that could not be used and were asked for again."""
     lost_steps: int = 0
     """Steps for which no reply could be used; the world received nothing."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Why replies could not be used, where their server says so: `refused`, `filtered`, `cut off` -> their number."""
     is_walkthrough: bool = False
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
     judged: tuple[float | None, ...] = ()
@@ -199,6 +201,7 @@ def read_result(job: Job) -> SeedResult:
         is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.options.episodes,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
+        causes={cause.replace("_", " "): sum(row.get(cause, 0) for row in rows) for cause in ("refused", "filtered", "cut_off")},
         work=run_work(job.folder, rows),
         tasks=tuple(row["task"] for row in rows if "task" in row),
         tool_calls=sum(row["tool_calls"] for row in rows) if all("tool_calls" in row for row in rows) else None,

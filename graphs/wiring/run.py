@@ -145,6 +145,9 @@ class TallyEpisode:
                 "studied": usage.studied,
                 "unreadable": usage.unreadable,
                 "lost_steps": usage.lost_steps,
+                "refused": usage.refused,
+                "filtered": usage.filtered,
+                "cut_off": usage.cut_off,
             }
         )
         self.log.sync()

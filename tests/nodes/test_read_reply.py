@@ -35,6 +35,10 @@ ACTIONS = ("move north", "take coin", "look around")
 
 FORMS = [
     "Action: move north",
+    '{"action": "move north"}',
+    '```json\n{"thoughts": "the coin is \\"there\\"", "Action": "Move north"}\n```',
+    "Action: move north 🚀",
+    "✨ move north ✅",
     "**Action: move north**",
     "**Action:** move north",
     "Action: `move north`",

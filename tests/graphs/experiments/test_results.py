@@ -124,16 +124,16 @@ def test_costs_by_hand() -> None:
 
 def test_replies_that_could_not_be_used_are_counted_below_the_table() -> None:
     """Two seeds of 10 calls each; a table in which most replies were lost says so above it, too."""
-    few = replace(attempts(0, [1, 0]), calls=10, unreadable=3, lost_steps=1)
+    few = replace(attempts(0, [1, 0]), calls=10, unreadable=3, lost_steps=1, causes={"refused": 2, "filtered": 0, "cut off": 1})
     none = replace(attempts(1, [1, 0]), calls=10)
     most = replace(none, unreadable=7, lost_steps=2)
     row = summary([few, none])
     assert lines_about([row]) == [
-        "jitrl: 3 of 20 replies could not be used; at 1 step no try gave one that could, and nothing was done"
+        "jitrl: 3 of 20 replies could not be used (2 refused, 1 cut off); at 1 step no try gave one that could, and nothing was done"
     ]
     assert notes.unusable_warnings({"jitrl": row.runs}) == []
     (warning,) = notes.unusable_warnings({"jitrl": [few, most]})
-    assert warning.startswith("jitrl could not use 10 of 20 replies, so its scores say little about it")
+    assert warning.startswith("jitrl could not use 10 of 20 replies (2 refused, 1 cut off), so its scores say little about it")
     assert "--max-tokens" in warning
     assert lines_about([summary([none])]) == []
 
