@@ -132,6 +132,14 @@ class Quarantine:
     released: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _ExportedConversation(Conversation):
+    """A line of `ConversationStore.export`."""
+
+    ratings: tuple[Rating, ...] = ()
+    reflections: tuple[Reflection, ...] = ()
+
+
 def finite_reward(value: Any) -> float:
     """A number of any library as a reward.
 
@@ -449,17 +457,17 @@ class ConversationStore:
     def import_trajectories(
         self, path: str | os.PathLike[str], adopt: Callable[[Trajectory], Trajectory] = lambda one: one
     ) -> int:
-        """Add rated trajectories from a JSONL file, such as one of `learngraph memory import`; returns their number.
+        """Add rated trajectories from a JSONL file; returns their number.
 
         Args:
-            path: the file.
+            path: the file, such as one of `learngraph memory import`, or with the conversations of `export`, of any method.
             adopt: makes one fit in here: its reward, its task, its domain.
 
         Raises:
             UserError: the file cannot be read, or a reward is no finite number; then nothing is added.
         """
         found = list[Trajectory]()
-        for line, one in read_jsonl(Trajectory, path):
+        for line, one in _read_rated(path):
             try:
                 for step in one.transitions:
                     finite_reward(step.reward or 0.0)
@@ -470,6 +478,15 @@ class ConversationStore:
             self.trajectories.put(found)
             self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])
         return len(found)
+
+
+def _read_rated(path: str | os.PathLike[str]) -> list[tuple[int, Trajectory]]:
+    """The rated trajectories of a file, each with its line: trajectories, or exported conversations."""
+    try:
+        exported = read_jsonl(_ExportedConversation, path)
+    except BadRecord:
+        return read_jsonl(Trajectory, path)
+    return [(line, rated) for line, one in exported for rated in rated_trajectories(one, one.ratings)]
 
 
 def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None) -> Turn:

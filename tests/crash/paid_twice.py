@@ -26,7 +26,7 @@ from tests.support.openai_server import OpenAIServer
 
 METHODS = (
     *("jitrl", "icrl", "adamem", "static", "react", "cot", "long-cot", "best-of-n", "self-refine", "reflexion", "synapse"),
-    *("reasoning-bank", "memory", "awm", "evotest", "prompt-update", "training-free-grpo", "training-free-grpo --tools"),
+    *("reasoning-bank", "memory", "awm", "evotest", "prompt-update", "training-free-grpo", "training-free-grpo --tools python"),
 )
 """All methods that ask a model over a network; those that train weights ask one in their process, and a table asks none."""
 IN_FLIGHT = 4

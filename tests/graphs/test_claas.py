@@ -288,7 +288,7 @@ def test_a_model_brings_its_own_words_for_the_teacher(tmp_path: Path, caplog: py
     own, ours = str(models.GUARD), TeacherSettings()
     with caplog.at_level("INFO", "learngraph"):
         assert claas.read_hindsight(own, ours).startswith("feedback : $feedback")
-        assert "What somebody said" in claas.read_hindsight("no/such-model", ours)
+        assert "The user then said of your answer:\n<feedback>" in claas.read_hindsight("no/such-model", ours)
         assert claas.read_hindsight(own, TeacherSettings(prompts="paper")).startswith("reply : $reply")
         (tmp_path / "claas").mkdir()
         assert claas.read_hindsight(own, ours, tmp_path).startswith("feedback : $feedback")

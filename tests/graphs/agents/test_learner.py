@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -250,6 +251,19 @@ def test_tenants_never_see_each_others_conversations() -> None:
     assert rated(learner) == {}
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index.returns) == 0
     assert learner.conversation("next", tenant="bob").turns
+
+
+def test_what_one_learner_exports_another_takes_in(tmp_path: Path) -> None:
+    agent, learner = make(InMemoryStore())
+    for thread in ("rated", "again", "unrated"):
+        ask(agent, thread, 0)
+    learner.feedback("rated", reward=0.5, tenant="acme")
+    learner.feedback("again", reward=-1.0, text="too slow", tenant="acme")
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in learner.export(tenant="acme")))
+    other = learning_agents.make("adamem", InMemoryStore(), desk.GuessingClerk())[1]
+    assert other.import_trajectories(tmp_path / "e.jsonl", tenant="bob") == 2
+    kept = {one.id: (one.score, one.note) for one in other._conversations({"tenant": "bob"}).trajectories.all()}
+    assert kept == {"rated/0": (0.5, ""), "again/0": (-1.0, "too slow")}
 
 
 # What goes wrong

@@ -589,7 +589,7 @@ def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
     found = reader._sample(exchange(pocket, own, Feedback(-1.0, "too short")), [])
     assert found.hindsight is not None
     text = pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
-    assert ("An earlier answer to this was:\ntake lamp\n\nWhat somebody said" in text) == bool(shown)
+    assert ("Your answer was:\n<answer>\ntake lamp\n</answer>\n\nThe user then said" in text) == bool(shown)
     assert "secret" not in text
     assert "too short" in text
     assert found.hindsight.reply == own.token_ids
@@ -598,7 +598,7 @@ def test_the_teacher_reads_the_reply_and_the_solution_as_users_saw_them(
     if shown:
         hinted = reader._sample(failed, [failed, won]).hindsight
         assert hinted is not None
-        assert "right:\ntake lamp" in pocket.tokenizer.decode(hinted.prompt)
+        assert "right:\n<answer>\ntake lamp\n</answer>" in pocket.tokenizer.decode(hinted.prompt)
         assert "secret" not in pocket.tokenizer.decode(hinted.prompt)
     else:
         with pytest.raises(UserError, match="neither a text nor a solution"):
