@@ -192,7 +192,6 @@ class LearningJob:
 
     def model(self, spec: str, base_url: str | None, stage: str, temperature: float | None) -> Any:
         """A model whose replies are cached, and counted for a stage."""
-        from ....memory.storage.postgres_store import without_password
         from ....nodes.cached_model import CachedChatModel
 
         options = self.options
@@ -203,7 +202,7 @@ class LearningJob:
         else:  # one set of weights for all stages
             asked = replace(asked, base_url=None, reasoning_effort=None, extra_body=None)  # of a model behind an API
             model = shared_model(spec, asked).bind(**({} if temperature is None else {"temperature": temperature}))
-        kept = {"server": without_password(base_url) if base_url else None, "temperature": temperature}
+        kept: dict[str, Any] = {"temperature": temperature}  # not the server: it may move, and its answers stay the same
         kept |= {one: value for one in DRAW_OPTIONS if (value := getattr(options, one)) is not None}
         name = json.dumps([spec, "" if spec.startswith("openai:") else weights_digest(spec), kept], sort_keys=True)
         return CachedChatModel(model, name, self.cache, stage, self.meter, self.slots)

@@ -70,7 +70,7 @@ def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, caps
 
 
 @pytest.mark.slow
-def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replies_of_a_dialogue_that_ended_the_run_are_not_paid_for_again(here: Path) -> None:
     refused = {"status": 400, "text": "no"}  # twice: a request is refused with and without its stop sequence
     with OpenAIServer(["Action: wait", "nonsense", refused, refused, "Action: wait"]) as server:
         command = ("react", "--seeds", "1", "--concurrency", "1")
@@ -80,8 +80,9 @@ def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys:
     row = results(here)["react"]
     assert calls == 7
     assert row["calls"] == 5  # a refusal is no reply, and costs nothing
-    assert 0 < row["unused_tokens"] < row["tokens"] < tokens
-    assert f"; {row['unused_tokens']:,} of these tokens are in no finished episode" in capsys.readouterr().out
+    assert row["unused_tokens"] == 0
+    assert row["tokens"] < tokens
+    assert [len(one["messages"]) for one in server.requests] == [2, 2, 4, 4, 4, 2, 2]
 
 
 @pytest.mark.slow
