@@ -201,7 +201,9 @@ def read_result(job: Job) -> SeedResult:
         is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.options.episodes,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
-        causes={cause.replace("_", " "): sum(row.get(cause, 0) for row in rows) for cause in ("refused", "filtered", "cut_off")},
+        causes={
+            cause.replace("_", " "): sum(row.get(cause, 0) for row in rows) for cause in ("refused", "filtered", "cut_off")
+        },
         work=run_work(job.folder, rows),
         tasks=tuple(row["task"] for row in rows if "task" in row),
         tool_calls=sum(row["tool_calls"] for row in rows) if all("tool_calls" in row for row in rows) else None,

@@ -79,7 +79,7 @@ class RefusedParameters:
 
 @cache
 def refused_by(url: str, model: str) -> RefusedParameters:
-    """What a model at an address refuses, as far as this process knows."""
+    """The parameters that a model at an address refuses, as far as this process knows."""
     return RefusedParameters()
 
 
