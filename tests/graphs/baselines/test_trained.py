@@ -89,19 +89,6 @@ def test_a_model_without_weights_is_refused_in_a_sentence(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    command = [
-        "run",
-        "sft",
-        "--env",
-        "toy",
-        "--seeds",
-        "1",
-        "--episodes",
-        "1",
-        "--workers",
-        "1",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = f"run sft --env toy --seeds 1 --episodes 1 --workers 1 --out {tmp_path / 'run'}".split()
     assert main([*command, *more]) == 2
     assert "sft trains the weights of the model that plays, and there are none here" in capsys.readouterr().err

@@ -64,6 +64,7 @@ def test_arms_are_played_once_and_come_out_the_same(tmp_path: Path, capsys: pyte
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stream", "replay"])
 def test_every_arm_of_our_files_has_settings_of_the_method(name: str) -> None:
     file = read_stream(read_tables(BENCHMARKS / f"{name}.toml")[""], name)
@@ -83,6 +84,7 @@ def test_every_arm_of_our_files_has_settings_of_the_method(name: str) -> None:
         assert rejecting.loss.correction.kind == "rejection"
 
 
+@pytest.mark.slow
 def test_the_papers_tables_play_its_presets() -> None:
     tables = {name: read_stream(table, name) for name, table in read_tables(PAPERS / "claas.toml").items()}
     assert set(tables) == {"main", "figure3", "figure5", "figure6", "figure7"}

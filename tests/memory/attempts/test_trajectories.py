@@ -269,7 +269,7 @@ def test_search_equals_brute_force(world, state, instruction, question, limit):
     assert found == brute(bank, own, by_tokens, (instruction, state), limit, **question)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
 def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
     bank, own = world

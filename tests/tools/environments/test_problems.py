@@ -293,6 +293,7 @@ def work(text: str) -> Fraction:
     return alone + (1 - Fraction(alone, fast)) * together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solve", [multiples, zeros, paths, drawing, letters, series, work], ids=lambda solve: solve.__name__)
 def test_the_answers_of_our_own_set_by_another_way(solve: Callable[[str], Fraction]) -> None:
     file = Path(problems.__file__).parent / "data" / "math.jsonl"

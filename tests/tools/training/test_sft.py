@@ -46,6 +46,7 @@ def test_the_rate_rises_and_falls() -> None:
 # A training
 
 
+@pytest.mark.slow
 def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
