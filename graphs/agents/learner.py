@@ -24,7 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, Unpack
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.runnables import Runnable
 from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
@@ -133,6 +135,18 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def note_rating(self, scope: tuple[str, ...]) -> None:
         """Take note that a conversation of a scope was rated."""
 
+    def node(self, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = "") -> Runnable[Any, dict[str, Any]]:
+        """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`.
+
+        Args:
+            model: the chat model, without its tools.
+            tools: bound to it.
+            system_prompt: the agent's instructions.
+        """
+        from .model_node import model_node
+
+        return model_node(self, model, tools, system_prompt)
+
     # -- hooks of the agent -----------------------------------------------------------------------------------------------
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
@@ -151,9 +165,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     first = first or answer[:1]
             found = self._finish(asked, request, first) or handler(request)
         except Exception:
-            self._record_so_far(request, ())
+            self._record_so_far(request, None)
             raise
-        self._record_so_far(request, model_response(found).result)
+        self._record_so_far(request, found)
         return found
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
@@ -172,9 +186,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     first = first or answer[:1]
             found = self._finish(asked, request, first) or await handler(request)
         except Exception:
-            await asyncio.to_thread(self._record_so_far, request, ())
+            await asyncio.to_thread(self._record_so_far, request, None)
             raise
-        await asyncio.to_thread(self._record_so_far, request, model_response(found).result)
+        await asyncio.to_thread(self._record_so_far, request, found)
         return found
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
@@ -198,7 +212,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             ScopeError: the run does not say whose memory is meant.
         """
         if (source := self._source_of_turn_before(state, runtime)) is not None:
-            self._rate(state, runtime, source, read_reward)
+            self._rate(state, runtime, source)
 
     async def abefore_agent(self, state: Any, runtime: Any) -> None:
         """Rate the turn before, in an agent that is awaited."""
@@ -208,7 +222,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, read_reward)
+            self._rate(state, runtime, self._reward)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
@@ -271,35 +285,32 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             LOG.warning("%s: the turn before is not rated, since it cannot be read: %s", self.method, error)
             return None
 
-    def _rate(self, state: Any, runtime: Any, source: RewardSource, read: Callable[..., Any]) -> None:
+    def _rate(self, state: Any, runtime: Any, source: RewardSource) -> None:
         """Rate the last recorded turn by what a source says; one that says nothing leaves it without a reward."""
-        name = describe_source(source)
         try:
-            found = read(source, state["messages"])
-            if inspect.isawaitable(found):
+            said = source(state["messages"])
+            if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
-                    found = thread.submit(asyncio.run, _await(found)).result()
-            if found is not None:
-                place = self._place(state, runtime)
-                conversations = self._memory(place.scope).conversations
-                conversations.rate(place.thread, self.rewards.read(found[0]), found[1], source=name)
-                self.note_rating(place.scope)
+                    said = thread.submit(asyncio.run, _await(said)).result()
+            self._keep_rating(state, runtime, source, said)
         except Exception as error:
-            LOG.warning("%s: a turn was not rated by %s: %s", self.method, name, error)
+            LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
 
     async def _arate(self, state: Any, runtime: Any, source: RewardSource) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
-
-        async def ask() -> Any:
-            found = await asyncio.to_thread(read_reward, source, state["messages"])
-            return await found if inspect.isawaitable(found) else found
-
         try:
-            found = await ask()
+            said = await asyncio.to_thread(source, state["messages"])
+            said = await said if inspect.isawaitable(said) else said
+            await asyncio.to_thread(self._keep_rating, state, runtime, source, said)
         except Exception as error:
             LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
-            return
-        await asyncio.to_thread(self._rate, state, runtime, source, lambda source, messages: found)
+
+    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, said: Any) -> None:
+        if (found := read_reward(source, said)) is not None:
+            place = self._place(state, runtime)
+            reward = self.rewards.read(found[0])
+            self._memory(place.scope).conversations.rate(place.thread, reward, found[1], source=describe_source(source))
+            self.note_rating(place.scope)
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""
@@ -321,14 +332,18 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return False
         return True
 
-    def _record_so_far(self, request: ModelRequest[Any], replies: Sequence[Any]) -> None:
-        """Record a turn that goes on after a reply, or that has failed: it may never come to its end."""
-        if replies and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies):
+    def _record_so_far(self, request: ModelRequest[Any], found: Any) -> None:
+        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
+        replies = [] if found is None else model_response(found).result
+        if found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies):
             return  # it ends here, and is recorded as a whole
         try:
             place = self._place(request.state, request.runtime)
-            messages = [*request.state["messages"], *replies]
-            self._record(place, messages, request.state.get("learning") or [], _run_id(request.runtime))
+            made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
+            known: Any = request.state.get("learning") or []
+            entries = [*known, *made.get("learning", ())]
+            messages: list[Any] = [*request.state["messages"], *replies]
+            self._record(place, messages, entries, _run_id(request.runtime))
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 

@@ -68,13 +68,17 @@ class RewardScale:
         return number if self.range is None else 2 * (number - low) / (high - low) - 1
 
 
-def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[float, str] | None:
-    """The reward of a source and its words; None if it cannot tell.
+def read_reward(source: RewardSource, said: Any) -> tuple[float, str] | None:
+    """The reward in an answer of a source and its words; None if it cannot tell.
+
+    Args:
+        source: the source, for the error's sake.
+        said: its answer, which was awaited where it has to be.
 
     Raises:
         UserError: it said something else, or a number that is not finite.
     """
-    found: Any = source(messages)
+    found = said[0] if isinstance(said, list) and said else said  # a judge's first result
     text = ""
     if isinstance(found, Mapping):
         text, found = str(found.get("comment") or ""), found.get("score")
@@ -86,7 +90,7 @@ def read_reward(source: RewardSource, messages: Sequence[AnyMessage]) -> tuple[f
         return finite_reward(found), text
     except UserError as error:
         raise UserError(
-            f"asked {describe_source(source)} for a finite number, a pair (number, words), a mapping with score, or None; got {found!r}"
+            f"asked {describe_source(source)} for a finite number, a pair (number, words), a mapping with score, or None; got {said!r}"
         ) from error
 
 
@@ -105,8 +109,7 @@ def judge_source(judge: Callable[..., Any]) -> RewardSource:
     def ask(messages: Sequence[AnyMessage]) -> Any:
         inputs = next((str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage)), "")
         outputs = next((str(m.text) for m in reversed(messages) if isinstance(m, AIMessage)), "")
-        found = judge(inputs=inputs, outputs=outputs)
-        return found[0] if isinstance(found, list) and found else found
+        return judge(inputs=inputs, outputs=outputs)
 
     ask.__name__ = describe_source(judge)
     return ask

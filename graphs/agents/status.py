@@ -8,6 +8,11 @@ from ...memory.errors import plural
 
 __all__ = ["LearnerStatus"]
 
+FEW = 20
+"""Model calls from which on a share of them says something."""
+LOW_SHARE = 0.5
+"""Share of model calls with something recalled below which `status` says what would help."""
+
 
 @dataclass(frozen=True)
 class LearnerStatus:
@@ -63,6 +68,11 @@ class LearnerStatus:
             near = f"; the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
             found.append(
                 f"memory had nothing for any of {plural(self.consulted, 'model call')}: nothing was alike enough{near}"
+            )
+        elif self.consulted >= FEW and self.recalled < LOW_SHARE * self.consulted and self.rated:
+            found.append(
+                f"memory had something for {self.recalled / self.consulted:.0%} of {plural(self.consulted, 'model call')}: states are "
+                "hardly ever alike; give a state_key that names the kind of case, or a similarity by meaning"
             )
         return tuple(found)
 

@@ -1,0 +1,77 @@
+"""A node that asks a model with what a learner knows, for a StateGraph of one's own in the place of `create_agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableLambda
+from langgraph.runtime import get_runtime
+
+from .consultation import model_response
+
+if TYPE_CHECKING:
+    from .learner import LearningMiddleware
+
+__all__ = ["model_node"]
+
+
+def model_node(
+    learner: LearningMiddleware[Any], model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
+) -> Runnable[Any, dict[str, Any]]:
+    """The node, for a state with `messages`, and with `learning` where it is a `LearningState`.
+
+    A turn of it ends with a reply that calls no tool.
+    """
+
+    def begin(state: Any) -> ModelRequest[Any]:
+        system = SystemMessage(system_prompt) if system_prompt else None
+        messages, runtime = list(state["messages"]), get_runtime()
+        return ModelRequest(
+            model=model, messages=messages, system_message=system, tools=list(tools), state=state, runtime=runtime
+        )
+
+    def asked(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
+        bound = request.model.bind_tools(request.tools) if request.tools else request.model
+        return bound, [*([request.system_message] if request.system_message else []), *request.messages]
+
+    def ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
+        bound, messages = asked(request)
+        return ModelResponse([bound.invoke(messages)])
+
+    async def aask(request: ModelRequest[Any]) -> ModelResponse[Any]:
+        bound, messages = asked(request)
+        return ModelResponse([await bound.ainvoke(messages)])
+
+    def end(state: Any, found: Any) -> tuple[dict[str, Any], Any]:
+        """The update of the state, and the state at the end of the turn; None if the turn goes on."""
+        replies = list(model_response(found).result)
+        made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
+        entries = made.get("learning", [])
+        goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
+        last = {**state, "messages": [*state["messages"], *replies], "learning": [*(state.get("learning") or []), *entries]}
+        return {"messages": replies, "learning": entries}, None if goes_on else last
+
+    def call(state: Any) -> dict[str, Any]:
+        request = begin(state)
+        if isinstance(state["messages"][-1], HumanMessage):
+            learner.before_agent(state, request.runtime)
+        update, last = end(state, learner.wrap_model_call(request, ask))
+        if last is not None:
+            learner.after_agent(last, request.runtime)
+        return update
+
+    async def acall(state: Any) -> dict[str, Any]:
+        request = begin(state)
+        if isinstance(state["messages"][-1], HumanMessage):
+            await learner.abefore_agent(state, request.runtime)
+        update, last = end(state, await learner.awrap_model_call(request, aask))
+        if last is not None:
+            await learner.aafter_agent(last, request.runtime)
+        return update
+
+    return RunnableLambda(call, afunc=acall)

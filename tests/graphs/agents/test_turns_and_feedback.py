@@ -1,0 +1,156 @@
+"""Turns of every kind can be rated, feedback merges, and a graph of one's own learns with a node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import nullcontext
+from typing import Any
+from uuid import uuid4
+
+import help_desk as desk
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.store.memory import InMemoryStore
+from learning_agents import METHODS, config, make
+
+from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.learner import LearningState
+from learngraph.graphs.agents.status import LearnerStatus
+from learngraph.memory.errors import UserError
+
+TOOLS = [desk.lookup_order, desk.resolve]
+
+
+class Failing(desk.GuessingClerk):
+    def say(self, messages: Any) -> AIMessage:
+        if len(messages) > 2:
+            raise ConnectionError("no model")
+        return super().say(messages)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("kind", ["fails", "fails at once", "recursion", "limit", "waits"])
+def test_a_run_that_did_not_end_well_can_be_rated(kind: str, awaited: bool) -> None:
+    learner = ICRLMiddleware(InMemoryStore())
+    more: Any = {"limit": ModelCallLimitMiddleware(run_limit=1, exit_behavior="error")}.get(kind)
+    more = HumanInTheLoopMiddleware({"resolve": True}) if kind == "waits" else more
+    model = Failing() if kind == "fails" else desk.GuessingClerk()
+    if kind == "fails at once":
+        object.__setattr__(model, "say", lambda messages: (_ for _ in ()).throw(ConnectionError("no model")))
+    agent = create_agent(model, TOOLS, middleware=[learner, *([more] if more else [])], checkpointer=InMemorySaver())
+    settings = {**config("a"), "recursion_limit": 5 if kind == "recursion" else 100}
+    asked: Any = {"messages": desk.ticket(0)[0]}
+    with nullcontext() if kind == "waits" else pytest.raises(Exception, match=r"no model|[Rr]ecursion|limit"):
+        asyncio.run(agent.ainvoke(asked, settings)) if awaited else agent.invoke(asked, settings)
+    rating = learner.feedback("a", reward=0.0, text="no answer", tenant="acme")
+    assert rating.reward == 0.0
+    (turn,) = learner.conversation("a", tenant="acme").turns
+    assert (turn.steps == ()) == (kind == "fails at once")
+
+
+def test_feedback_merges_field_by_field_and_none_is_nothing() -> None:
+    agent, learner, _ = make("icrl")
+    run, thread = uuid4(), uuid4()
+    agent.invoke({"messages": desk.ticket(0)[0]}, {**config(str(thread)), "run_id": run})
+    learner.feedback(thread, reward=0.0, text=None, run_id=run, tenant="acme")
+    learner.feedback(thread, text="the carrier should have been asked", tenant="acme")
+    rating = learner.feedback(thread, reward=0.5, text=None, tenant="acme")
+    assert (rating.reward, rating.text) == (0.5, "the carrier should have been asked")
+    with pytest.raises(UserError, match="a reward is a number from -1 to 1, got 5; where rewards have another scale"):
+        learner.feedback(thread, reward=5, tenant="acme")
+
+
+def test_stars_lie_between_minus_one_and_one() -> None:
+    agent, learner, _ = make("synapse", reward_range=(1, 5))
+    for n, stars in enumerate((1, 2, 3, 4, 5)):
+        agent.invoke({"messages": desk.ticket(0)[0]}, config(f"t{n}"))
+        learner.feedback(f"t{n}", reward=stars, tenant="acme")
+    ratings = [one["ratings"][0]["reward"] for one in learner.export(tenant="acme")]
+    assert ratings == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert learner.rank(["t0", "t1"], tenant="acme") == {"t0": 5.0, "t1": 1.0}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_reward_may_be_awaited(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def judge(messages: Any) -> tuple[float, str]:
+        await asyncio.sleep(0)
+        return 1.0, "well done"
+
+    agent, learner, _ = make("icrl", reward=judge)
+    with caplog.at_level(logging.WARNING):
+        asked = {"messages": desk.ticket(0)[0]}
+        asyncio.run(agent.ainvoke(asked, config("a"))) if awaited else agent.invoke(asked, config("a"))
+    assert "judge gave it reward 1: well done" in learner.explain("a", tenant="acme")
+
+
+@pytest.mark.parametrize("method", ["jitrl", "adamem"])
+def test_the_record_in_the_state_is_that_of_the_last_turn(method: str) -> None:
+    agent, _, _ = make(method)
+    for n in range(3):
+        out = agent.invoke({"messages": desk.ticket(n)[0]}, config("a"))
+        assert len(out["learning"]) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_streamed_message_is_in_the_state(method: str) -> None:
+    agent, learner, _ = make(method, task=desk.issue, state_key=desk.issue)
+    for n in range(16):
+        chunks = agent.stream({"messages": desk.ticket(n)[0]}, config(f"t{n}"), stream_mode="messages")
+        streamed = {chunk.id for chunk, _ in chunks}
+        state = agent.get_state(config(f"t{n}")).values["messages"]
+        assert streamed <= {message.id for message in state}
+        learner.feedback(f"t{n}", reward=desk.reward(state, desk.ticket(n)[1]), tenant="acme")
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("method", ["reasoning-bank", "adamem-max"])
+def test_a_graph_of_ones_own_learns_with_a_node(method: str, awaited: bool) -> None:
+    _, learner, model = make(method)
+    builder = StateGraph(LearningState)
+    builder.add_node("model", learner.node(model, TOOLS, "You help customers."))
+    builder.add_node("tools", ToolNode(TOOLS))
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    rewards = desk.play(graph, learner, range(24), awaited=awaited)
+    assert sum(rewards[-8:]) == 8
+    (turn,) = learner.conversation("t23", tenant="acme").turns
+    assert [len(turn.steps), len(turn.advice)] == [3, 3]
+
+
+def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
+    agent, learner, _ = make("jitrl", model=desk.GuessingClerk(seed=1))
+    taken = list[str]()
+    praises = 0
+    for n in range(0, 400, 4):
+        out = agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}"))
+        how = next(c["args"]["how"] for m in out["messages"] for c in getattr(m, "tool_calls", ()) if c["name"] == "resolve")
+        if praises < 10 and how == "replace":
+            praises += 1
+            learner.feedback(f"t{n}", reward=1.0, tenant="acme")
+        elif praises == 10:
+            taken.append(how)
+    assert taken.count("replace") > 0.6 * len(taken)
+
+
+def test_status_says_what_would_make_states_alike() -> None:
+    assert "25% of 40 model calls: states are hardly ever alike; give a state_key" in str(LearnerStatus("jitrl", 9, 40, 10))
+    assert LearnerStatus("jitrl", 9, 40, 30).problems == ()
+
+
+def test_a_graph_that_is_awaited_uses_the_learner_without_blocking() -> None:
+    async def use() -> tuple[Any, ...]:
+        agent, learner, _ = make("icrl")
+        await agent.ainvoke({"messages": desk.ticket(0)[0]}, config("a"))
+        await learner.afeedback("a", reward=1.0, tenant="acme")
+        exported = [one["id"] async for one in learner.aexport(tenant="acme")]
+        seen = (await learner.astatus(tenant="acme")).rated, len(await learner.amemory(tenant="acme"))
+        said = await learner.aexplain("a", tenant="acme")
+        return exported, seen, "gave it reward 1" in said, await learner.aforget(tenant="acme")
+
+    assert asyncio.run(use()) == (["a"], (1, 1), True, 1)
