@@ -7,6 +7,8 @@ says that it is done.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -21,7 +23,7 @@ from pydantic import PrivateAttr
 
 from ...memory.errors import UserError
 
-__all__ = ["RandomToolModel"]
+__all__ = ["HeedfulToolModel", "RandomToolModel"]
 
 
 class RandomToolModel(BaseChatModel):
@@ -79,3 +81,47 @@ class RandomToolModel(BaseChatModel):
             f"RandomToolModel draws from listed values, and the tool {tool} lists none for {name!r} (it takes any {kind or 'value'}); "
             "give it a Literal type or a default"
         )
+
+
+_LESSON = re.compile(r"Of '([^\n]*)': (\w+)\(([^\n]*)\) was (right|wrong)")
+_ATTEMPT = re.compile(r"Task: ([^\n]*)\n.*?Action: (\w+)\(([^\n]*)\)\n.*?Total reward: (-?[\d.]+)", re.DOTALL)
+MOST_DRAWS = 50
+"""Draws of a call after which the model makes one that a lesson calls wrong."""
+
+
+class HeedfulToolModel(RandomToolModel):
+    """A toy that reads: it guesses as `RandomToolModel` does, but not against the lessons in its system message.
+
+    Asked as ReasoningBank's critic, it says whether the first call of the conversation was right. Of several lessons it follows the one
+    whose words are most like the user's.
+    """
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        told = str(messages[0].text) if messages[0].type == "system" else ""
+        if "library of lessons" in told and not kwargs.get("tools"):
+            found = _ATTEMPT.search(str(messages[-1].text))
+            said = f"Of '{found[1]}': {found[2]}({found[3]}) was {'right' if float(found[4]) > 0 else 'wrong'}" if found else ""
+            items = [{"title": "A case", "description": "for cases like it", "content": said}] if said else []
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(json.dumps({"items": items})))])
+        result = super()._generate(messages, stop, run_manager, **kwargs)
+        if not (calls := _calls(result)):
+            return result
+        alike = [(len(_words(one[0]) & _words(str(messages[-1].text))), one) for one in _LESSON.findall(told)]
+        best = [one for size, one in alike if size == max(alike)[0]]
+        right = next((one for one in best if one[3] == "right"), None)
+        for _ in range(MOST_DRAWS):
+            made = (calls[0]["name"], ", ".join(f"{name}={value!r}" for name, value in sorted(calls[0]["args"].items())))
+            if made == right[1:3] if right else made not in [one[1:3] for one in best]:
+                break
+            result = super()._generate(messages, stop, run_manager, **kwargs)
+            calls = _calls(result)
+        return result
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def _calls(result: ChatResult) -> list[Any]:
+    message = result.generations[0].message
+    return list(message.tool_calls) if isinstance(message, AIMessage) else []
