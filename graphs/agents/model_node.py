@@ -35,16 +35,16 @@ def model_node(
             model=model, messages=messages, system_message=system, tools=list(tools), state=state, runtime=runtime
         )
 
-    def asked(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
+    def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
         bound = request.model.bind_tools(request.tools) if request.tools else request.model
         return bound, [*([request.system_message] if request.system_message else []), *request.messages]
 
     def ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
-        bound, messages = asked(request)
+        bound, messages = bind_tools(request)
         return ModelResponse([bound.invoke(messages)])
 
     async def aask(request: ModelRequest[Any]) -> ModelResponse[Any]:
-        bound, messages = asked(request)
+        bound, messages = bind_tools(request)
         return ModelResponse([await bound.ainvoke(messages)])
 
     def end(state: Any, found: Any) -> tuple[dict[str, Any], Any]:
