@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -14,14 +14,11 @@ from langgraph.runtime import get_runtime
 
 from .consultation import model_response
 
-if TYPE_CHECKING:
-    from .learner import LearningMiddleware
-
 __all__ = ["model_node"]
 
 
 def model_node(
-    learner: LearningMiddleware[Any], model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
+    learner: AgentMiddleware[Any, Any, Any], model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
 ) -> Runnable[Any, dict[str, Any]]:
     """The node, for a state with `messages`, and with `learning` where it is a `LearningState`.
 
