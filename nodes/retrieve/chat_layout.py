@@ -115,7 +115,7 @@ class ChatLayout(Layout):
         if not shown.whole:
             actions = escape_tags("; ".join(" ".join(step.action.split()) for step in trajectory.transitions))
             cut = actions[: 2 * MAX_LINE_CHARS] + "…" if len(actions) > 2 * MAX_LINE_CHARS else actions
-            return f'<attempt number="{number}">\n{task}Its actions alone: {cut}\n{self.total(trajectory)}</attempt>\n\n'
+            return f'<attempt number="{number}">\n{task}In short, what was done: {cut}\n{self.total(trajectory)}</attempt>\n\n'
         comparison = _Comparison()
         steps = self._steps(trajectory.transitions, 1, comparison)
         note = self._note(trajectory)

@@ -79,7 +79,7 @@ def test_an_attempt_ends_with_the_last_text_and_the_outcome() -> None:
     assert "Result: Total reward: 1 in 1 step.\n" in ChatLayout().attempt(won, Shown("r/0"))
     assert "Feedback on it: good\n</attempt>" in ChatLayout(notes=True).attempt(won, Shown("r/0"))
     line = layout.attempt(won, Shown("r/0", whole=False))
-    assert line.startswith('<attempt number="1">\nIts actions alone: take coin\nResult: success')
+    assert line.startswith('<attempt number="1">\nIn short, what was done: take coin\nResult: success')
     assert "You have won" not in replace(layout, shows_answers=False).attempt(won, Shown("r/0"))
 
 
