@@ -14,21 +14,21 @@ no score, and the mean over seeds begins where all seeds have one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import plural
-from ...nodes.evaluate.statistics import Interval, PairedTest, interval, mean, paired_test
+from ...nodes.evaluate.statistics import interval, mean, paired_test
 from .results import SeedResult
 
-__all__ = ["EqualCost"]
+__all__ = ["equal_cost_table", "rounds_table"]
 
 Cost = Literal["tokens", "calls", "seconds"]
 Kind = Literal["newest", "best"]
 COSTS: tuple[Cost, ...] = ("tokens", "calls", "seconds")
+KINDS: tuple[Kind, ...] = ("newest", "best")
 Methods = Sequence[Sequence[SeedResult]]
 """For each method its results, one per seed."""
 
@@ -72,64 +72,24 @@ def rounds_table(methods: Methods, most: int = 6) -> str:
 # The same cost
 
 
-@dataclass(frozen=True)
-class EqualCost:
-    """A method at a budget that all compared methods have spent."""
+def equal_cost_table(methods: Methods) -> str:
+    """A Markdown table of the methods after as many tokens as all runs have spent, with the first method's leads over the others.
 
-    method: str
-    cost: Cost
-    budget: float
-    episodes: float
-    """Episodes that were over within the budget, mean over seeds."""
-    newest: float
-    newest_ci: Interval | None
-    best: float
-    best_ci: Interval | None
-    lead_newest: PairedTest | None
-    """The first method's newest score minus this one's, paired by seed; None for the first itself."""
-    lead_best: PairedTest | None
-    """The same of the running maximum."""
-
-
-def equal_cost(methods: Methods, cost: Cost = "tokens", budget: float | None = None) -> list[EqualCost]:
-    """The methods at the same cost. A method that spends nothing of it, or has no score within the budget on some seed, is left out.
-
-    Args:
-        methods: for each method its results, one per seed; the others are compared with the first.
-        cost: the unit of the budget.
-        budget: the budget of each run; the greatest that all runs have spent if not given, so that none is carried beyond its end.
+    A method that spends none, or has no score by then on some seed, is left out; of fewer than two methods there is no table.
     """
-    spending = [seeds for seeds in methods if all(costs_so_far(a, cost) for a in seeds)]
-    if not spending:
-        return []
-    if budget is None:
-        budget = min(spent[-1] for seeds in spending for a in seeds if (spent := costs_so_far(a, cost)))
-    ready = [seeds for seeds in spending if all(score_within(a, budget, cost) is not None for a in seeds)]
-    return [
-        _at_budget(seeds, ready[0] if n and ready[0] is methods[0] else None, cost, budget) for n, seeds in enumerate(ready)
-    ]
-
-
-def _at_budget(seeds: Sequence[SeedResult], first: Sequence[SeedResult] | None, cost: Cost, budget: float) -> EqualCost:
-    def of(kind: Kind) -> Callable[[SeedResult], float]:
-        return lambda result: score_within(result, budget, cost, kind) or 0.0
-
-    def lead(kind: Kind) -> PairedTest | None:
-        return paired_test(*({a.seed: of(kind)(a) for a in some} for some in (first, seeds))) if first else None
-
-    newest, best = [of("newest")(a) for a in seeds], [of("best")(a) for a in seeds]
-    episodes = [float(bisect_right(spent, budget)) for a in seeds if (spent := costs_so_far(a, cost))]
-    scores = mean(newest), interval(newest), mean(best), interval(best)
-    return EqualCost(seeds[0].method, cost, budget, mean(episodes), *scores, lead("newest"), lead("best"))
-
-
-def equal_cost_table(rows: Sequence[EqualCost]) -> str:
-    """A Markdown table of `equal_cost`, with the first method's leads over the others."""
-    first = rows[0]
-    lead = f"{first.method} is ahead by"
-    lines = [[f"after {first.budget:,.0f} {first.cost}", "episodes", "newest score", lead, "best so far", lead]]
-    for row in rows:
-        leads = ["–" if one is None else one.as_text() for one in (row.lead_newest, row.lead_best)]
-        scores = [with_interval(row.newest, row.newest_ci), with_interval(row.best, row.best_ci)]
-        lines.append([row.method, f"{row.episodes:.1f}", scores[0], leads[0], scores[1], leads[1]])
+    spending = [seeds for seeds in methods if all(costs_so_far(a, "tokens") for a in seeds)]
+    budget = min((spent[-1] for seeds in spending for a in seeds if (spent := costs_so_far(a, "tokens"))), default=0.0)
+    ready = [seeds for seeds in spending if all(score_within(a, budget, "tokens") is not None for a in seeds)]
+    if len(ready) < 2:
+        return ""
+    lead = f"{ready[0][0].method} is ahead by"
+    lines = [[f"after {budget:,.0f} tokens", "episodes", "newest score", lead, "best so far", lead]]
+    for seeds in ready:
+        cells = [f"{mean([float(bisect_right(spent, budget)) for a in seeds if (spent := costs_so_far(a, 'tokens'))]):.1f}"]
+        for kind in KINDS:
+            ours, theirs = ({a.seed: score_within(a, budget, "tokens", kind) for a in some} for some in (ready[0], seeds))
+            scores = [score or 0.0 for score in theirs.values()]
+            test = None if seeds is ready[0] else paired_test(ours, theirs)
+            cells += [with_interval(mean(scores), interval(scores)), "–" if test is None else test.as_text()]
+        lines.append([seeds[0].method, *cells])
     return markdown_table(lines)

@@ -10,7 +10,7 @@ from typing import Any
 from ...memory.display import markdown_table
 from ...memory.errors import UserError, plural
 from ..arms import Arm, blueprint
-from .equal_cost import equal_cost, equal_cost_table, rounds_table
+from .equal_cost import equal_cost_table, rounds_table
 from .figures import draw_figures
 from .folder import Sweep, run_stem, write_json
 from .harness import Run, bank_overlap_warnings, read_results
@@ -105,11 +105,11 @@ def report_sweeps(
         figures = [[] if learned else draw_figures(table, folder / "figures") for table in with_runs]
         title = file.title or folder.name
         write_report(folder / "report.html", title, file.text.strip(), command, with_runs, notes, figures)
-    text = "\n\n".join([*_terminal_parts(planned[0], tables[0], folder, results), *learned]) if tables and not is_file else ""
+    text = "\n\n".join([*_terminal_parts(planned[0], tables[0], results), *learned]) if tables and not is_file else ""
     return Report(text, page, objects, notes)
 
 
-def _terminal_parts(one: Sweep, table: ResultTable, folder: Path, results: Mapping[Run, SeedResult]) -> list[str]:
+def _terminal_parts(one: Sweep, table: ResultTable, results: Mapping[Run, SeedResult]) -> list[str]:
     """The tables of a single sweep as a terminal shows them."""
     runs, seeds = [*table.runs.values()], {run.seed for run in table.all_runs}
     brackets = "[95 % interval over seeds, by Student's t: its ends may lie where no score can]"
@@ -124,10 +124,10 @@ def _terminal_parts(one: Sweep, table: ResultTable, folder: Path, results: Mappi
         parts += ["paired by seed, because all methods played the same:", markdown_table(lead_table(table))]
     if len(runs) > 1 and max(len(run.scores) for run in table.all_runs) > 1:
         parts.append(rounds_table(runs))
-        if len(found := equal_cost(runs)) > 1:
-            parts += ["at the same cost: what was finished within it", equal_cost_table(found)]
+        if at_cost := equal_cost_table(runs):
+            parts += ["at the same cost: what was finished within it", at_cost]
     played = {seed: played_task(one.job(key, seed))[0] for _, key, seed in results}
-    return parts + _aggregate_tables(folder, one.options.env, runs, played)
+    return parts + _aggregate_tables(one.options.env, runs, played)
 
 
 def make_tables(file: Spec, planned: Sequence[Sweep], results: Mapping[Run, SeedResult]) -> list[ResultTable]:
@@ -202,11 +202,10 @@ def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -
     return lines
 
 
-def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
-    """The tables of a world of several tasks, each counting the same; none of other worlds. They are kept as JSON, too.
+def _aggregate_tables(env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
+    """The tables of a world of several tasks, each counting the same; none of other worlds.
 
     Args:
-        folder: the run folder.
         env: the world.
         results: for each method its results, one per seed.
         played: seed -> id of the task that it played.
@@ -216,10 +215,9 @@ def _aggregate_tables(folder: Path, env: str, results: Sequence[Sequence[SeedRes
 
     if not is_all_tasks(env):
         return []
-    found = task_groups.aggregate(results, {seed: task_name(id) for seed, id in played.items()})
-    write_json(folder / "tasks.json", [asdict(one) for one in found])
+    task_of = {seed: task_name(id) for seed, id in played.items()}
     note = "over tasks, scores below 0 as 0; [95 % interval over tasks, by Student's t]"
-    return [note, task_groups.aggregate_table(found), task_groups.task_table(found)]
+    return [note, task_groups.aggregate_table(results, task_of), task_groups.task_table(results, task_of)]
 
 
 def draw_graph(folder: Path, arm: Arm) -> Path:

@@ -46,25 +46,20 @@ def test_methods_at_the_same_cost() -> None:
     ours = [result(s, [0.5, 1.0], [100, 100]) for s in (0, 1)]
     cheap = [result(0, [0.0, 1.0, 0.0, 0.5], [50] * 4, "react"), result(1, [0.0, 0.0, 0.0, 1.0], [50] * 4, "react")]
     none = [result(s, [0.25] * 4, [0] * 4, "random") for s in (0, 1)]
-    first, other = equal_cost.equal_cost([ours, cheap, none])
-    assert (first.budget, first.episodes, first.newest, first.lead_newest) == (200, 2, 1.0, None)
-    assert (other.method, other.episodes, other.newest, other.best) == ("react", 4, 0.75, 1.0)
-    assert other.lead_newest is not None
-    assert other.lead_best is not None
-    assert (other.lead_newest.mean, other.lead_newest.wins, other.lead_best.mean) == (0.25, 1, 0.0)
-    assert other.lead_newest.by_t == interval([0.5, 0.0])
-    (early,) = equal_cost.equal_cost([ours, cheap], budget=60)  # where the first method has not finished a round
-    assert (early.method, early.episodes, early.newest, early.lead_newest) == ("react", 1, 0.0, None)
-    assert equal_cost.equal_cost([none]) == []
-    assert [row.budget for row in equal_cost.equal_cost([ours, cheap], "calls")] == [2, 2]
-    table = equal_cost.equal_cost_table([first, other])
-    assert "after 200 tokens" in table.splitlines()[0]
-    assert "+0.25 [" in table.splitlines()[3]
+    head, _, first, other = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in equal_cost.equal_cost_table([ours, cheap, none]).splitlines()
+    )
+    assert head == ["after 200 tokens", "episodes", "newest score", "icrl is ahead by", "best so far", "icrl is ahead by"]
+    assert first == ["icrl", "2.0", "1 [1, 1]", "–", "1 [1, 1]", "–"]
+    assert other[:2] == ["react", "4.0"]
+    assert other[2].startswith("0.75 [")
+    low, high = interval([0.5, 0.0]) or (0, 0)
+    assert other[3] == f"+0.25 [{low:+.3g}, {high:+.3g}]"
+    assert equal_cost.equal_cost_table([ours, none]) == equal_cost.equal_cost_table([none]) == ""
 
 
 def test_leads_are_over_the_seeds_that_both_have_played() -> None:
     ours = [result(s, [1.0], [10]) for s in (0, 1, 2)]
     theirs = [result(s, [0.0], [10], "react") for s in (1, 2, 5)]
-    lead = equal_cost.equal_cost([ours, theirs])[1].lead_newest
-    assert lead is not None
-    assert (lead.mean, lead.wins) == (1.0, 2)
+    assert "+1 [+1, +1]" in equal_cost.equal_cost_table([ours, theirs])
