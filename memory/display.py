@@ -8,7 +8,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-__all__ = ["Table", "format_number", "make_table", "markdown_table", "with_interval"]
+__all__ = ["Table", "format_number", "make_table", "markdown_table", "short", "with_interval"]
 
 MAX_ROWS = 500
 """Rows that a table of a memory shows."""
@@ -71,7 +71,11 @@ def make_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], c
 
 def cell_text(value: Any, limit: int = 300) -> str:
     """A value as the text of a cell: numbers with three digits, nothing for None, long texts cut."""
-    text = "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return short("" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value), limit)
+
+
+def short(text: str, limit: int) -> str:
+    """A text of at most `limit` characters, with a mark where it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from ...memory.display import markdown_table
+from ...memory.display import markdown_table, short
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
@@ -307,8 +307,7 @@ def _action_table(decision: _Decision) -> tuple[tuple[str, ...], ...]:
 def _title(state: str) -> str:
     """The first line of a state, or of each section of a key that has some."""
     firsts = [text.strip().partition("\n")[0] for text in split_sections(state).values() or (state,)]
-    line = ", ".join(first for first in firsts if first.strip(" |")).replace("|", "/")
-    return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…"
+    return short(", ".join(first for first in firsts if first.strip(" |")).replace("|", "/"), MAX_TITLE)
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.attempts.trajectories import return_to_go
+from ...memory.display import short
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Candidate, Estimate, Observation, Task, Trajectory, Transition
 from ...memory.returns.experiences import Experiences
@@ -323,5 +324,4 @@ def _candidate_rows(row: Mapping[str, Any], temperature: float) -> tuple[tuple[s
 
 
 def _short(text: str, limit: int = 80) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+    return short(" ".join(text.split()), limit)

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...memory.display import short
 from ...memory.errors import CommandError, UserError
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
@@ -352,7 +353,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
         fewer = " (a folder takes more of them, not fewer)" if name == "episodes" else ""
-        there, asked = (text if len(text := json.dumps(one)) <= 60 else text[:59] + "…" for one in (old, new))
+        there, asked = (short(json.dumps(one), 60) for one in (old, new))
         yield f"{name} is {there} there, {asked} was asked for{fewer}"
 
 

@@ -17,6 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from ...memory.claas.weights import TrainingLog
+from ...memory.display import short
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Trajectory
 from ...memory.storage.checkpoints import serializer
@@ -51,7 +52,7 @@ class Divergence:
 
     def __str__(self) -> str:
         place = f"episode {self.episode}" + ("" if self.step is None else f", step {self.step}")
-        return f"{place}, {self.field}: was {_shown(self.was)}, is {_shown(self.now)}"
+        return f"{place}, {self.field}: was {short(repr(self.was), 100)}, is {short(repr(self.now), 100)}"
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,3 @@ def _difference(place: str, was: Any, now: Any) -> tuple[str, Any, Any] | None:
         same = math.isclose(was, now, rel_tol=1e-9, abs_tol=1e-12) if numbers else was == now
         return None if same else (place, was, now)
     return next((found for pair in pairs if (found := _difference(*pair)) is not None), None)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:99] + "…"

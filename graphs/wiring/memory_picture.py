@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import count
 
+from ...memory.display import short
 from ...memory.records import Experience
 from .picture import NotebookDrawing, quiet
 
@@ -117,8 +118,7 @@ def _label(arrow: RememberedArrow) -> str:
 
 
 def _first_sentence(state: str, limit: int = 40) -> str:
-    line = next(iter(state.strip().splitlines()), "").partition(". ")[0].rstrip(".")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return short(next(iter(state.strip().splitlines()), "").partition(". ")[0].rstrip("."), limit)
 
 
 def _plain(text: str) -> str:
