@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
 from ...memory.errors import CommandError, UserError
-from ..experiments.folder import read_sweep_settings, run_stem
+from ..experiments.folder import read_sweep_settings
 from ..experiments.options import DRAW_OPTIONS, ModelOptions
 from ..experiments.progress import say
 from .flags import parse_flags
@@ -55,14 +56,10 @@ class Answer:
     """A method's answer to a prompt."""
 
     instruction: str
-    actions: tuple[str, ...]
+    text: str
+    """The answer as the judge reads it."""
     score: float | None
     """The world's own score of it, by its rule; None if it cannot be judged."""
-
-    @property
-    def text(self) -> str:
-        """The answer as the judge reads it."""
-        return "\n".join(self.actions).strip()
 
 
 def win_rates(args: Sequence[str]) -> int:
@@ -125,25 +122,26 @@ def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[in
         UserError: the world has no written answers, or a run has lost steps.
     """
     from ...tools.environments.catalogue import open_environment
-    from ..experiments.recorded import RecordedRun
+    from ..experiments.recorded import RecordedFolder
 
     world: Any = open_environment(settings["env"], horizon=settings.get("horizon"))
     if not hasattr(world, "read"):
         raise CommandError(f"{settings['env']} has no written answers to compare; `learngraph run` compares scores")
     found: dict[str, dict[int, Answer]] = {method: {} for method in settings["methods"]}
-    for method in found:
-        for seed in settings["seeds"]:
-            run = folder / f"{run_stem(method)}-s{seed}"
-            if not (run / "result.json").is_file():
-                continue
-            number = json.loads((run / "result.json").read_text(encoding="utf-8"))["answer"]
-            played, task = RecordedRun(run, method, seed), world.task(seed, settings.get("split", "test"))
-            played.refresh()
-            row, path = played.read_episodes().get(number), played.rows(number)
-            if row is None or not path or path[-1]["id"] != row["head"] or "/" not in path[0]["parent"]:
-                raise UserError(f"{run} has lost episode {number}, which holds the answer; remove the folder and play it again")
-            actions = tuple(str(one["action"]) for one in path if one["action"])
-            found[method][seed] = Answer(task.instruction, actions, row["score"] if actions else None)
+    there = RecordedFolder(folder)
+    for method, seed in product(found, settings["seeds"]):
+        played = there.find(method, seed)
+        if not played.is_finished:
+            continue
+        played.refresh()
+        number, task = played.result()["answer"], world.task(seed, settings.get("split", "test"))
+        row, path = played.read_episodes().get(number), played.rows(number)
+        if row is None or not path or path[-1]["id"] != row["head"] or "/" not in path[0]["parent"]:
+            raise UserError(
+                f"{played.path} has lost episode {number}, which holds the answer; remove the folder and play it again"
+            )
+        actions = tuple(str(one["action"]) for one in path if one["action"])
+        found[method][seed] = Answer(task.instruction, "\n".join(actions).strip(), row["score"] if actions else None)
     world.close()
     return found
 
@@ -200,7 +198,7 @@ def _judge_pairs(judge: Judge, pairs: Sequence[tuple[int, Answer, Answer]], opti
             scores = (10.0, 1.0) if answer.text else (1.0, 10.0)
         else:
             scores = judge(seed, answer, other)
-        return JudgedPair(seed, preference(*scores), len(answer.text), len(other.text))
+        return JudgedPair(preference(*scores), len(answer.text), len(other.text))
 
     # A model in this process can do one thing at a time.
     at_once = options.concurrency if options.judge.startswith("openai:") else 1

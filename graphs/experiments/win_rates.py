@@ -19,9 +19,9 @@ says so (`longer`): the controlled rate is then an extrapolation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import Interval, interval, mean
@@ -54,19 +54,11 @@ def preference(first: float | None, second: float | None, middle: float = 5.0) -
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """Two methods' answers to one prompt, and the judge's verdict for the first."""
+    """The judge's verdict for the first of two methods on one prompt, and the characters of both answers."""
 
-    seed: int
-    """The prompt."""
     verdict: Verdict
     first_length: int
-    """Characters of the first method's answer."""
     second_length: int
-
-    @property
-    def value(self) -> float | None:
-        """1 for a win, 0 for a loss, 0.5 for neither; None without a verdict."""
-        return {"win": 1.0, "loss": 0.0, "missing": None}.get(self.verdict, 0.5)
 
 
 @dataclass(frozen=True)
@@ -76,8 +68,8 @@ class WinRate:
     method: str
     over: str
     """The method that it is compared with."""
-    pairs: int
-    """Prompts with a verdict."""
+    verdicts: Mapping[str, int]
+    """Verdict -> number of prompts. Those without a verdict count for nothing; a tie, and one that changed with the order, as half a win."""
     rate: float
     rate_ci: Interval | None
     """95 % interval over prompts, by Student's t."""
@@ -87,46 +79,36 @@ class WinRate:
     """95 % interval over prompts, by the percentile bootstrap; None for fewer than two."""
     length_effect: float
     """phi: above 0, the judge prefers the longer answer."""
-    wins: int
-    losses: int
-    ties: int
-    changed: int
-    """Verdicts that changed with the order; they count as half a win, as ties do."""
-    missing: int
-    """Prompts without a verdict; they count for nothing."""
-    length: float
-    """Mean characters of the first method's answers."""
-    other_length: float
+    lengths: tuple[float, float]
+    """Mean characters of the two methods' answers."""
     longer: float
     """Share of the prompts on which the first method's answer is the longer one; equal ones count half."""
+
+    @property
+    def pairs(self) -> int:
+        """Prompts with a verdict."""
+        return sum(self.verdicts.values()) - self.verdicts.get("missing", 0)
 
 
 def win_rate(method: str, over: str, pairs: Sequence[JudgedPair]) -> WinRate | None:
     """The win rate of a method over another from the judge's verdicts; None without any."""
-    known = [(pair, value) for pair in pairs if (value := pair.value) is not None]
+    known = [pair for pair in pairs if pair.verdict != "missing"]
     if not known:
         return None
-    values = [value for _, value in known]
-    gaps = [float(pair.first_length - pair.second_length) for pair, _ in known]
-    counts = Counter(pair.verdict for pair in pairs)
+    values = [{"win": 1.0, "loss": 0.0}.get(pair.verdict, 0.5) for pair in known]
+    gaps = [float(pair.first_length - pair.second_length) for pair in known]
     controlled, effect = length_controlled_rate(values, gaps)
     return WinRate(
         method,
         over,
-        len(known),
-        mean(values),
-        interval(values),
-        controlled,
-        _bootstrap(values, gaps),
-        effect,
-        counts["win"],
-        counts["loss"],
-        counts["tie"],
-        counts["changed with order"],
-        counts["missing"],
-        mean([pair.first_length for pair, _ in known]),
-        mean([pair.second_length for pair, _ in known]),
-        mean([(gap > 0) + (gap == 0) / 2 for gap in gaps]),
+        dict(Counter(pair.verdict for pair in pairs)),
+        rate=mean(values),
+        rate_ci=interval(values),
+        controlled=controlled,
+        controlled_ci=_bootstrap(values, gaps),
+        length_effect=effect,
+        lengths=(mean([float(pair.first_length) for pair in known]), mean([float(pair.second_length) for pair in known])),
+        longer=mean([(gap > 0) + (gap == 0) / 2 for gap in gaps]),
     )
 
 
@@ -181,8 +163,9 @@ def win_rate_table(rows: Sequence[WinRate]) -> str:
     head = ["win rate", "at equal length", "won / lost / tied", "changed with order", "no verdict", "characters", "longer"]
     lines = [[f"{rows[0].method} wins against", *head]]
     for row in rows:
+        won, lost, tied, changed, missing = (str(row.verdicts.get(name, 0)) for name in get_args(Verdict))
         rates = [with_interval(row.rate, row.rate_ci), with_interval(row.controlled, row.controlled_ci)]
-        counts = [f"{row.wins} / {row.losses} / {row.ties}", str(row.changed), str(row.missing)]
-        lengths = f"{row.length:,.0f} to {row.other_length:,.0f}"
+        lengths = f"{row.lengths[0]:,.0f} to {row.lengths[1]:,.0f}"
+        counts = [f"{won} / {lost} / {tied}", changed, missing]
         lines.append([row.over, *rates, *counts, lengths, format_number(row.longer, ".2f")])
     return markdown_table(lines)

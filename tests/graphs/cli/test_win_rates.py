@@ -77,12 +77,12 @@ def test_a_judge_is_asked_in_both_orders_and_once(taste: str, here: Path, capsys
             return
         assert (status, asked) == (0, 8)
         row = json.loads(out.out)
-        assert (row["method"], row["over"], row["pairs"], row["missing"]) == ("icrl", "best-of-n", 4, 0)
+        assert (row["method"], row["over"], sum(row["verdicts"].values())) == ("icrl", "best-of-n", 4)
         if taste == "long":
-            assert (row["rate"], row["wins"], row["changed"], row["longer"]) == (1.0, 4, 0, 1.0)
+            assert (row["rate"], row["verdicts"], row["longer"]) == (1.0, {"win": 4}, 1.0)
             assert "icrl and best-of-n: one is longer on nearly all prompts" in out.err
         else:  # it goes by position alone
-            assert (row["rate"], row["wins"], row["changed"]) == (0.5, 0, 4)
+            assert (row["rate"], row["verdicts"]) == (0.5, {"changed with order": 4})
         assert json.loads((here / "run" / "win-rates.json").read_text())["rates"] == [row]
         assert main(["win-rates", "run", *judge, "--first", "best-of-n"]) == 0
         assert model.judged == 8  # the same questions: their answers are kept
@@ -96,7 +96,7 @@ def test_the_worlds_rule_judges_too_and_mistakes_are_named(here: Path, capsys: p
     capsys.readouterr()
     assert main(["win-rates", "run", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert (row["rate"], row["ties"]) == (0.5, 4)  # both keep all four endings
+    assert (row["rate"], row["verdicts"]) == (0.5, {"tie": 4})  # both keep all four endings
     assert main(["win-rates", "run", "--first", "cot"]) == 2
     assert "run has runs of icrl, best-of-n" in capsys.readouterr().err
     assert main(["win-rates", "nowhere"]) == 2
