@@ -12,9 +12,9 @@ Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import UnionType
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
@@ -23,6 +23,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
+from ...nodes.channels import type_hints
 from .mermaid import Edge, FlowError, shown_label
 
 __all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
@@ -185,7 +186,8 @@ class KnownFanOut:
 
 def find_mistakes(wiring: Wiring) -> list[Finding]:
     """The mistakes in a drawing: names first, then how its arrows hang together, then its labels; empty if there are none."""
-    found = _names(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
+    found = _names(wiring) or _kinds(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
+    found = found or _endless_loops(wiring)
     return sorted(found, key=lambda one: one.line)
 
 
@@ -222,9 +224,44 @@ def _names(wiring: Wiring) -> list[Finding]:
     return found + [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
 
 
+def _kinds(wiring: Wiring) -> list[Finding]:
+    """Nodes that are none: classes in place of objects, and what cannot be called."""
+    found = []
+    for name, node in wiring.nodes.items():
+        if isinstance(node, type):
+            said = f"is the class {node.__name__}, and a node is an object of it: write {node.__name__}(...)"
+        elif not callable(node) and not isinstance(node, Runnable | StateNodeSpec):
+            said = f"is {node!r:.40}, and a node is a function of the state, an object that is called, or a Runnable"
+        else:
+            said = next((f"is made of the wrong parts: {wrong}" for wrong in wrong_parts(node)), "")
+        found += [Finding(_line(wiring, name), f"'{name}' {said}")] if said else []
+    return found
+
+
+def wrong_parts(node: Any) -> Iterator[str]:
+    """The parts of a node, a dataclass, that lack what their type asks for, each in words."""
+    hints = type_hints(type(node)) if is_dataclass(node) else {}
+    for one in fields(node) if is_dataclass(node) else ():
+        wanted, part = hints.get(one.name), getattr(node, one.name, None)
+        if (
+            not isinstance(part, NoneType | SimpleNamespace)
+            and isinstance(wanted, type)
+            and getattr(wanted, "_is_protocol", False)
+        ):  # of a blueprint
+            lacking = [
+                name for name in vars(wanted) if name[0] != "_" and callable(vars(wanted)[name]) and not hasattr(part, name)
+            ]
+            if lacking:
+                yield f"`{one.name}` wants the kind {wanted.__name__}, and the {type(part).__name__} that it got has no `{lacking[0]}`"
+
+
 def _connections(wiring: Wiring) -> list[Finding]:
     """Nodes that START does not reach, that nothing leaves, or from which END cannot be reached."""
     edges, drawn, found = wiring.edges, wiring.drawn_names, list[Finding]()
+    if all(e.source != "START" for e in edges):
+        return [
+            Finding(0, f"no arrow leaves START; draw where the graph begins, such as 'START --> {min(drawn, default='first')}'")
+        ]
     reached = closure("START", [(e.source, e.target) for e in edges])
     leaving = {e.source for e in edges} | {name for name in wiring.destinations if "END" in _shown(wiring.destinations[name])}
     for name in sorted(drawn - reached):
@@ -239,6 +276,18 @@ def _connections(wiring: Wiring) -> list[Finding]:
         names = stuck[0] if len(stuck) == 1 else f"{', '.join(stuck[:-1])} and {stuck[-1]}"
         found.append(Finding(_line(wiring, stuck[0]), f"END cannot be reached from {names}: the graph would run for ever"))
     return found
+
+
+def _endless_loops(wiring: Wiring) -> list[Finding]:
+    """The first loop of plain arrows: they are always taken, also where another arrow leads out of it."""
+    edges = [e for e in wiring.edges if wiring.kind(e) == "plain" and not e.join]
+    plain = [(e.source, e.target) for e in edges]
+    for e in edges:
+        if e.source in closure(e.target, plain):
+            loop = f"'{e.source}' onto itself" if e.source == e.target else f"'{e.source}' over '{e.target}' back to itself"
+            said = f"the plain arrows from {loop} are always taken: the graph would run for ever; label them, and give a router"
+            return [Finding(e.line, said)]
+    return []
 
 
 def closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:

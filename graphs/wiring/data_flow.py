@@ -1,4 +1,5 @@
-"""A check of what nodes read: each channel that a node cannot do without has to be written before the node runs for the first time.
+"""A check of what nodes read and write: each channel that a node cannot do without has to be written before the node runs for the first
+time, and somebody has to read what a node writes.
 
 It raises no false alarm on purpose: a node whose types do not say what it writes may write anything, one whose type is the graph's
 whole state says nothing, and where the graph's input is not told apart from its state, anything may be given to it.
@@ -6,7 +7,7 @@ whole state says nothing, and where the graph's input is not told apart from its
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.errors import did_you_mean
 from ...nodes.channels import NodeChannels, node_channels
 from .arrows import Finding, Wiring, closure
 
@@ -25,6 +27,8 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
     if builder.input_schema is builder.state_schema:
         return []
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
+    if unread := _unread(wiring, builder, known):
+        return unread
     given = set(builder.schemas[builder.input_schema])
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
     arrows = [(edge.source, edge.target) for edge in wiring.edges]
@@ -51,6 +55,30 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
     return found
+
+
+def _unread(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any], known: Mapping[str, NodeChannels]) -> list[Finding]:
+    """The nodes that write for nobody: no node or router reads any of their channels, and the graph does not give them out."""
+    routers = [node_channels(unwrap(one.path)) for branchings in wiring.routers.values() for one in branchings]
+    readers = [*known.values(), *routers]
+    read = set(builder.schemas[builder.output_schema]).union(*(one.reads for one in readers))
+    may_read_more = any(one.may_read_more for one in readers) or any(wiring.fan_outs)
+    found, state = [], {*builder.channels}
+    for name, one in known.items():
+        plain = [channel for channel in sorted(one.writes) if not _starts_empty(builder, channel)]
+        lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
+        if plain and lost == plain and not one.is_open:
+            hints = [did_you_mean(channel, state) for channel in lost if channel not in state]
+            said = (
+                f"writes {' and '.join(f'`{channel}`' for channel in lost)}, which no node reads{next(filter(None, hints), '')}"
+            )
+            found.append(Finding(wiring.lines.get(name, 0), f"'{name}' {said}"))
+    return found
+
+
+def _starts_empty(builder: StateGraph[Any, Any, Any, Any], channel: str) -> bool:
+    """True for a channel with a reducer, which adds up what many nodes write."""
+    return channel in builder.channels and builder.channels[channel].is_available()
 
 
 def _list(names: Collection[str]) -> str:

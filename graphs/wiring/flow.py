@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 
+from ...nodes.channels import node_channels
 from .arrows import (
     ENDS,
     Branching,
@@ -33,7 +35,7 @@ from .arrows import (
     command_targets,
     find_mistakes,
 )
-from .data_flow import find_missing
+from .data_flow import find_missing, unwrap
 from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .input_errors import InputError, input_mistake
@@ -86,6 +88,8 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
     """
+    if not isinstance(builder, StateGraph):
+        raise FlowError(f"wire takes a StateGraph first, and then the drawing; it got a {type(builder).__name__} first")
     return _assemble(builder, _checked(_read_drawing(flow, nodes, routers, fan_outs, destinations), builder))
 
 
@@ -110,6 +114,7 @@ def check(
     *,
     destinations: Mapping[str, Sequence[str]] | None = None,
     builder: Builder | None = None,
+    **further: Any,
 ) -> list[Finding]:
     """The mistakes in a drawing, each with its line and a sentence, before anything is built; empty if there are none.
 
@@ -121,13 +126,14 @@ def check(
         fan_outs: as in `wire`.
         destinations: as in `wire`.
         builder: knows the state's and the input's schema; without it nothing is said about what nodes read.
+        further: further nodes, or others in place of those of the same name, as in `rewire`.
     """
     try:
         if isinstance(nodes, CompiledStateGraph):
             builder = nodes.builder
-            wiring = _redrawn_wiring(builder, flow, {}, routers or {}, fan_outs or {})
+            wiring = _redrawn_wiring(builder, flow, further, routers or {}, fan_outs or {})
         else:
-            wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
+            wiring = _read_drawing(flow, {**nodes, **further}, routers, fan_outs, destinations)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
     return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])
@@ -179,7 +185,9 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             known = isinstance(fan_out, KnownFanOut)
             path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, path, dict(leads) or list(targets))
-        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
+        node = unwrap(wiring.nodes.get(source))
+        is_open = inspect.isroutine(node) and node_channels(node).is_open
+        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}, is_open)
     return builder
 
 

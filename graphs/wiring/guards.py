@@ -6,7 +6,7 @@ of the node's branches, and what a branch decided to that branch's writer; the g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +30,8 @@ class Arrows:
     source: str
     targets: Collection[str]
     """Names of the nodes that they lead to, as in LangGraph."""
+    channels: Set[str] = frozenset()
+    """The channels that the node may write, where its types do not say what it writes."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -51,6 +53,12 @@ class Arrows:
 
     def check_commands(self, returned: Any) -> None:
         """Refuse Commands and Sends that a node returned past the arrows."""
+        update: Any = returned.update if isinstance(returned, Command) else returned
+        for name in update.keys() - self.channels if self.channels and isinstance(update, dict) else ():
+            if hint := did_you_mean(
+                str(name), self.channels - update.keys()
+            ):  # without one LangGraph leaves it out, as others count on
+                raise FlowError(f"'{self.source}' writes `{name}`, which is no channel of the state{hint}")
         if isinstance(returned, dict | None):
             return
         for one in returned if isinstance(returned, list | tuple) else (returned,):
@@ -112,15 +120,17 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input)
 
 
-def guard_arrows(builder: Builder, source: str, targets: Collection[str]) -> None:
+def guard_arrows(builder: Builder, source: str, targets: Collection[str], is_open: bool) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
     Args:
         builder: the builder.
         source: the name of the node, or START, as in LangGraph.
         targets: the names of the nodes that its arrows lead to.
+        is_open: True for a function whose types do not say what it writes.
     """
-    arrows, branches = Arrows("START" if source == START else source, targets), builder.branches[source]
+    channels = frozenset(builder.channels if is_open else ())
+    arrows, branches = Arrows("START" if source == START else source, targets, channels), builder.branches[source]
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

@@ -1,0 +1,130 @@
+"""Wrong moves of somebody who composes for the first time: each is one sentence when the graph is wired, or where only the run shows it."""
+
+from __future__ import annotations
+
+import re
+from operator import add
+from typing import Annotated, Any, cast
+
+import pytest
+from langgraph.graph import StateGraph
+from langgraph.types import Command
+from typing_extensions import TypedDict
+
+from learngraph.graphs.wiring.flow import FlowError, check, rewire, to_mermaid, wire
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.choose import Choose
+from learngraph.nodes.act.episode import Begin
+
+
+class Asked(TypedDict):
+    question: str
+
+
+class Drafted(Asked):
+    draft: str
+    answer: str
+    notes: Annotated[list[str], add]
+
+
+class Answered(TypedDict):
+    answer: str
+
+
+class Draft(TypedDict):
+    draft: str
+
+
+class Misspelt(TypedDict):
+    answr: str
+
+
+def write(state: Asked) -> Draft:
+    return {"draft": state["question"]}
+
+
+def answer(state: Draft) -> Answered:
+    return {"answer": state["draft"]}
+
+
+def guess(state: Asked) -> Answered:
+    return {"answer": state["question"]}
+
+
+def misspell(state: Asked) -> Misspelt:
+    return {"answr": state["question"]}
+
+
+def misspell_untyped(state: Asked) -> Any:
+    return {"answr": state["question"]}
+
+
+def command(state: Asked) -> Any:
+    return Command(update={"answr": ""}, goto="__end__")
+
+
+MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a class": ("START --> guess --> END", {"guess": Choose}, "line 2: 'guess' is the class Choose, and a node is an object of it: write"),
+    "nothing": ("START --> guess --> END", {"guess": None}, "line 2: 'guess' is None, and a node is a function of the state, "),
+    "a number": ("START --> guess --> END", {"guess": 7}, "line 2: 'guess' is 7, and a node is a function of the state, "),
+    "a part of the wrong kind": (
+        "START --> guess --> END",
+        {"guess": Begin(cast(Any, Journal()))},
+        "'guess' is made of the wrong parts: `environment` wants the kind Environment, and the Journal that it got has no `observe`",
+    ),
+    "written for nobody": (
+        "START --> write --> guess --> END",
+        {"write": write, "guess": guess},
+        "line 2: 'write' writes `draft`, which no node reads",
+    ),
+    "a misspelt channel": (
+        "START --> misspell --> END",
+        {"misspell": misspell},
+        "line 2: 'misspell' writes `answr`, which no node reads; did you mean answer?",
+    ),
+    "a loop onto itself": (
+        "START --> guess\n guess --> guess\n guess --> END",
+        {"guess": guess},
+        "line 3: the plain arrows from 'guess' onto itself are always taken: the graph would run for ever",
+    ),
+    "a loop over another": (
+        "START --> write --> answer\n answer --> write\n answer --> END",
+        {"write": write, "answer": answer},
+        "line 2: the plain arrows from 'write' over 'answer' back to itself are always taken",
+    ),
+    "no beginning": ("guess --> END", {"guess": guess}, "no arrow leaves START; draw where the graph begins, such as 'START --> guess'"),
+}  # fmt: skip
+
+
+def builder() -> StateGraph[Any, Any, Any, Any]:
+    return StateGraph(Drafted, input_schema=Asked, output_schema=Answered)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_wrong_move_is_a_sentence(move: str) -> None:
+    flow, nodes, says = MOVES[move]
+    with pytest.raises(FlowError, match=re.escape(says)) as caught:
+        wire(builder(), f"flowchart LR\n {flow}", nodes)
+    found = check(f"flowchart LR\n {flow}", nodes, builder=builder())
+    assert len(found) == 1
+    assert found[0].sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("node", [misspell_untyped, command])
+def test_a_misspelt_channel_of_an_untyped_node_is_told_when_it_is_written(node: Any) -> None:
+    graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": node}).compile()
+    with pytest.raises(FlowError, match="'guess' writes `answr`, which is no channel of the state; did you mean answer"):
+        graph.invoke({"question": "why?"})
+
+
+def test_the_drawing_goes_second() -> None:
+    with pytest.raises(FlowError, match="wire takes a StateGraph first, and then the drawing; it got a str first"):
+        wire(cast(Any, "flowchart LR\n START --> guess --> END"), cast(Any, builder()), {"guess": guess})
+
+
+def test_a_drawing_is_checked_with_the_nodes_that_rewire_takes() -> None:
+    graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": guess}).compile()
+    drawn = to_mermaid(graph).replace("START --> guess", "START --> write --> answer")
+    assert len(check(drawn, graph)) == 2
+    assert check(drawn, graph, write=write, answer=answer) == []
+    assert rewire(graph, drawn, write=write, answer=answer).invoke({"question": "why?"}) == {"answer": "why?"}
