@@ -47,7 +47,7 @@ def has_ended(process: int) -> bool:
     """Whether a process is gone, or only waits to be buried."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

@@ -751,7 +751,9 @@ def test_sessions_share_nothing() -> None:
 MIX = "import os\nfor n in range(20):\n    print({me!r}, n)\n    os.sched_yield()\nmine = {me}\nmine"
 
 
-WAIT_FOR_HOST = "import os\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): os.sched_yield()\n"
+WAIT_FOR_HOST = (
+    "import os, threading\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): threading.Event().wait(0.01)\n"
+)
 
 
 def has_begun(session: Interpreter) -> bool:
