@@ -764,19 +764,6 @@ def expected(me: int) -> str:
     return "".join(f"{me} {n}\n" for n in range(20)) + f"{me}\n"
 
 
-def test_outputs_of_32_sessions_at_once_never_mix() -> None:
-    """E8: with one process for all, A's result held B's prints, and the host's directory, output and limits were changed."""
-
-    def play(me: int) -> list[str]:
-        with Interpreter(seconds=PATIENCE) as session:
-            return [session.run(MIX.format(me=me)).text, session.run("mine").text, session.run("import os; os.getcwd()").text]
-
-    with ThreadPoolExecutor(32) as pool:
-        played = list(pool.map(play, range(32)))
-    assert [texts[:2] for texts in played] == [[expected(me), f"{me}\n"] for me in range(32)]
-    assert len({texts[2] for texts in played}) == 32
-
-
 async def test_16_sessions_in_one_event_loop_do_not_mix_or_block_it() -> None:
     async def play(me: int) -> list[str]:
         with Interpreter(seconds=PATIENCE) as session:
