@@ -153,7 +153,7 @@ def test_successes_and_failures_are_asked_about_differently() -> None:
         play(chat, 2, ReasoningBank(success_threshold=success))
         assert len(chat.about(word)) == 2
     (asked, _) = chat.lessons
-    assert asked.startswith("Task: reach the exit\nAttempt 1:\n")
+    assert asked.startswith("<record>\nTask: reach the exit\nAttempt 1:\n")
     assert asked.count("\nReward: ") == 4
     assert "Total reward: " in asked
 
@@ -176,8 +176,8 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
     assert len(verdicts) == 2
     assert not any("eward: " in asked or "Result" in asked for asked in verdicts)
     assert [len(chat.about(word)) for word in ("that succeeded", "that failed")] == [1, 1]
-    assert chat.lessons[0].endswith("Judged: It got out.\n")
-    assert chat.lessons[1].endswith("Judged: It stuck.\n")
+    assert ["Judged: It got out.\n" in asked for asked in chat.lessons] == [True, False]
+    assert ["Judged: It stuck.\n" in asked for asked in chat.lessons] == [False, True]
     assert [t.note for t in records(store).all()] == ["success: It got out.", "failure: It stuck."]
     assert [lesson.success for lesson in open_lessons(records(store))] == [True, False]
 
@@ -461,7 +461,7 @@ def test_attempts_are_shown_within_the_window(window: int, number: int, length: 
         assert f"> go {length - 1}\n" in one or "> go" not in one  # the last steps stay
 
 
-@pytest.mark.parametrize("window", [3000, 5000])
+@pytest.mark.parametrize("window", [3600, 5000])
 def test_no_prompt_outgrows_the_window(window: int) -> None:
     """Whole messages, a character a token."""
 
