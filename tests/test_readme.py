@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "graphs/agents/README.md",
+    "graphs/agents/reference.md",
     "graphs/serving/README.md",
     "graphs/experiments/RESULTS.md",
     "graphs/experiments/benchmarks/README.md",

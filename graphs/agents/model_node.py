@@ -10,6 +10,8 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelRespon
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tools import BaseTool
+from langchain_core.tools import tool as make_tool
 from langgraph.runtime import get_runtime
 
 from .consultation import model_response
@@ -25,11 +27,13 @@ def model_node(
     A turn of it ends with a reply that calls no tool.
     """
 
+    named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
+
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
         messages, runtime = list(state["messages"]), get_runtime()
         return ModelRequest(
-            model=model, messages=messages, system_message=system, tools=list(tools), state=state, runtime=runtime
+            model=model, messages=messages, system_message=system, tools=list(named), state=state, runtime=runtime
         )
 
     def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
