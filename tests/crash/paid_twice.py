@@ -22,7 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tests.support.openai_server import OpenAIServer
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # where pytest finds it, too
+from openai_server import OpenAIServer
 
 METHODS = (
     *("jitrl", "icrl", "adamem", "static", "react", "cot", "long-cot", "best-of-n", "self-refine", "reflexion", "synapse"),

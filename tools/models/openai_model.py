@@ -236,7 +236,7 @@ class OpenAIChatModel(ChatOpenAI):
             try:
                 return json.loads(await api_posts.post(url, json.dumps(sent).encode(), headers, timeout, retries))
             except api_posts.HTTPStatusError as error:
-                if error.status not in (400, 422) or not refused.note(sent, error.body, self._location()):
+                if error.status not in (400, 422) or not refused.note(sent, error, self._location()):
                     raise
 
     def _model_for_loop(self) -> ChatOpenAI:

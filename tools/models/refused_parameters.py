@@ -14,6 +14,8 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
+from .api_posts import HTTPStatusError
+
 __all__ = []
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,9 @@ class RefusedParameters:
                 sent |= {instead: value} if isinstance(instead, str) else {} if instead is None else {name: instead}
         return sent
 
-    def note(self, sent: Mapping[str, Any], error: str, where: str) -> bool:
+    def note(self, sent: Mapping[str, Any], error: HTTPStatusError, where: str) -> bool:
         """Learn from a refusal of `sent`. False if it names nothing that a request can do without."""
-        name = None if is_too_long(error) else named_parameter(sent, error)
+        name = None if is_too_long(error.body) else named_parameter(sent, error.body)
         if name is None:
             return False
         with self._lock:
@@ -73,7 +75,9 @@ class RefusedParameters:
                     if instead is None
                     else f"with {instead} as"
                 )
-                log.warning("%s: requests go %s %s, which it refuses (%s)", where, said, name, " ".join(error.split())[:200])
+                log.warning(
+                    "%s: requests go %s %s, which it refuses (%s)", where, said, name, " ".join(error.reason.split())[:200]
+                )
         return True
 
 

@@ -17,10 +17,10 @@ from langchain_core.messages import AIMessage, SystemMessage
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
+from scripted_agent import ScriptedCalls
 from typing_extensions import TypedDict
 
 from learngraph.graphs.wiring.flow import FlowError, rewire, to_mermaid, wire
-from tests.support.scripted_agent import ScriptedCalls
 
 NAMES = "abcd"
 ARROWS = {"plain": "-->", "router": "-->|{}|", "fan-out": "-.->", "command": "-.->", "subgraph": "-.->"}

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from openai_server import OpenAIServer
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.models import api_posts
 from learngraph.tools.models.models import open_model
-from tests.support.openai_server import OpenAIServer
 
 OPTIONS: dict[str, Any] = {"temperature": 0.3, "seed": 7, "stop": ["\nObservation:"], "top_logprobs": 20, "logprobs": True}
 SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}}
