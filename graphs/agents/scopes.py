@@ -106,6 +106,7 @@ class ScopeOptions(TypedDict, total=False):
     refresh_seconds: float
     screen: Screen | None
     hold: bool | Callable[[Conversation], bool]
+    raters: Sequence[str] | None
 
 
 class ScopedLearner(Generic[Index]):
@@ -130,6 +131,7 @@ class ScopedLearner(Generic[Index]):
             conversations are quarantined (memory/conversations/screen.py). None: neither.
         hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
             conversation, and says whether to hold it: a shadow evaluation, say.
+        raters: who may give feedback, by `source`; not given: anybody.
 
     Raises:
         UserError: an argument is not what it may be.
@@ -151,6 +153,7 @@ class ScopedLearner(Generic[Index]):
         refresh_seconds: float = 1.0,
         screen: Screen | None = DEFAULT_SCREEN,
         hold: bool | Callable[[Conversation], bool] = False,
+        raters: Sequence[str] | None = None,
     ) -> None:
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
@@ -158,7 +161,7 @@ class ScopedLearner(Generic[Index]):
         self.refresh_seconds = refresh_seconds
         self.rewards = RewardScale(reward_range)
         self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
-        self.state_key = self.screen.state_key(state_key)
+        self.state_key, self._raters = self.screen.state_key(state_key), raters
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -193,10 +196,13 @@ class ScopedLearner(Generic[Index]):
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
 
         Raises:
-            UserError: the thread or the run is unknown, the reward is out of range, or neither reward nor text is given.
+            UserError: the thread or the run is unknown, the reward is out of range, neither reward nor text is given, or the source
+                is none of `raters`.
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
+        if self._raters is not None and source not in self._raters:
+            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
         reward = None if reward is None else self.rewards.read(reward)
         thread, text, run = str(thread_id), text or "", None if run_id is None else str(run_id)
         if (found := self.screen.suspicion(text)) is not None:

@@ -109,6 +109,10 @@ def test_nothing_goes_live_before_a_person_or_a_gate_lets_it() -> None:
     agent, gated, _ = make("synapse", state_key=desk.issue, hold=lambda talk: talk.id == "t1")
     play(agent, gated, range(4))
     assert [*gated.quarantine_reasons(tenant="acme")] == ["t1"]
+    _, learner, _ = make("synapse", learner.agent.store, raters=("reviewer",))
+    with pytest.raises(UserError, match="of source 'user' is not taken: raters are reviewer"):
+        learner.feedback("t17", reward=1.0, tenant="acme")
+    assert learner.feedback("t17", reward=1.0, source="reviewer", tenant="acme").source == "reviewer"
 
 
 def test_icrl_without_a_task_takes_all_conversations_for_attempts_at_the_same() -> None:
