@@ -3,9 +3,11 @@
 Every chat turn is stored with its tokens, their log-probabilities under the version that sampled them (mu), and that version's step
 number P(i), which dates it: after k steps its age is k - P(i). Feedback on a reply is a number, a text, or both. A learner draws
 minibatches of such exchanges from a replay buffer, each at most `max_samplings` (8) times and until its age is `max_age` (A_max = 100),
-and moves a LoRA adapter theta by a gradient step. By default words teach through a teacher, the same model that reads them beside
-the prompt (sdpo), and numbers by policy gradient (reinforce).
-Beyond the paper: importance weights for stale exchanges, a gate before a new version answers, a canary, and a way back.
+and moves a LoRA adapter theta by a gradient step. By default a teacher, the same model that reads the words beside the prompt, writes
+the reply anew as they ask for, to be imitated; so is a corrected reply; and numbers teach by policy gradient (reinforce), once like
+replies have like rewards beyond chance.
+Beyond the paper: the rewriting and the weighing, importance weights for stale exchanges, a gate before a new version answers, a
+canary, and a way back.
 
 Serving, one chat turn. The service runs it in two parts: up to `record` when a chat comes, `keep` when feedback on its id does, days
 later if need be. In an app of yours, with a checkpointer, `await_feedback` stops the one run in between.
@@ -20,10 +22,12 @@ Learning, one gradient step:
     sample    evict what is older than A_max, lease a minibatch, good and bad replies in equal shares; wait if the newest
               feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
+              rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
     step      one update; then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its distance
               KL from the base model within the gate's bounds; a new immutable version          theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
-    gate      every `every_steps` steps: candidate against live on held-out feedback, retention set, entropy, KL to the base
+    gate      every `every_steps` steps: candidate against live on the newest liked replies, retention set, entropy, KL to
+              the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step
@@ -32,7 +36,8 @@ Learning, one gradient step:
 The loss L is a mean over the tokens of the minibatch. For each token: pi = p, the learner's distribution now; pi_old, the learner's
 when the step began; mu, the version's that answered; q, the teacher's, who also reads the feedback:
 
-    mixed (default) what the feedback on each reply can teach: where it has words, sdpo, else reinforce; all rewards count in A
+    mixed (default) what the feedback on each reply can teach: a correction, or the reply as the words ask for (`Rewriting`), by
+                    -log pi; of replies beyond 32 tokens, sdpo; without words, reinforce with A as above, r~ smoothed over like replies
     sdpo            w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
     ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old,  d = `dual_clip`
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
@@ -146,7 +151,7 @@ flowchart LR
 class CLaaS:
     """Hyper-parameters in five groups; each group's class says what its fields mean, in which unit, and what the paper gives.
 
-    The defaults are those that graphs/experiments/claas_preferences.py measures over HTTP. The presets `paper`, `paper-reinforce` and
+    The defaults are those of `learngraph serve`. The presets `paper`, `paper-reinforce` and
     `paper-ppo` are the paper's three methods, see `_published`.
     """
 
@@ -201,7 +206,13 @@ def _published(kind: Literal["sdpo", "reinforce", "ppo"], max_age: int) -> CLaaS
     correction = StalenessCorrection(kind="none" if kind == "sdpo" else "clipped", ess_target=0.0)
     return CLaaS(
         replay=replay,
-        loss=Objective(kind=kind, learning_rate=3e-5, correction=correction, teacher=TeacherSettings(prompts="paper")),
+        loss=Objective(
+            kind=kind,
+            learning_rate=3e-5,
+            correction=correction,
+            teacher=TeacherSettings(prompts="paper", rewrites=0),
+            policy=PolicyGradient(min_evidence=0),
+        ),
         lora=LoRA(rank=32),
         gate=GateSettings(enabled=False, every_steps=8),
         rollout=ReleaseSettings(watch_rewards=0, max_lead=None),
@@ -285,7 +296,7 @@ def build_learning(
             max_lead=settings.max_lead_steps,
             seed=settings.seed,
         ),
-        "correct": Correct(learner, replay, versions, settings.gate),
+        "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards),
         "step": TakeGradientStep(learner, replay),
         "skip": Skip(replay),
         "commit": CommitStep(replay, versions, gate_every),

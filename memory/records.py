@@ -579,10 +579,10 @@ class Reply:
 
 @record
 class Feedback:
-    """Feedback on a served reply: a number, words, or both.
+    """Feedback on a served reply: a number, words, the reply as it should have been, or several of these.
 
     Raises:
-        UserError: it has neither, or the reward is not a number from -1 to 1.
+        UserError: it has none, or the reward is not a number from -1 to 1.
     """
 
     reward: float | None = None
@@ -591,10 +591,19 @@ class Feedback:
     """A criticism or correction, in words."""
     source: str = "user"
     """The sender: `user`, `verifier`, `judge`."""
+    correction: str = ""
+    """The reply as it should have been, whole; empty: not given."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """True for a reward above 0 with words: praise, or a correction that contradicts it. The learner finds out which."""
+        return self.reward is not None and self.reward > 0 and bool(self.text.strip())
 
     def __post_init__(self) -> None:
-        if self.reward is None and not self.text.strip():
-            raise UserError("feedback: says nothing; give a reward from -1 to 1, success (true or false), or a text")
+        if self.reward is None and not self.text.strip() and not self.correction.strip():
+            raise UserError(
+                "feedback: says nothing; give a reward from -1 to 1, success (true or false), a text, or a correction"
+            )
         if self.reward is not None and not -1 <= self.reward <= 1:  # nan is not, either
             raise UserError(f"feedback: a reward is a number from -1 to 1, got {self.reward}")
 
@@ -658,6 +667,8 @@ class ExchangeQuery:
     """Id of the exchange after which the list goes on."""
     learned_by: str | None = None
     """A version; only those that its own step learned from."""
+    is_rated: bool = False
+    """Only those with feedback."""
 
 
 @record
@@ -675,6 +686,8 @@ class Minibatch:
     exchanges: tuple[Exchange, ...]
     seed: int
     """Seed of all random draws in the step."""
+    witnesses: tuple[Exchange, ...] = ()
+    """The adapter's newest exchanges with a reward, by which the step weighs what its rewards say; none: rewards count as they are."""
 
     @property
     def ages(self) -> tuple[int, ...]:
@@ -701,6 +714,12 @@ class Correction:
     """Mean of log mu - log pi_old over the tokens, in nats: KL(mu || pi_old), estimated."""
     scale: float = 1.0
     """Factor on the learning rate."""
+    evidence: float | None = None
+    """Standard errors by which like replies have like rewards; None: it was not measured, and all rewards teach as they were given."""
+    advantages: tuple[tuple[str, float], ...] = ()
+    """(id, advantage of the reward as those of like replies confirm it) of the replies whose rewards teach, where evidence was measured."""
+    doubted: tuple[str, ...] = ()
+    """Ids of the exchanges whose words contradict their reward: the words alone teach."""
     max_kl: float = math.inf
     """Largest KL(pi || base) per token that the step may end with on these exchanges, in nats."""
     min_entropy_share: float = 0.0

@@ -17,7 +17,9 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServeOptions", "build_service", "serve"]
 
+LOG = logging.getLogger("learngraph.service")
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 """Names by which clients may call a server without keys."""
 
@@ -58,8 +61,11 @@ def serve(args: Sequence[str]) -> int:
     from ...tools.serving.chat_server import check_address
 
     check_address(options.host, options.port)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
+    )
     logging.getLogger("learngraph").setLevel(logging.INFO)
+    logging.getLogger("learngraph.requests").setLevel(logging.INFO if options.log_requests else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     before = os.umask(0o077)  # chats of all tenants lie in --out: only this user reads them
     try:
@@ -92,6 +98,11 @@ def find_tenants(options: ServeOptions) -> Any:
     from ...tools.serving import tenants
 
     keys = options.api_key or tuple(filter(None, os.environ.get("LEARNGRAPH_API_KEY", "").split(",")))
+    if options.api_key_file is not None:
+        try:
+            keys += tuple(filter(None, map(str.strip, options.api_key_file.read_text(encoding="utf-8").splitlines())))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"serve: --api-key-file {options.api_key_file} cannot be read: {error}") from error
     if options.no_auth:
         if keys or options.keys:
             raise UserError("serve: --no-auth accepts any key, --api-key and --keys only these: one or the other")
@@ -134,6 +145,8 @@ async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_re
     from ...tools.serving import chat_server
 
     service = build_service(options, settings)
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_keys_again, options, tenants)
     async with service:
         application = chat_server.make_app(
             service,
@@ -147,6 +160,16 @@ async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_re
             on_ready=lambda url: on_ready(service, url),
             max_connections=options.max_connections,
         )
+
+
+def _read_keys_again(options: ServeOptions, tenants: Any) -> None:
+    """On SIGHUP: the keys as their files have them now; as they were, if those cannot be read."""
+    try:
+        tenants.replace_keys(find_tenants(options))
+    except UserError as error:
+        LOG.error("the keys stay as they were: %s", error)
+    else:
+        LOG.info("the keys were read again: %d tenants may chat", len(tenants.names))
 
 
 def build_service(options: ServeOptions, settings: CLaaS) -> Service:
@@ -164,6 +187,8 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     except OSError as error:
         raise UserError(f"serve: --out {options.out}: {error.strerror}; choose another folder") from error
     _make_private(options.out)
+    if not options.buffer and (options.out / "service.json").exists() and not (options.out / "replay.sqlite").exists():
+        LOG.warning("%s is gone: a new buffer begins, without what was said so far", options.out / "replay.sqlite")
     replay = Replay(options.buffer or options.out / "replay.sqlite", settings.replay)
     try:
         made: list[Service] = []

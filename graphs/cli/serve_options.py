@@ -16,9 +16,22 @@ __all__ = ["ServeOptions"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 HEADINGS: Mapping[str, Sequence[str]] = {
-    "options": ("model", "base_url", "weights", "name", "host", "port", "out", "api_key", "keys", "learner", "device"),
-    "clients": ("no_auth", "open_metrics", "max_body_bytes", "max_connections"),
-    "replies": ("thinking", "max_streams", "dtype", "threads"),
+    "options": (
+        "model",
+        "base_url",
+        "weights",
+        "name",
+        "host",
+        "port",
+        "out",
+        "api_key",
+        "api_key_file",
+        "keys",
+        "learner",
+        "device",
+    ),
+    "clients": ("no_auth", "log_requests", "open_metrics", "max_body_bytes", "max_connections"),
+    "replies": ("thinking", "max_streams", "reply_gib", "dtype", "threads"),
     "learning": ("buffer", "retention_file", "prompts", "seed", "engine_path", "learner_threads", "learner_nice"),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
@@ -28,7 +41,7 @@ HEADINGS: Mapping[str, Sequence[str]] = {
 class ServeOptions:
     """Options of the service: its model, its clients, and the folder of what it learns."""
 
-    model: str = "pocket"
+    model: str = "guard"
     """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
     base_url: str | None = None
     """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
@@ -49,6 +62,10 @@ class ServeOptions:
     keys: Path | None = None
     """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], streams: 50}`; one with `metrics: true`
     reads /metrics of all tenants, and nothing else."""
+    api_key_file: Path | None = None
+    """A file with keys of the tenant `default`, one a line, such as a secret of Docker or Kubernetes."""
+    log_requests: bool = False
+    """Log each request: its id, method, route, status and time, and nothing of what it says."""
     no_auth: bool = False
     """Accept any key; only on 127.0.0.1."""
     open_metrics: bool = False
@@ -79,6 +96,8 @@ class ServeOptions:
     `reasoning_content`."""
     max_streams: int = 256
     """Replies that are generated at the same time; others wait."""
+    reply_gib: float = 4.0
+    """Memory for the keys and values of replies under way, in GiB; requests wait until theirs fit, tenants in turn."""
     prompts: Path | None = None
     """A directory with prompt files. They replace those of the same name (`claas/hindsight.md`)."""
 

@@ -51,7 +51,12 @@ class ServeParts:
 
         self.opened = self._open_model(options.model)
         return LocalEngine(
-            self.opened, rank=lora.rank, targets=lora.targets, max_streams=options.max_streams, on_failure=_exit_at_once
+            self.opened,
+            rank=lora.rank,
+            targets=lora.targets,
+            max_streams=options.max_streams,
+            reply_gib=options.reply_gib,
+            on_failure=_exit_at_once,
         )
 
     def open_learner(self, engine: Any) -> Any | None:

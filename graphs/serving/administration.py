@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Administration"]
 
 RECORD_STATES = ("pending", "ready", "held", "leased", "consumed", "rejected")
+READY_SECONDS = 5.0
+"""Seconds in which the engine must answer to count as ready: it does so between two passes."""
 SURVEY_SHARE = 0.05
 """Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
@@ -71,6 +74,7 @@ class Administration:
         self._running: Counter[str] = Counter()
         self._survey_lock, self._surveyed_until = threading.Lock(), float("-inf")
         self._survey: dict[str, list[Obstacle]] = {}
+        self._tokens_seen = (0.0, time.monotonic())
 
     def _require_open(self) -> None:
         if self._state != "open":
@@ -104,19 +108,35 @@ class Administration:
             "logprobs": list(reply.logprobs),
         }
 
-    async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
-        """Delete an exchange, or all of a tenant's (None). Versions that learned from it are marked as tainted, not withdrawn.
+    async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
+        """Delete exchanges, or all of a tenant's (None). Versions that learned from them are marked as tainted.
+
+        Args:
+            withdraw: a tainted version that answers is withdrawn at once; the newest before it that is not tainted answers instead.
 
         Returns:
-            `deleted`, how many exchanges, and `tainted`, the versions' labels.
+            `deleted`, how many exchanges, `tainted`, the versions' labels, and `withdrawn`, those that answered.
         """
-        counts = await asyncio.to_thread(self.replay.counts, tenant)
-        tainted = await asyncio.to_thread(self.replay.delete, tenant, id)
-        await asyncio.to_thread(self._live.taint, tenant, tainted)
+        if ids is None:
+            count = sum((await asyncio.to_thread(self.replay.counts, tenant)).values())
+            tainted = set(await asyncio.to_thread(self.replay.delete, tenant, None))
+        else:
+            count = len(ids)
+            tainted = {label for id in ids for label in await asyncio.to_thread(self.replay.delete, tenant, id)}
+        await asyncio.to_thread(self._live.taint, tenant, sorted(tainted))
+        withdrawn = []
         for served in self._live.adapters_of(tenant):
-            for known in [id] if id is not None else list(served.rewards):
+            for known in list(served.rewards) if ids is None else ids:
                 served.rewards.pop(known, None)
-        return {"deleted": 1 if id is not None else sum(counts.values()), "tainted": list(tainted)}
+            if withdraw and {served.live, served.canary} & tainted:
+                withdrawn.append(served.live)
+                async with served.switch_lock:
+                    await self._live.switch_back(served, None, "it learned from exchanges that were deleted")
+        return {"deleted": count, "tainted": sorted(tainted), "withdrawn": withdrawn}
+
+    async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
+        """Ids of the tenant's exchanges: of an end user (None: of all), at least so many days old."""
+        return await asyncio.to_thread(self.replay.find_ids, tenant, user, time.time() - 86_400 * older_than_days)
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
@@ -152,6 +172,10 @@ class Administration:
             return []
         versions = self._live.adapter(tenant, adapter).versions
         turn, pause = self._learning.turn(tenant, adapter), self._learning.pause(tenant, adapter)
+        if versions.is_frozen:
+            return [
+                Obstacle("frozen", "the adapter is frozen: it answers as it is, and keeps feedback for later", KINDS["frozen"])
+            ]
         return list(find_obstacles(self.settings, self.replay, versions, turn, pause))
 
     def _survey_obstacles(self) -> dict[str, list[Obstacle]]:
@@ -200,7 +224,8 @@ class Administration:
             for version in served.versions.versions()
         ]
         by_version = [{"version": label or "base", "step": gradient_steps_of(label), **mean} for label, mean in means.items()]
-        return {"adapter": adapter, "live": served.live, "canary": served.canary, "versions": rows, "rewards": by_version}
+        about = {"adapter": adapter, "live": served.live, "canary": served.canary, "frozen": served.versions.is_frozen}
+        return {**about, "versions": rows, "rewards": by_version}
 
     async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
         """Make an adapter, which is the base model until it learns.
@@ -211,6 +236,14 @@ class Administration:
         if adapter in self._live.names(tenant):
             raise AdapterConflict(f"there is an adapter {adapter!r} already")
         self._live.adapter(tenant, adapter, create=True)
+        return await asyncio.to_thread(self._adapter_row, tenant, adapter)
+
+    async def freeze(self, tenant: str, adapter: str, is_frozen: bool) -> dict[str, Any]:
+        """Let an adapter answer as it does now, and learn no more, or learn again. Feedback is kept all the while."""
+        served = self._live.adapter(tenant, adapter)
+        await asyncio.to_thread(served.versions.freeze, is_frozen)
+        if self._learning is not None and not is_frozen:
+            self._learning.wake(tenant, adapter)
         return await asyncio.to_thread(self._adapter_row, tenant, adapter)
 
     async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
@@ -329,8 +362,39 @@ class Administration:
             ],
         }
 
+    async def ready(self) -> dict[str, float]:
+        """A sign of life from the engine itself, see `Engine.vitals`.
+
+        Raises:
+            Unavailable: the service is not open, or the engine does not answer.
+        """
+        self._require_open()
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                return await self.engine.vitals()
+        except TimeoutError:
+            raise Unavailable(f"the model has not answered for {READY_SECONDS:g} s") from None
+
+    async def _note_vitals(self) -> None:
+        try:
+            vitals = await self.ready()
+        except UserError:
+            self._metrics.engine_alive.set(0)
+            return
+        self._metrics.engine_alive.set(1)
+        now = time.monotonic()
+        for name in ("waiting", "running", "memory"):
+            if name in vitals:
+                getattr(self._metrics, f"engine_{name}").set(vitals[name])
+        if "tokens" in vitals:
+            before, since = self._tokens_seen
+            if now > since:
+                self._metrics.engine_tokens_per_second.set((vitals["tokens"] - before) / (now - since))
+            self._tokens_seen = vitals["tokens"], now
+
     async def metrics(self) -> list[Metric]:
         """The service's metric families, for prometheus_client."""
+        await self._note_vitals()
         counts = await asyncio.to_thread(self.replay.counts)
         self._metrics.running.set(self._running.total())
         self._metrics.loaded_versions.set(len(self.engine.loaded_versions()))

@@ -57,7 +57,7 @@ class FeedbackWatch:
 
     def _note_reward(self, served: ServedAdapter, exchange: Exchange, feedback: Feedback | None) -> None:
         served.rewards.pop(exchange.id, None)
-        if feedback is not None and feedback.reward is not None:
+        if feedback is not None and feedback.reward is not None and not feedback.is_mixed:
             served.rewards[exchange.id] = (exchange.reply.version, feedback.reward, exchange.created)
             while len(served.rewards) > 8 * self._settings.watch_window:
                 served.rewards.popitem(last=False)
@@ -71,7 +71,7 @@ class FeedbackWatch:
         settings = self._settings
         async with served.switch_lock:
             served.has_new_rewards = False
-            if not settings.watch_rewards:
+            if not settings.watch_rewards or served.versions.is_frozen:
                 return
             if served.canary:
                 await self._judge_canary(served, served.canary)

@@ -221,7 +221,11 @@ class LearningTask:
                 if counts.get(scope, 0) > turn.ready:  # feedback that came to another process, too
                     turn.wake()
                 turn.ready = counts.get(scope, 0)
-        due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
+        due = {
+            scope: turn
+            for scope, turn in self._turns.items()
+            if turn.due and scope not in self._exclusions and not self._live.is_frozen(*scope)
+        }
         waiting = [scope for scope, turn in due.items() if turn.until <= now]
         for scope in sorted(waiting, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)):
             if await asyncio.to_thread(self._replay.claim, *scope):

@@ -48,6 +48,11 @@ GAUGES = {
     "ess": "Effective sample size of the newest minibatch, as a share of it.",
     "entropy": "Entropy of the learner in the newest step, in nats per token.",
     "kl": "KL of the learner to the base model in the newest step, in nats per token.",
+    "engine_alive": "1 if the model itself answers, else 0.",
+    "engine_waiting": "Requests that wait for a place at the model.",
+    "engine_running": "Replies under way at the model.",
+    "engine_memory": "Share of the memory for replies under way that they may come to use.",
+    "engine_tokens_per_second": "Tokens made a second since the metrics were read last.",
     "loaded_versions": "Versions of adapters that the engine holds.",
 }
 LABELS = {

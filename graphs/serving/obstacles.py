@@ -8,8 +8,7 @@ from typing import Any
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
-from ...memory.errors import AdapterError, hide_paths, plural
-from ...nodes.learn.gate import HELD_OUT_CHECK
+from ...memory.errors import hide_paths, plural
 from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
 from .learning_task import AdapterTurn
@@ -18,15 +17,17 @@ __all__ = ["Obstacle"]
 
 KINDS = {
     "failure": "the service's log says more; it tries again by itself, and nothing is lost",
+    "frozen": "POST /v1/adapters/NAME/thaw",
     "too few": "more feedback",
     "ahead": "feedback on new replies",
     "nothing to learn": "words, or rewards that differ: feedback on good replies and on bad ones",
     "gate": "feedback on new replies, or a wider bound",
     "resting": "the next feedback wakes it",
-    "bound": "a wider bound (--gate.max-kl), or another adapter for other wishes",
-    "held out": "rewards, also of the replies that are held out",
+    "bound": "a wider bound, which GET /v1/status names, or another adapter for other wishes",
 }
 """Kind of an obstacle -> what helps against it in general. GET /v1/status has more on each adapter."""
+KL_BINDS = 0.8
+"""Share of the gate's bound on KL from which on it is the bound that holds a step back; below, it is the entropy's."""
 HELP_BY_LOSS = {
     "mixed": KINDS["nothing to learn"],
     "sdpo": "words with the feedback, or a liked reply to the same prompt; --loss.kind mixed and --loss.kind reinforce learn from rewards",
@@ -89,14 +90,13 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
         yield Obstacle("resting", why, KINDS["resting"], 1)
     if settings.gate.enabled:
         yield from _find_bound(settings, replay.updates(*scope, 1))
-        yield from _find_untested(settings, versions)
 
 
 def _help_with_gate(line: Mapping[str, Any]) -> str:
     """Remedies for the checks that a dropped version failed."""
     failed = {check["name"] for check in line.get("about", {}).get("gate", []) if not check["passed"]}
     help = ["the feedback behind it teaches again, by half the step, when the next feedback comes"]
-    if HELD_OUT_CHECK in failed:
+    if "liked replies" in failed:
         help.append("feedback on new replies shows whether what was liked before is liked still")
     if failed & {"kl", "entropy", "retention"}:
         help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")
@@ -107,25 +107,16 @@ def _find_bound(settings: CLaaS, newest: Iterable[Mapping[str, Any]]) -> Iterato
     """The bound on the distance from the base model, if the newest step reached it."""
     for update in newest:
         if (shrink := float(update.get("shrink", 1.0))) < 1.0:
-            why = (
-                f"the model is as far from the base model as the gate allows (KL {update.get('kl', 0.0):.2f} of {settings.gate.max_kl:g} "
-                f"nats a token): the last step scaled all that was learned by {shrink:.2f}"
+            kl, most, least = float(update.get("kl", 0.0)), settings.gate.max_kl, settings.gate.min_entropy_share
+            bound, flag = f"KL {kl:.2f} of {most:g} nats a token", "--gate.max-kl"
+            if kl < KL_BINDS * most:  # the step was scaled down all the same
+                bound, flag = f"entropy: {least:.0%} of the base model's must remain", "--gate.min-entropy-share"
+            why = f"the model is as far from the base model as the gate allows ({bound}): the last step scaled all that was learned by {shrink:.2f}"
+            yield Obstacle(
+                "bound",
+                why,
+                f"it learns on, and what is not repeated fades; a wider bound ({flag}), or another adapter for other wishes",
             )
-            yield Obstacle("bound", why, f"it learns on, and what is not repeated fades; {KINDS['bound']}")
-
-
-def _find_untested(settings: CLaaS, versions: Adapters) -> Iterator[Obstacle]:
-    """Held-out feedback that is too little for the gate, if the live version passed without it."""
-    share = settings.replay.held_out_share
-    if share > 0 and versions.current:
-        try:
-            checks = versions.version(versions.current).about.get("gate", [])
-        except AdapterError:  # a damaged version is withdrawn when it is loaded
-            return
-        for check in checks:
-            if check["name"] == HELD_OUT_CHECK and check["value"] is None:
-                help = f"rewards: {share:.0%} of the replies are held out for this test, and those need a reward each"
-                yield Obstacle("held out", f"the live version was not tested on held-out feedback: {check['note']}", help)
 
 
 def summarize_obstacles(found: Iterable[Obstacle]) -> list[dict[str, Any]]:

@@ -251,6 +251,11 @@ class Service(Administration):
     def advice(self, feedback: Feedback) -> str:
         """A hint at feedback that would teach more, given the loss that is set; mostly empty."""
         settings = self.settings
+        if self._learning is not None and feedback.is_mixed and settings.loss.uses_words and settings.loss.teacher.reads_text:
+            return (
+                "a reward above 0 with words: the words are learned from, and if the model reads them as a correction, they contradict "
+                "the reward, which then does not count"
+            )
         if (
             self._learning is None
             or settings.loss.kind != "sdpo"

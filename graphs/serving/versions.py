@@ -167,6 +167,11 @@ class LiveVersions:
         """True if there is this adapter."""
         return (tenant, adapter) in self._adapters or adapter in self.names(tenant)
 
+    def is_frozen(self, tenant: str, adapter: str) -> bool:
+        """True if an adapter is to learn no more."""
+        served = self._adapters.get((tenant, adapter))
+        return served is not None and served.versions.is_frozen
+
     def has(self, served: ServedAdapter) -> bool:
         """True if an adapter is still served, not deleted since."""
         return self._adapters.get(served.scope) is served
@@ -372,7 +377,7 @@ class LiveVersions:
             to: a label, the base model (empty), or the version that was live before (None).
             why: the reason, for the log.
             load: load it before it goes live.
-            rewards_fell: the reason is live feedback; the gate reads newer held-out feedback only from then on.
+            rewards_fell: the reason is live feedback; the gate reads newer feedback only from then on.
         """
         began = time.perf_counter()
         if load and to:

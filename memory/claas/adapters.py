@@ -35,6 +35,7 @@ from .version_log import VERSION_NAME, VersionLog, VersionStates, split_label
 
 __all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
 
+
 LOG = logging.getLogger(__name__)
 PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
 """Files whose names begin so belong to the learner, and are not exported."""
@@ -128,7 +129,11 @@ class Adapters:
                     raise AdapterError(f"adapter {self.scope}: {path} is a symbolic link; put the folder itself there")
         self._owner = FileLock(self.place / "lock", thread_local=False)
         shutil.rmtree(self.place.with_name(f".gone-{adapter}"), ignore_errors=True)  # of a removal that was killed
-        with self._changing():
+        with self._changing() as book:
+            if not book.lines and any(self._versions.iterdir()):
+                LOG.warning(
+                    "adapter %s: its states.jsonl is gone: the base model answers, and its versions are forgotten", self.scope
+                )
             for path in self._versions.iterdir():
                 if path.name.startswith("."):  # of a write or a deletion that was killed
                     remove(path)
@@ -175,6 +180,19 @@ class Adapters:
     def current(self) -> str:
         """Label of the live version; empty: the base model."""
         return self._read().live
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if the adapter learns no more, until it is thawed."""
+        return (self.place / "frozen").exists()
+
+    def freeze(self, is_frozen: bool) -> None:
+        """Learn no more from now on, or go on."""
+        with self._user_errors("freeze"):
+            if is_frozen:
+                (self.place / "frozen").touch(0o600)
+            else:
+                (self.place / "frozen").unlink(missing_ok=True)
 
     @property
     def canary(self) -> str:

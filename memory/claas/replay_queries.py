@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import FunctionType
@@ -95,6 +96,8 @@ class ReplayQueries:
         for name, value in (("adapter", query.adapter), ("state", query.state)):
             if value is not None:
                 where, values = f"{where} AND r.{name} = ?", [*values, value]
+        if query.is_rated:
+            where = f"{where} AND r.revision > 0"
         if query.before is not None:
             where = f"{where} AND r.n < (SELECT n FROM records WHERE tenant = ? AND id = ?)"
             values += [query.tenant, query.before]
@@ -109,6 +112,14 @@ class ReplayQueries:
                 return []
             where, values = f"{where} AND r.id IN ({', '.join('?' * len(ids))})", [*values, *ids]
         return self._rows(f"{where} ORDER BY r.n DESC LIMIT ?", *values, query.limit)
+
+    def find_ids(self, tenant: str, user: str | None = None, before: float = math.inf) -> list[str]:
+        """Ids of a tenant's exchanges: of an end user, or of all (None), stored before a time in Unix seconds."""
+        where, values = ("", ()) if user is None else (' AND "user" = ?', (user,))
+        found = self._ask(
+            f"SELECT id FROM records WHERE tenant = ? AND appended < ?{where}", tenant, min(before, 1e18), *values
+        )
+        return [str(id) for (id,) in found]
 
     def table(self, tenant: str, limit: int = 100) -> Table:
         """A table of a tenant's newest exchanges and their feedback."""

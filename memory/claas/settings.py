@@ -69,7 +69,7 @@ class ReplaySettings:
     max_kl: float | None = None
     """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
     held_out_share: float = 0.1
-    """Share of exchanges, by a hash of their id, that are never trained on: the gate reads them. Paper: none."""
+    """Share of exchanges, by a hash of their id, that are never trained on: the gate reads those that were liked. Paper: none."""
     max_records: int = 10_000
     """B_max, exchanges per tenant and adapter. Beyond it consumed and rejected ones go first, oldest first, then the oldest (FIFO);
     leased ones stay. Not given."""
@@ -146,13 +146,23 @@ class TeacherSettings:
     `paper`: the reply, what was said of it if anything, and the wish for a better one (Fig. 8), so that each judged reply teaches."""
     reads_text: bool = True
     """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
+    rewrites: int = 32
+    """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`). Of
+    longer ones, and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
     hint_weight: float = 0.0
     """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t) in a token's advantage, so that they use the text of the feedback,
     too. Not given; OpenClaw-RL's combined advantage."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
-        check_bounds(self, "loss.teacher", sync_every=(1, math.inf), top_k=(0, math.inf), hint_weight=(0, LARGEST))
+        check_bounds(
+            self,
+            "loss.teacher",
+            sync_every=(1, math.inf),
+            top_k=(0, math.inf),
+            rewrites=(0, math.inf),
+            hint_weight=(0, LARGEST),
+        )
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,11 @@ class PolicyGradient:
     minibatch included. Not given."""
     min_advantage_std: float = 0.1
     """Smallest standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
+    min_evidence: float = 4.0
+    """Standard errors beyond which rewards without words teach: like replies must have like rewards (`weigh_rewards`). The step grows
+    with what is beyond. 0: rewards teach whatever they say. Paper: 0."""
+    step_share: float = 0.25
+    """Share of the learning rate with which rewards that are weighed teach: they say less than words. Paper: 1."""
     reward_kl_weight: float = 0.0
     """beta: every token's reward is less by beta (log pi_old(y_t) - log base(y_t)), before advantages are whitened (REINFORCE++'s KL
     term). `kl_weight` of the loss adds KL(pi || base) to the loss instead, with an exact gradient. Not given."""
@@ -183,6 +198,7 @@ class PolicyGradient:
     def __post_init__(self) -> None:
         check_bounds(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
         check_bounds(self, "loss.policy", min_advantage_std=(ABOVE_0, LARGEST), critic_learning_rate=(ABOVE_0, LARGEST))
+        check_bounds(self, "loss.policy", min_evidence=(0, LARGEST), step_share=(ABOVE_0, 1))
         check_bounds(self, "loss.policy", clip_low=(0, BELOW_1), clip_high=(0, LARGEST), reward_kl_weight=(0, LARGEST))
 
 
@@ -231,6 +247,12 @@ class Objective:
     def uses_rewards(self) -> bool:
         """True if rewards become advantages (all but `sdpo`)."""
         return self.kind != "sdpo"
+
+    @property
+    def weighs_rewards(self) -> bool:
+        """True if rewards teach as far as they differ more than by chance (`PolicyGradient.min_evidence`)."""
+        plain = self.policy.baseline == "batch" and self.policy.reward_kl_weight == 0
+        return self.kind in ("mixed", "reinforce") and self.policy.min_evidence > 0 and plain
 
     @property
     def needs_hindsight(self) -> bool:

@@ -1,8 +1,7 @@
 """The arithmetic of CLaaS's gate, and of the watch on the live version. Pure functions.
 
 The gate compares a new version with the live one before it answers anybody; the watch withdraws a live version whose rewards fell.
-CLaaS (arXiv:2606.05559) describes neither. The estimator is the self-normalised, truncated importance-weighted mean of Swaminathan
-and Joachims (NIPS 2015) and Ionides (2008); the interval of the watch is that of Agresti and Caffo (2000).
+CLaaS (arXiv:2606.05559) describes neither. The interval of the watch is that of Agresti and Caffo (2000).
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...memory.claas.settings import check_bounds
-from ...memory.errors import UserError
 from ...memory.records import Check, Exchange, Measured
 
-__all__ = ["HELD_OUT_CHECK", "GateSettings", "ReleaseSettings", "reward_drop", "reward_windows"]
+__all__ = ["GateSettings", "ReleaseSettings", "reward_drop", "reward_windows"]
 
-HELD_OUT_CHECK = "held-out feedback"
-"""Name of the check on feedback that was never trained on."""
 DROP_STANDARD_ERRORS = 3.2
 """Standard errors by which a fall must exceed the margin, for a look after every reward. With an unchanged model less than 5 % of
 stretches of 64 rewards see a false alarm: 1 % with windows that grow from 12 to 64, 4 % with two moving windows of 12. With the 1.645
@@ -35,16 +31,10 @@ class GateSettings:
     every_steps: int = 1
     """Gradient steps between two gates; versions in between are never live. The authors' slides: a reload
     about every 8 steps."""
-    max_reward_loss: float = 0.1
-    """Reward by which the candidate's estimate on held-out feedback may lie below the live version's: the estimate is noisy."""
-    exchanges: int = 64
-    """The newest held-out exchanges that a gate reads, at most; those from before live feedback last fell do not count."""
     min_rewards: int = 8
-    """Rewards, and effective rewards of either version, below which held-out feedback decides nothing: the check passes then."""
-    min_liked_share: float = 0.2
-    """Share of the probability that the live version gives to liked replies, which the candidate must keep."""
-    max_weight: float = 2.0
-    """C: larger importance weights are cut to it."""
+    """Liked replies, of twice as many rewards, below which they decide nothing."""
+    min_kept_share: float = 0.5
+    """Share of the probability that the live version gives to the newest liked replies, which the candidate must keep (`liked_check`)."""
     max_logprob_loss: float = 0.2
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
     min_entropy_share: float = 0.6
@@ -55,9 +45,9 @@ class GateSettings:
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
     def __post_init__(self) -> None:
-        least_0 = ("max_reward_loss", "min_liked_share", "max_logprob_loss", "min_entropy_share", "max_kl")
+        least_0 = ("min_kept_share", "max_logprob_loss", "min_entropy_share", "max_kl")
         check_bounds(self, "gate", **dict.fromkeys(least_0, (0, math.inf)))
-        least_1 = ("every_steps", "exchanges", "min_rewards", "max_weight", "texts")
+        least_1 = ("every_steps", "min_rewards", "texts")
         check_bounds(self, "gate", **dict.fromkeys(least_1, (1, math.inf)))
 
 
@@ -87,65 +77,25 @@ class ReleaseSettings:
             check_bounds(self, "rollout", max_lead=(1, math.inf))
 
 
-class RewardEstimate(NamedTuple):
-    """An off-policy estimate of a mean reward."""
-
-    value: float
-    ess: float
-    """(sum w)^2 / sum w^2: the effective number of exchanges."""
-
-
-def importance_mean(rewards: Sequence[float], log_ratios: Sequence[float], max_weight: float = 2.0) -> RewardEstimate:
-    """V(pi) = sum_i w_i r_i / sum_i w_i with w_i = min(exp(log pi(y_i | x_i) - log mu(y_i | x_i)), C).
-
-    Args:
-        rewards: r_i, n of them, at least one.
-        log_ratios: n, nats, of whole replies, however small: the weights are taken relative to the largest.
-        max_weight: C.
-
-    Raises:
-        UserError: the lengths differ, or there is nothing.
-
-    With mu = pi this is the plain mean. Truncation biases it towards mu: a reply that a candidate makes much more likely counts at
-    most C times. Both sides of a comparison are estimated this way, from the same exchanges.
-    """
-    if len(rewards) != len(log_ratios) or not rewards:
-        raise UserError(f"gate: as many ratios as rewards, and one at least; got {len(log_ratios)} and {len(rewards)}")
-    cut = [min(x, math.log(max_weight)) for x in log_ratios]
-    top = max(cut)
-    weights = [math.exp(x - top) for x in cut]
-    total = math.fsum(weights)
-    value = math.fsum(w * r for w, r in zip(weights, rewards, strict=True)) / total
-    return RewardEstimate(value, total**2 / math.fsum(w * w for w in weights))
-
-
 def gate_checks(
     candidate: Measured,
     live: Measured,
     base: Measured,
     texts: Sequence[Exchange],
-    held_count: int,
     retention_count: int,
     settings: GateSettings,
 ) -> list[Check]:
-    """All checks of a gate: held-out feedback; mean log p of the retention set's replies >= the base model's - `max_logprob_loss`;
+    """Checks of a gate on fixed texts: mean log p of the retention set's replies >= the base model's - `max_logprob_loss`;
     H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)). NaN passes nothing.
 
     Args:
         candidate, live, base: log-probabilities of `texts` under the three versions.
-        texts: first the held-out exchanges with a reward, then the retention set, then any others.
-        held_count: number of the held-out exchanges.
+        texts: first the retention set, then any others.
         retention_count: number of the retention set's.
         settings: the thresholds.
     """
-    drawn = [  # a reply at temperature 0 was not drawn: its log mu is 0, and a ratio to it has no meaning
-        (e.feedback.reward, math.fsum(e.reply.logprobs), new, old)
-        for e, new, old in zip(texts[:held_count], candidate.sums[:held_count], live.sums[:held_count], strict=True)
-        if e.feedback is not None and e.feedback.reward is not None and e.request.sampling.temperature > 0
-    ]
-    rewards, behaviour, news, olds = ([row[i] for row in drawn] for i in range(4))
-    found = [held_out_check(rewards, behaviour, news, olds, settings)]
-    kept = slice(held_count, held_count + retention_count)
+    found = []
+    kept = slice(retention_count)
     if retention_count:  # the set's replies must not become less likely than under the base model
         new, old = (math.fsum(one.logprobs[kept]) / retention_count for one in (candidate, base))
         limit = old - settings.max_logprob_loss
@@ -160,44 +110,18 @@ def gate_checks(
     return found
 
 
-def held_out_check(
-    rewards: Sequence[float],
-    behaviour: Sequence[float],
-    candidate: Sequence[float],
-    live: Sequence[float],
-    settings: GateSettings,
-) -> Check:
-    """V(candidate) >= V(live) - max_reward_loss on feedback that was never trained on; and liked replies stay likely.
+def liked_check(candidate: Sequence[float], live: Sequence[float], settings: GateSettings) -> Check:
+    """mean_i min(1, pi(y_i) / pi_live(y_i)) >= `min_kept_share` over the newest replies that were liked without a word.
 
-    Too few effective exchanges decide nothing. A version that gives no probability to any known reply would always have too few.
-    So the mean of min(1, pi / mu) over liked replies must be at least `min_liked_share` of the live version's. A version that left
-    only disliked replies passes here; the retention set, the entropy and KL judge what it says instead.
+    These are few, of the last feedbacks only, so that who changes his mind is followed; and log-probabilities of known replies differ far
+    less by chance than rewards do: eight of them show a version that has lost what was right.
 
     Args:
-        rewards: n, of replies that were drawn (at a temperature above 0).
-        behaviour, candidate, live: n each, log-probability of the whole reply in nats: log mu, and under either version.
+        candidate, live: n each, log-probability of the whole reply in nats.
     """
-    name = HELD_OUT_CHECK
-    if len(rewards) < settings.min_rewards:
-        return Check(name, None, 0.0, True, f"too few: passes by default ({len(rewards)} of {settings.min_rewards} rewards)")
-    x, y = ([one - mu for one, mu in zip(sums, behaviour, strict=True)] for sums in (candidate, live))
-    kept, before = (_liked_share(rewards, ratios) for ratios in (x, y))
-    if not kept >= settings.min_liked_share * before:
-        note = f"it would still say {kept:.3f} of the liked replies, the live version {before:.3f}"
-        return Check(name, kept, settings.min_liked_share * before, False, note)
-    new, old = importance_mean(rewards, x, settings.max_weight), importance_mean(rewards, y, settings.max_weight)
-    rests = f"{len(rewards)} rewards, effectively {new.ess:.1f} and {old.ess:.1f}"
-    if min(new.ess, old.ess) < settings.min_rewards:
-        return Check(name, None, 0.0, True, f"too few: passes by default ({rests}, of {settings.min_rewards})")
-    limit = old.value - settings.max_reward_loss
-    note = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
-    return Check(name, new.value, limit, new.value >= limit, note)
-
-
-def _liked_share(rewards: Sequence[float], log_ratios: Sequence[float]) -> float:
-    """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 without liked replies. It estimates 1 - TV(pi, mu) among these."""
-    shares = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
-    return math.fsum(shares) / len(shares) if shares else 0.0
+    kept = math.fsum(math.exp(min(new - old, 0.0)) for new, old in zip(candidate, live, strict=True)) / len(live)
+    note = f"it would still say {kept:.2f} of {len(live)} replies that were liked"
+    return Check("liked replies", kept, settings.min_kept_share, kept >= settings.min_kept_share, note)
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

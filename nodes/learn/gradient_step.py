@@ -29,7 +29,7 @@ from ..state import (
     WhyChannel,
 )
 from .chat_turn import scope
-from .gate import GateSettings, gate_checks, is_gate_passed
+from .gate import GateSettings, gate_checks, is_gate_passed, liked_check
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
@@ -66,6 +66,8 @@ LIMIT_SHARE = 0.9
 """Share of the way to the gate's bounds on KL and entropy that a step may go. The gate reads other texts than the step."""
 MAX_HALVINGS = 6
 """Halvings of a step, at most, after versions that failed the gate in a row."""
+WITNESSES = 32
+"""Newest exchanges with a reward by which rewards are weighed."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -254,15 +256,27 @@ class Correct(_LearnerNode):
     versions: AdapterLookup = field(repr=False)
     gate: GateSettings = field(default_factory=GateSettings)
     """The bounds of the gate."""
+    weighs_rewards: bool = False
+    """Rewards are weighed by those of the newest exchanges (`Minibatch.witnesses`)."""
 
     def __call__(self, state: ScopedBatch) -> CorrectionOrReason:
+        batch = self.replay.minibatch(state["batch"])
+        if self.weighs_rewards:
+            batch = replace(batch, witnesses=tuple(newest_rewarded(self.replay, batch.tenant, batch.adapter, WITNESSES)))
         try:
-            correction = self.learner.correct(self.replay.minibatch(state["batch"]))
+            correction = self.learner.correct(batch)
         except UserError as error:
             return {"correction": Correction(()), "why": _reason(error)}
         max_kl, min_entropy_share = step_limits(self.gate)
         scale = correction.scale * 0.5 ** min(self.versions(*scope(state)).drops_in_a_row, MAX_HALVINGS)
         return {"correction": replace(correction, scale=scale, max_kl=max_kl, min_entropy_share=min_entropy_share)}
+
+
+def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> list[Exchange]:
+    """The newest exchanges of an adapter that have a reward and were not rejected, newest first."""
+    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=2 * count, is_rated=True))
+    found = [row.exchange for row in rows if row.state != "rejected"]
+    return [one for one in found if one.feedback is not None and one.feedback.reward is not None][:count]
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
@@ -361,10 +375,9 @@ def route_commit(state: CandidateVersion) -> Literal["gate now", "later"]:
 
 @dataclass(frozen=True)
 class GateCandidate(_LearnerNode):
-    """Compare the candidate with the live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py).
+    """Compare the candidate with the live version: liked replies, retention set, entropy, KL to the base (nodes/learn/gate.py).
 
-    Held-out feedback on replies from before the last rollback for falling rewards has no say: by it a version passed that users then
-    liked less. Where they changed their mind, it would vote down every version that follows them.
+    Feedback on replies from before the last rollback for falling rewards has no say: by it a version passed that users then liked less.
     """
 
     versions: AdapterLookup = field(repr=False)
@@ -383,21 +396,24 @@ class GateCandidate(_LearnerNode):
 
     def _measure(self, tenant: str, adapter: str, candidate: str, live: str) -> list[Check]:
         since = self.versions(tenant, adapter).last_fall
-        held = [
-            exchange
-            for row in self.replay.rows(ExchangeQuery(tenant, adapter, "held", self.settings.exchanges))
-            if (exchange := row.exchange).feedback is not None
-            and exchange.feedback.reward is not None
-            and exchange.created >= since
-        ]
-        texts = [*held, *self.retention]
+        texts = [*self.retention]
         if len(texts) < self.settings.texts:  # any reply will do for entropy and KL
             known = {exchange.id for exchange in texts}
             rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
             texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
+        newest = newest_rewarded(self.replay, tenant, adapter, 2 * self.settings.min_rewards)
+        liked = [
+            one
+            for one in newest
+            if one.feedback and (one.feedback.reward or 0) > 0 and not one.feedback.is_mixed and one.created >= since
+        ]
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         versions = (measured[candidate], measured[live], measured[""])
-        return gate_checks(*versions, texts, len(held), len(self.retention), self.settings)
+        checks = gate_checks(*versions, texts, len(self.retention), self.settings)
+        if len(liked) >= self.settings.min_rewards:
+            new, old = (self.learner.measure(label, liked).sums for label in (candidate, live))
+            checks.append(liked_check(new, old, self.settings))
+        return checks
 
 
 def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:

@@ -15,6 +15,7 @@ from claas_settings import make_objective
 from torch import Tensor
 
 from learngraph.tools.training import losses
+from learngraph.tools.training.lora import Rewriting
 from learngraph.tools.training.losses import LossInputs, RewardMoments
 
 
@@ -245,3 +246,41 @@ def test_kl_entropy_and_the_critic_are_added() -> None:
     kl, entropy = 0.25 * math.log(2), 1.5 * math.log(2)
     assert (said["kl"], said["entropy"]) == (pytest.approx(kl), pytest.approx(entropy))
     assert float(value) == pytest.approx(0.1 * kl - 0.2 * entropy + 0.125)
+
+
+# What rewards say
+
+
+def test_contradictory_rewards_cancel_and_lone_ones_are_halved() -> None:
+    """K + I of two like replies has A = (1, -1) as an eigenvector of 1, which K maps to 0; of two unlike ones it is 2 I."""
+    like, unlike = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    assert losses.weigh_rewards(like, torch.tensor([1.0, -1.0])).confirmed.tolist() == pytest.approx([0.0, 0.0])
+    assert losses.weigh_rewards(unlike, torch.tensor([1.0, -1.0])).confirmed.tolist() == pytest.approx([0.5, -0.5])
+
+
+def test_rewards_that_go_with_what_was_said_stand_out_from_chance() -> None:
+    """Six replies of one kind, six of another: T = 2 * 6 * 5 = 60, and over all orders its mean is -12 / 11 * 60 / 12 = -60 / 11."""
+    scores = torch.tensor([[1.0, 0.0]] * 6 + [[0.0, 1.0]] * 6)
+    sure = losses.weigh_rewards(scores, torch.tensor([1.0] * 6 + [-1.0] * 6))
+    mixed = losses.weigh_rewards(scores, torch.tensor([1.0, -1.0] * 6))
+    assert sure.standard_errors > 5 > 1 > abs(mixed.standard_errors)
+    assert (sure.share(4), mixed.share(4)) == (pytest.approx(1 - (4 / sure.standard_errors) ** 2), 0.0)
+    few = losses.weigh_rewards(scores, torch.tensor([1.0] * 10 + [-1.0] * 2))
+    assert few.standard_errors == 0.0  # two thumbs down are no rule
+
+
+@pytest.mark.parametrize(
+    ("said", "teacher", "written"),
+    [
+        ("4 5 6 0", [(9, 1.0), (4, 0.1), (5, 0.0), (6, 0.0), (0, 0.0)], "9 4 5 6 0"),  # inserted
+        ("4 5 6 0", [(4, 0.0), (5, 0.0), (8, 0.9), (0, 0.1)], "4 5 8 0"),  # replaced
+        ("9 4 6 0", [(4, 0.0), (4, 0.0), (6, 0.0), (8, 1.0), (0, 0.0)], "9 4 6 8 0"),  # 9, of another wish, stays
+        ("4 6 8 0", [(9, 1.0), (4, 0.0), (6, 0.0), (0, 0.2), (0, 0.0)], "9 4 6 8 0"),  # and so does 8, behind a change
+        ("4 6 0", [(5, 0.4), (6, 0.0), (0, 0.0)], "4 6 0"),  # words that change nothing
+    ],
+)
+def test_a_reply_is_rewritten_only_where_the_words_change_it(said: str, teacher: list[tuple[int, float]], written: str) -> None:
+    new = Rewriting([int(token) for token in said.split()], {0})
+    for likeliest, moved in teacher:
+        new.add(likeliest, moved)
+    assert (" ".join(map(str, new.written)), new.is_over, new.has_changed) == (written, True, written != said)

@@ -195,7 +195,7 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     done = await graph.ainvoke(scope)
     live = versions("acme", "default").current
     assert (done["outcome"], done["update"].version, done["candidate"]) == ("live", live, live)
-    assert [check.name for check in done["checks"]] == ["lineage", "held-out feedback", "entropy", "kl"]
+    assert [check.name for check in done["checks"]] == ["lineage", "entropy", "kl"]
     assert describe_run(done) == f"live {live} (passed the gate)"
     assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, live)
     assert learner.logits(live)[2] > max(learner.logits(live)[i] for i in (0, 1, 3))
@@ -524,7 +524,7 @@ def test_a_knob_is_declared_once() -> None:
     walk(CLaaS(), "")
     assert paths["learning_rate"] == ["loss.learning_rate"]
     assert paths["alpha"] == ["lora.alpha"]
-    assert {name for name, found in paths.items() if len(found) > 1} == {"kind", "max_kl", "max_weight"}
+    assert {name for name, found in paths.items() if len(found) > 1} == {"kind", "max_kl"}
     assert (LoRA(rank=4).scale, LoRA(rank=4, alpha=3.0).scale) == (8.0, 3.0)
 
 

@@ -10,7 +10,7 @@ import time
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ class FakeBackend:
     state: str = "ok"
     more: dict[str, Any] = field(default_factory=dict)
     """Put into what `status` says, or (under `adapters`, `exchanges`) given in place of what would be."""
+
+    async def ready(self) -> dict[str, float]:
+        return {"running": self.running}
 
     async def models(self, tenant: str) -> list[dict[str, Any]]:
         names = ["", *self.names.get(tenant, [])]
@@ -115,7 +118,7 @@ class FakeBackend:
                 cached=2,
                 thoughts=parts.get("thoughts", ""),
             )
-            exchange = Exchange(call.id, call.tenant, request, reply, "base", call.adapter, created=time.time())
+            exchange = Exchange(call.id, call.tenant, request, reply, "base", call.adapter, created=time.time(), user=call.user)
             if call.store:
                 self.kept[call.tenant, call.id] = exchange
             yield exchange
@@ -153,7 +156,7 @@ class FakeBackend:
             "created": exchange.created,
             "messages": [dict(message) for message in exchange.request.messages],
             "reply": exchange.reply.text,
-            "feedback": told and {"reward": told.reward, "text": told.text, "source": told.source},
+            "feedback": told and asdict(told),
             "age": 0,
         }
 
@@ -175,11 +178,21 @@ class FakeBackend:
         exchange = self.kept.get((tenant, id))
         return exchange and self._row(exchange)
 
-    async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
-        gone = [key for key in self.kept if key[0] == tenant and id in (None, key[1])]
+    async def forget(self, tenant: str, ids: Any, withdraw: bool = False) -> dict[str, Any]:
+        gone = [key for key in self.kept if key[0] == tenant and (ids is None or key[1] in ids)]
         for key in gone:
             del self.kept[key]
-        return {"deleted": len(gone), "tainted": []}
+        return {"deleted": len(gone), "tainted": [], "withdrawn": ["x"] if withdraw else []}
+
+    async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
+        until = time.time() - 86_400 * older_than_days
+        return [
+            id for (whose, id), one in self.kept.items() if whose == tenant and user in (None, one.user) and one.created < until
+        ]
+
+    async def freeze(self, tenant: str, adapter: str, is_frozen: bool) -> dict[str, Any]:
+        self._known(tenant, adapter)
+        return {"adapter": adapter, "frozen": is_frozen}
 
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         found = [r for (whose, _), r in self.given.items() if whose == tenant and r.job == id]

@@ -91,6 +91,9 @@ class UrnEngine:
     def loaded_versions(self) -> tuple[str, ...]:
         return tuple(self.held)
 
+    async def vitals(self) -> dict[str, float]:
+        return {"waiting": 0, "running": self.open}
+
     async def close(self) -> None:
         self.closed = True
 

@@ -100,6 +100,8 @@ class LocalEngine:
             token.
         max_streams: replies being made at once; others wait, in the order in which they came and tenants in turn. A tenant that
             has none does not wait.
+        reply_gib: memory for the keys and values of replies under way. A request is admitted when there is room for its prompt and its
+            longest reply; a tenant with replies under way leaves the room of one window to others.
         cache_megabytes: memory for the keys and values of prompts, for later prompts that begin alike.
         on_failure: called when the network's thread has ended by an error that it could not leave behind (see `_work`).
 
@@ -116,6 +118,7 @@ class LocalEngine:
         max_batch_size: int = 64,
         max_prefill_tokens: int = 256,
         max_streams: int = 256,
+        reply_gib: float = 4.0,
         cache_megabytes: float = 256,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
@@ -140,6 +143,12 @@ class LocalEngine:
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
         self._max_streams = max_streams
+        self._max_tokens = int(reply_gib * 2**30 / model.bytes_per_token)
+        if self._max_tokens < self.window:
+            need = self.window * model.bytes_per_token / 2**30
+            raise UserError(
+                f"reply_gib {reply_gib:g} is too little for one window of {self.window} tokens, which takes {need:.2f}"
+            )
         self._frame = model.template.chat_frame()
         self._grammars = model.grammar_factory
         calls, forms = model.template.writes_calls, self._grammars is not None
@@ -225,6 +234,21 @@ class LocalEngine:
             self._live.add(run)
             self._inbox.append(run)
             self._wake.notify()
+
+    async def vitals(self) -> dict[str, float]:
+        """Numbers of the network's thread, from itself: `waiting` and `running` replies, `tokens` made since the start, `memory`, the share
+        of `reply_gib` that replies under way may come to use.
+
+        Raises:
+            Unavailable: the thread has ended. While it is busy, the answer waits for the end of a pass.
+        """
+        return await self.run(self._read_vitals)
+
+    def _read_vitals(self) -> dict[str, float]:
+        running = (*self._prefilling, *self._generating)
+        reserved = sum(run.most_tokens for run in running)
+        found = {"waiting": len(self._waiting), "running": len(running), "tokens": self.counts.generated_tokens}
+        return found | {"memory": reserved / self._max_tokens}
 
     # Versions
 
@@ -474,11 +498,14 @@ class LocalEngine:
         """Give free places to waiting requests: first to those of the tenants that have fewest places."""
         if not self._waiting:
             return
-        free = self._max_streams - len(self._prefilling) - len(self._generating)
+        running = (*self._prefilling, *self._generating)
+        free, tokens = self._max_streams - len(running), self._max_tokens - sum(run.most_tokens for run in running)
         admitted: list[ReplyRun] = []
-        for places, run in in_turns(self._waiting, Counter(run.tenant for run in (*self._prefilling, *self._generating))):
-            if len(admitted) >= free and places:
+        for places, run in in_turns(self._waiting, Counter(run.tenant for run in running)):
+            kept = min(self.window, self._max_tokens - self.window) if places else 0  # for tenants that have no reply under way
+            if (len(admitted) >= free and places) or run.most_tokens > tokens - kept:
                 break
+            tokens -= run.most_tokens
             admitted.append(run)
         for run in admitted:
             self._waiting.remove(run)

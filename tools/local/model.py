@@ -201,6 +201,14 @@ class LocalChatModel(BaseChatModel):
         """True if sequences can share a pass, and prompts a cache: full attention in all layers."""
         return self._tree
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory for a token's keys and values in all layers."""
+        config = self.network.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * width * self.network.dtype.itemsize)
+
     def clear_cache(self) -> None:
         """Drop all cached keys and values, after a change of the weights."""
         self._prefixes.clear()

@@ -123,6 +123,11 @@ class ReplyRun:
     cancelled: bool = False
     is_over: bool = False
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of its prompt and of its longest reply: what it may need room for."""
+        return len(self.prompt) + self.max_tokens
+
 
 def in_turns(runs: Iterable[ReplyRun], before: Counter[str] | None = None) -> list[tuple[int, ReplyRun]]:
     """Runs with tenants in turn and each tenant's own in their order, each with the number of its tenant's runs before it.

@@ -25,6 +25,8 @@ line's end if there is none, ends a turn."""
 MAX_CACHED_REPLIES = 100_000
 """Most replies whose token ids are cached."""
 
+TEXT_BREAK = "\ufdd0"
+"""A character that Unicode keeps for no text. A text is tokenised in parts on either side of it."""
 PROBE_TEXT = "Qzq"
 """A text that no template writes by itself."""
 
@@ -110,8 +112,14 @@ class ChatTemplate:
             return ReplyFrame(stop_ids=self.end_ids)
 
     def render(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Turns through the chat template; with `reply`, up to where the next reply begins."""
+        """Turns through the chat template; with `reply`, up to where the next reply begins: then what looks like a special token in a
+        message is text (`encode`), so that no user can forge a role."""
         import jinja2
+
+        if reply:
+            turns = [
+                {**turn, "content": self._break_special(turn["content"])} if turn.get("content") else turn for turn in turns
+            ]
 
         plain = PLAIN_TEMPLATE if self.tokenizer.chat_template is None else None
         known = [dict(tool) for tool in tools] or None
@@ -125,6 +133,13 @@ class ChatTemplate:
             raise UserError(f"{self._name}: its chat template refuses messages in the roles {roles}: {error}") from error
         return text
 
+    def _break_special(self, text: str) -> str:
+        """A text with a `TEXT_BREAK` inside of each special token's name."""
+        for name in self.tokenizer.all_special_tokens:
+            if len(name) > 1 and name in text:
+                text = text.replace(name, name[0] + TEXT_BREAK + name[1:])
+        return text
+
     def kind_of_thoughts(self, prompt: Sequence[int]) -> Literal["none", "possible", "begun"]:
         """The kind of thoughts that a reply to this prompt may begin with: `possible` is one in `<think>…</think>`; `begun`: the prompt has
         opened it already."""
@@ -136,8 +151,8 @@ class ChatTemplate:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it is."""
         # The template writes its special tokens itself.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        parts = self.tokenizer(text.split(TEXT_BREAK), add_special_tokens=False, verbose=False)["input_ids"]
+        return [id for part in parts for id in part]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated tokens, without special ones."""

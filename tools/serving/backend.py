@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,8 +52,14 @@ class ChatBackend(Protocol):
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """One exchange; None: the tenant has none of this id."""
 
-    async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
-        """Delete one exchange, or all: `deleted` (how many), and `tainted` (labels of versions that learned from them)."""
+    async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
+        """Delete exchanges, or all: `deleted` (how many), `tainted` (labels of versions that learned from them) and `withdrawn`."""
+
+    async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
+        """Ids of exchanges: of an end user (None: of all), at least so many days old."""
+
+    async def freeze(self, tenant: str, adapter: str, is_frozen: bool) -> dict[str, Any]:
+        """Let an adapter learn no more, or again; a row as in `adapters`."""
 
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a job; None: the tenant has none of this id."""
@@ -84,6 +90,9 @@ class ChatBackend(Protocol):
         """`state` (`ok`, `degraded`), `why`, `model`, `base`, `learner`, and with a tenant `scopes`, each with `held_up`: what holds its
         learning up, and what would help. Without a tenant cheap and without names: `last_turns`, adapters by the outcome of their last turn, and
         `held_up`, one row a kind."""
+
+    async def ready(self) -> dict[str, float]:
+        """A sign of life from the model itself; raises `Unavailable` if it does not answer."""
 
     async def metrics(self) -> list[Metric]:
         """Metric families, in addition to the web server's own."""

@@ -56,6 +56,7 @@ from .tenants import Tenant, Tenants, client_address
 __all__ = ["check_address", "make_app", "serve"]
 
 LOG = logging.getLogger("learngraph.chat_server")
+REQUESTS = logging.getLogger("learngraph.requests")
 HEADER_SECONDS = 20.0
 """Longest time that a client may take to send a request's headers."""
 KEEP_ALIVE_SECONDS = 75
@@ -104,6 +105,7 @@ class RequestMiddleware:
             self.metrics.http_in_progress.dec()
             self.metrics.http_requests.labels(route=route, method=method, status=str(status)).inc()
             self.metrics.http_seconds.labels(route=route).observe(time.monotonic() - began)
+            REQUESTS.info("%s %s %s %d %.3f s", id, scope["method"], route, status, time.monotonic() - began)
 
 
 BEARER = HTTPBearer(auto_error=False, description="An API key.")
@@ -208,6 +210,8 @@ def tenant_router(api: ChatApi, **more: Any) -> APIRouter:
     add("DELETE", adapter, api.remove)
     add("POST", f"{adapter}/promote", api.promote, VersionBody)
     add("POST", f"{adapter}/rollback", api.roll_back, RollBackBody)
+    add("POST", f"{adapter}/freeze", api.freeze)
+    add("POST", f"{adapter}/thaw", api.thaw)
     add("GET", f"{adapter}/export", api.export, content="application/zip")
     add("GET", "/v1/status", api.status)
     return router
@@ -247,7 +251,8 @@ def make_app(
     )
     errors: Any = {"responses": {"default": {"model": ErrorBody, "description": "An error."}}}
     open_router = APIRouter(**errors)
-    add_route(open_router, "GET", "/healthz", api.health)
+    for path, endpoint in (("/livez", api.live), ("/readyz", api.ready), ("/healthz", api.health)):
+        add_route(open_router, "GET", path, endpoint)
     metrics_router = APIRouter(dependencies=[Depends(keys.require_metrics_key)], **errors)
     add_route(metrics_router, "GET", "/metrics", api.metrics, content="text/plain")
     tenants_router = tenant_router(api, dependencies=[Depends(keys.require_chat_key)], **errors)

@@ -1,4 +1,5 @@
-"""Limits on connections that uvicorn does not have: the time that a request's headers may take, and how many connections are open.
+"""Limits on connections that uvicorn does not have: the time and the bytes that a request's headers may take, and how many
+connections are open.
 
 Without them, a client that opens connections and never finishes a request keeps all others out.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,8 @@ __all__ = []
 
 LINGER_SECONDS = 1.0
 """Time that a refused client has to read the answer. A connection that is closed with unread bytes is reset, and the answer lost."""
+MAX_HEADER_BYTES, MAX_HEADERS = 65_536, 100
+"""Largest head of a request, and most headers in it."""
 MAX_LINGERING = 32
 """Most refused connections that stay open for that; further ones are closed at once."""
 RESERVED_FILES = 128
@@ -62,6 +66,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     limits: _Limits
     _header_timer: asyncio.TimerHandle | None = None
+    _head_bytes, _head_lines, _head_end = 0, 0, b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -79,6 +84,11 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def data_received(self, data: bytes) -> None:
         if self in self.limits.lingering:
             return
+        if self._is_head_too_large(data):
+            self._forget()
+            most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
+            self._refuse(431, f"a request's headers are at most {most}", "headers_too_large")
+            return
         super().data_received(data)
         if self not in self.limits.opened:
             return
@@ -88,6 +98,19 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._stop_timer()
         if not self.cycle.more_body:
             self.limits.waiting.pop(self, None)
+
+    def _is_head_too_large(self, data: bytes) -> bool:
+        """Count what comes of a request's head; the parser, which joins the parts of a header in quadratic time, never has more."""
+        if self.cycle is not None and (self.cycle.more_body or not self.cycle.response_complete):
+            return False
+        end = (self._head_end + data).find(b"\r\n\r\n")
+        head = data if end < 0 else data[: end + 4 - len(self._head_end)]
+        self._head_bytes, self._head_lines = self._head_bytes + len(head), self._head_lines + head.count(b"\n")
+        self._head_end = (self._head_end + data)[-3:]
+        found = self._head_bytes > MAX_HEADER_BYTES or self._head_lines > MAX_HEADERS + 2
+        if end >= 0:
+            self._head_bytes, self._head_lines, self._head_end = 0, 0, b""
+        return found
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -127,5 +150,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             self.transport.close()
             return
         self.limits.lingering.add(self)
-        self.transport.write_eof()
+        with suppress(OSError):  # the client is gone
+            self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)

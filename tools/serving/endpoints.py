@@ -170,14 +170,35 @@ class ChatApi:
         if body.success is not None and body.reward is not None:
             raise ApiError("reward and success mean the same; send one of them", param="success")
         reward = body.reward if body.success is None else (1.0 if body.success else -1.0)
-        feedback = Feedback(reward=None if reward is None else float(reward), text=body.text or "", source=body.source)
         id = f"{body.response_id}-{body.choice}" if body.choice else body.response_id
+        if body.better_than is not None:
+            reward = await self._prefer(request.state.tenant.name, id, body, reward, idempotency_key)
+        feedback = Feedback(
+            reward=None if reward is None else float(reward),
+            text=body.text or "",
+            source=body.source,
+            correction=body.correction or "",
+        )
         receipt = await self.backend.feedback(request.state.tenant.name, id, feedback, idempotency_key)
         self.server_metrics.feedback_seconds.observe(time.monotonic() - began)
         found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.is_repeat}
         if note := self.backend.advice(feedback):
             found["note"] = note
         return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
+
+    async def _prefer(self, tenant: str, id: str, body: FeedbackBody, reward: float | None, key: str) -> float:
+        """Store what a choice between two replies says of the one that was not chosen; returns the reward of the one that was."""
+        if reward is not None or body.correction is not None or body.better_than == id:
+            raise ApiError("better_than names another reply, and stands for rewards and a correction", param="better_than")
+        rows = [await self.backend.experience(tenant, each) for each in (id, body.better_than or "")]
+        chosen, other = (_require_row(row, "no such reply is waiting for feedback", "response_not_found") for row in rows)
+        if (chosen["messages"], chosen.get("raw")) != (other["messages"], other.get("raw")):
+            raise ApiError(
+                "the two replies are to different messages; only replies to the same can be compared", param="better_than"
+            )
+        lesson = Feedback(-1.0, source=body.source, correction=chosen["reply"])
+        await self.backend.feedback(tenant, other["id"], lesson, f"{key}-other" if key else "")
+        return 1.0
 
     async def job(self, request: Request, job: str) -> Response:
         return json_response(
@@ -204,10 +225,21 @@ class ChatApi:
     async def forget(self, request: Request, id: str) -> Response:
         tenant = request.state.tenant.name
         _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
-        return json_response(await self.backend.forget(tenant, id))
+        return json_response(await self.backend.forget(tenant, [id]))
 
-    async def forget_all(self, request: Request, confirm: Annotated[Literal["all"], Query()]) -> Response:
-        return json_response(await self.backend.forget(request.state.tenant.name, None))
+    async def forget_all(
+        self,
+        request: Request,
+        confirm: Annotated[Literal["all"] | None, Query()] = None,
+        user: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+        older_than_days: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+        withdraw: Annotated[bool, Query()] = False,
+    ) -> Response:
+        tenant = request.state.tenant.name
+        if (confirm is None) == (user is None and older_than_days is None):
+            raise ApiError("say which exchanges: confirm=all, or user=NAME, older_than_days=DAYS or both", param="confirm")
+        ids = None if confirm else await self.backend.find_ids(tenant, user, older_than_days or 0.0)
+        return json_response(await self.backend.forget(tenant, ids, withdraw))
 
     # Learning
 
@@ -246,6 +278,12 @@ class ChatApi:
         to = parse_body(RollBackBody, await self.read_json(request)).to
         return json_response(await self.backend.roll_back(request.state.tenant.name, adapter, "" if to == "base" else to))
 
+    async def freeze(self, request: Request, adapter: AdapterName) -> Response:
+        return json_response(await self.backend.freeze(request.state.tenant.name, adapter, True))
+
+    async def thaw(self, request: Request, adapter: AdapterName) -> Response:
+        return json_response(await self.backend.freeze(request.state.tenant.name, adapter, False))
+
     async def remove(
         self,
         request: Request,
@@ -283,6 +321,14 @@ class ChatApi:
         own = None if sees_all or tenant is None else tenant.name
         families = [*self.server_metrics.registry.collect(), *await self.backend.metrics()]
         return Response(render_metrics(families, own), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def live(self) -> Response:
+        """200 while the server handles requests: it looks at nothing else, so that it answers at once. Restart a server that does not."""
+        return json_response({"status": "alive"})
+
+    async def ready(self) -> Response:
+        """200 if the model itself answers; else 503: send no requests here."""
+        return json_response({"status": "ready", "model": await self.backend.ready()})
 
     async def health(self) -> Response:
         """`status` is `ok`, or `degraded` when the service answers and no longer learns (`why`). `learning`: number of adapters by the

@@ -15,13 +15,17 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 
 
 class FeedbackBody(StrictBody):
-    """Feedback on a reply: a reward or a success flag, a text, or both."""
+    """Feedback on a reply: a reward or a success flag, a text, a corrected reply, or another reply that it is better than."""
 
     response_id: Annotated[str, Field(min_length=1, max_length=256)]
     choice: Annotated[int, Field(ge=0, le=1000)] | None = None
     reward: Annotated[float, Field(ge=-1, le=1)] | None = None
     success: bool | None = None
     text: Annotated[str, Field(max_length=32_768)] | None = None
+    correction: Annotated[str, Field(max_length=32_768)] | None = None
+    """The reply as it should have been, whole."""
+    better_than: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Id of another reply to the same messages: this one gets the reward 1, the other one -1 and this one as its correction."""
     source: Annotated[str, Field(min_length=1, max_length=64)] = "user"
 
 

@@ -119,6 +119,11 @@ class Tenants:
         self._failed: OrderedDict[str, _Bucket] = OrderedDict()
         self._proven: set[bytes] = set()
 
+    def replace_keys(self, other: Tenants) -> None:
+        """Take another's keys and limits, and keep the counts. A key that is gone is unknown from the next request on."""
+        with self._lock:
+            self._secret, self._keys, self._proven = other._secret, other._keys, set()
+
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
 

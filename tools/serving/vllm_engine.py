@@ -419,6 +419,10 @@ class VllmEngine:
         finally:
             self._versions.pop(version.label, None)
 
+    async def vitals(self) -> dict[str, float]:
+        """The number of models that the server says it has. Raises `Unavailable`: it does not answer."""
+        return {"models": len(await self._fetch_cards())}
+
     async def close(self) -> None:
         """Close the connections. Versions stay on the server, for the next engine."""
         self._closed = True

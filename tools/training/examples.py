@@ -63,6 +63,11 @@ class ExampleReader:
     vocabulary: int
     """Number of token ids that the model has embeddings for."""
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a reply."""
+        return self.model.template.chat_frame().stop_ids
+
     def samples(self, batch: Minibatch) -> tuple[list[TrainingSample], dict[str, str]]:
         """The replies that the loss can use, and for the other exchanges (by id) why it cannot use them.
 
@@ -96,6 +101,8 @@ class ExampleReader:
         if not all(-math.inf < value <= 1e-3 for value in reply.logprobs):  # false for NaN, too
             raise UserError("has log-probabilities that are not finite, or above 0")
         example = self.example(exchange)
+        if feedback.correction.strip() and objective.kind in ("mixed", "reinforce"):
+            return self._corrected(exchange, feedback.correction.strip())
         drawn = exchange.request.sampling.temperature > 0
         problem = ""
         if not objective.uses_rewards:
@@ -121,6 +128,17 @@ class ExampleReader:
             id=exchange.id,
             family=exchange.family,
         )
+
+    def _corrected(self, exchange: Exchange, correction: str) -> TrainingSample:
+        """The reply that should have been, to be imitated. Raises `UserError`: it does not fit the window, or is no reply."""
+        example = Example(
+            exchange.reply.prompt_ids, self.model.reply_ids(correction), exchange.request.sampling.temperature or 1.0
+        )
+        if len(example) > self.model.window:
+            raise WindowError(
+                f"prompt and correction of {len(example)} tokens exceed the window of {self.model.window}", len(example)
+            )
+        return TrainingSample(example, advantage=torch.ones(len(example.reply)), id=exchange.id, family=exchange.family)
 
     def example(self, exchange: Exchange) -> Example:
         """Prompt and reply as tokens: as served, or where there are no token ids, by the chat template.
@@ -154,7 +172,7 @@ class ExampleReader:
         reward = exchange.feedback.reward if exchange.feedback else None
         if self.objective.teacher.reads_text:
             text = exchange.feedback.text if exchange.feedback else ""
-            solution = _find_solution(exchange, others)
+            solution = (exchange.feedback.correction if exchange.feedback else "") or _find_solution(exchange, others)
         elif reward is not None:
             verdict = "right" if reward > 0 else "wrong"
         if not (text.strip() or solution or verdict or (self.objective.teacher.prompts == "paper" and reward is not None)):

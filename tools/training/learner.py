@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...memory.claas.settings import Objective
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
@@ -47,8 +48,9 @@ from .lora import (
     make_optimizer,
     read_optimizer,
     reply_logprobs,
+    rewrite_replies,
 )
-from .losses import RewardMoments, compute_advantages, ema, measure_staleness
+from .losses import RewardMoments, compute_advantages, ema, measure_staleness, weigh_rewards
 from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
@@ -57,6 +59,10 @@ MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
 SHRINK_TOLERANCE = 1 / 32
 """Precision of the factor that scales an adapter down to its limits."""
+CONTRADICTION = 2.0
+"""Nats by which words must make a praised reply less likely, or a blamed one more, to contradict the reward (of 1 or -1)."""
+CONTRADICTIONS = 3
+"""Contradictions from which on no reward is believed, where they are more than half of the rewards with words."""
 PARENT_SHARE = 0.95
 """Share of its parent's distance from the base model that a version must come back to, if the parent is beyond the limits."""
 
@@ -125,7 +131,56 @@ class LoRATrainer:
             now if sample.behaviour_logprobs is None else sample.behaviour_logprobs
             for sample, now in zip(samples, old, strict=True)
         ]
-        return measure_staleness([sample.id for sample in samples], old, behaviour, self._objective, dropped)
+        found = measure_staleness([sample.id for sample in samples], old, behaviour, self._objective, dropped)
+        return self._weigh_rewards(batch, samples, found) if batch.witnesses and self._objective.weighs_rewards else found
+
+    def _weigh_rewards(self, batch: Minibatch, samples: Sequence[TrainingSample], correction: Correction) -> Correction:
+        """The correction with what the rewards of the minibatch are worth, by those of its witnesses.
+
+        A reward that the words beside it contradict says nothing: where the model, having read the words, would say a praised reply
+        less, or a blamed one more.
+        """
+        drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples]
+        known = list({one.id: one for one in drawn if one.reward is not None}.values())
+        if not known:
+            return correction
+        readings = reply_logprobs(self._network, [one.example for one in known], with_scores=True)
+        worded = [n for n, one in enumerate(known) if one.hindsight is not None]
+        taught = reply_logprobs(self._network, [h for n in worded if (h := known[n].hindsight) is not None])
+        doubted = set()
+        for n, reading in zip(worded, taught, strict=True):
+            if (known[n].reward or 0.0) * float((reading.logprobs - readings[n].logprobs).sum()) < -CONTRADICTION:
+                doubted.add(known[n].id)
+        believed = [n for n, one in enumerate(known) if one.id not in doubted]
+        if 2 * len(doubted) > max(
+            len(worded), CONTRADICTIONS
+        ):  # who contradicts his words gives thumbs without words no better
+            believed = []
+        own, advantages, errors, share = {one.id for one in samples}, dict[str, float](), 0.0, 0.0
+        if len(believed) > 1:
+            scores = torch.stack([score for n in believed if (score := readings[n].score) is not None])  # (n, hidden)
+            rewards = torch.tensor([known[n].reward or 0.0 for n in believed], dtype=torch.float32)  # (n,)
+            evidence = weigh_rewards(scores, rewards)
+            errors, share = evidence.standard_errors, evidence.share(self._objective.policy.min_evidence)
+            spread = max(float(rewards.std(correction=0)), self._objective.policy.min_advantage_std)
+            above = ((evidence.confirmed - rewards.mean()) / spread).tolist()
+            advantages = {
+                known[n].id: value for n, value in zip(believed, above, strict=True) if share > 0 and known[n].id in own
+            }
+        # AdamW's step does not shrink with the loss: the learning rate has to.
+        share *= self._objective.policy.step_share
+        steps = [
+            1.0 if one.reward is None or one.hindsight is not None else share * min(1.0, abs(advantages.get(one.id, 0.0)))
+            for one in samples
+        ]
+        steps = [step for step in steps if step > 0]
+        return replace(
+            correction,
+            scale=correction.scale * (sum(steps) / len(steps) if steps else 1.0),
+            advantages=tuple(sorted(advantages.items())),
+            evidence=errors,
+            doubted=tuple(sorted(doubted & own)),
+        )
 
     def step(self, folder: Path | None, batch: Minibatch, correction: Correction, out: Path) -> tuple[Update, dict[str, Any]]:
         """One gradient step on what the correction kept. Writes the next version's files into the empty folder `out`.
@@ -141,8 +196,15 @@ class LoRATrainer:
         state = self._parent_state(folder, batch)
         kept = set(correction.kept)
         samples: Sequence[TrainingSample] = [one for one in self._reader.samples(batch)[0] if one.id in kept]
+        if correction.evidence is not None:
+            weighed = dict(correction.advantages)
+            samples = [
+                one if one.reward is None else replace(one, reward=None, advantage=_constant(weighed.get(one.id), one))
+                for one in samples
+            ]
+            samples = [one for one in samples if one.hindsight is not None or one.advantage is not None]
         if not samples:
-            return Update("", "nothing of the minibatch can be learned from"), {}
+            return Update("", _nothing_left(correction, objective)), {}
         examples = [sample.example for sample in samples]
         copy_tensors(self._live, state.tensors)
         critic = make_critic(network) if objective.needs_critic else None
@@ -151,6 +213,8 @@ class LoRATrainer:
         if prepared is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         samples, moments = prepared
+        if objective.kind == "mixed" and objective.teacher.rewrites:
+            samples = self._rewrite(samples, state)
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
         try:
@@ -256,13 +320,35 @@ class LoRATrainer:
         if computed is not None:
             found = dict(zip(rewarded, computed.advantages, strict=True))
             returns = dict(zip(rewarded, computed.returns, strict=False))
-            samples = [replace(one, advantage=found.get(n), returns=returns.get(n)) for n, one in enumerate(samples)]
+            samples = [
+                replace(one, advantage=found.get(n, one.advantage), returns=returns.get(n)) for n, one in enumerate(samples)
+            ]
             return samples, dict(computed.moments) or moments
-        if all(one.hindsight is None for one in samples):
+        if all(one.hindsight is None and one.advantage is None for one in samples):
             return None
         if not objective.uses_words:  # the hints still have a direction
             samples = [replace(one, advantage=torch.zeros(len(one.example.reply))) for one in samples]
         return samples, moments
+
+    def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState) -> list[TrainingSample]:
+        """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
+        reply teach nothing."""
+        worded = [one for one in samples if one.hindsight is not None]
+        teacher = partial(self._with_tensors, state.teacher)
+        written = iter(
+            rewrite_replies(self._network, worded, self._objective, self._reader.ends, teacher, self._as_base) if worded else ()
+        )
+        found = []
+        for sample in samples:
+            new = next(written) if sample.hindsight is not None else None
+            if new is None or not new.is_over:
+                found.append(sample)
+            elif new.has_changed:
+                example = Example(sample.example.prompt, tuple(new.written))
+                found.append(
+                    TrainingSample(example, advantage=torch.ones(len(new.written)), id=sample.id, family=sample.family)
+                )
+        return found
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:
         """AdamW with the parent's moments and the learning rates of the settings. A critic that is no longer needed is left out."""
@@ -385,6 +471,19 @@ class LoRATrainer:
                 self._states.pop(next(iter(self._states)))
             self._states[folder] = state
         return self._states[folder]
+
+
+def _constant(advantage: float | None, sample: TrainingSample) -> Tensor | None:
+    """The advantage at each token of a reply, (T,); None for None."""
+    return None if advantage is None else torch.full((len(sample.example.reply),), advantage)
+
+
+def _nothing_left(correction: Correction, objective: Objective) -> str:
+    """The reason why nothing of a minibatch can be learned from."""
+    if correction.evidence is None:
+        return "nothing of the minibatch can be learned from"
+    least = objective.policy.min_evidence
+    return f"rewards without words, and they do not tell replies apart yet ({correction.evidence:.1f} of {least:g} standard errors)"
 
 
 def _clone_sharing_weights(network: Any) -> Any:

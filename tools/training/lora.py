@@ -10,7 +10,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -211,6 +211,9 @@ class ReplyLogprobs:
     """(T,), of the base model in nats; None: not asked for."""
     base_logprobs: Tensor | None = None
     """(T,), log base(y_t) in nats; None: not asked for."""
+    score: Tensor | None = None
+    """(hidden,), sum_t of w(y_t) - sum_v pi(v) w(v), w the output embeddings: the gradient of log pi(y) by a bias on the last hidden
+    state; None: not asked for."""
 
 
 def reply_logprobs(
@@ -219,6 +222,7 @@ def reply_logprobs(
     *,
     base: Callable[[], AbstractContextManager[Any]] | None = None,
     critic: torch.nn.Module | None = None,
+    with_scores: bool = False,
     max_tokens: int = 2048,
 ) -> list[ReplyLogprobs]:
     """Log-probabilities of replies without a gradient: log pi_old before an update, or the numbers of a gate.
@@ -231,6 +235,7 @@ def reply_logprobs(
         base: `with base():` makes the network the base model; then a second pass measures KL(pi || base), and the base's entropy and
             log-probabilities.
         critic: gives values from the hidden states.
+        with_scores: what each reply says, as a vector: see `ReplyLogprobs.score`.
         max_tokens: tokens that share a pass, padding included.
     """
     found: dict[int, ReplyLogprobs] = {}
@@ -247,6 +252,10 @@ def reply_logprobs(
                 logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
                 found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), values=values)
+                if with_scores:
+                    words = network.get_output_embeddings().weight  # (V, hidden)
+                    expected = own.to(words).softmax(-1) @ words  # (T, hidden)
+                    found[n] = replace(found[n], score=(words[targets] - expected).sum(0).float().cpu())
                 if other is not None:
                     found[n] = replace(
                         found[n],
@@ -402,6 +411,82 @@ def _teacher_logits(
             return reference
         current = _forward_pass(network, prompts)[0]
         return [blend(one, two, objective.teacher.learner_share) for one, two in zip(reference, current, strict=True)]
+
+
+@dataclass
+class Rewriting:
+    """A reply that is written anew, token by token: as it was said, but for what the words change.
+
+    Behind a change, the old reply goes on where the teacher takes it up again: at the same token (something was inserted) or at the next
+    (something was replaced). Until then the teacher writes.
+    """
+
+    said: Sequence[int]
+    """The old reply."""
+    ends: Set[int]
+    """Tokens that end a turn."""
+    written: list[int] = field(default_factory=list)
+    place: int = 0
+    """The next token of the old reply."""
+    is_apart: bool = False
+    """Something was changed, and the old reply not taken up again since."""
+    has_changed: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the turn has ended."""
+        return bool(self.written) and self.written[-1] in self.ends
+
+    def add(self, likeliest: int, moved: float) -> None:
+        """Write one more token.
+
+        Args:
+            likeliest: the teacher's likeliest next token.
+            moved: 1/2 sum_v |q(v) - q0(v)|, the share of the teacher's mind that the words change here.
+        """
+        rest = self.said[self.place : self.place + 2]
+        if self.is_apart and likeliest in rest:
+            self.place, self.is_apart = self.place + rest.index(likeliest), False
+            rest = self.said[self.place : self.place + 2]
+        if self.is_apart or not rest or (moved >= 0.5 and likeliest != rest[0]):
+            self.is_apart = self.has_changed = True
+            self.written.append(likeliest)
+        else:
+            self.written.append(rest[0])
+            self.place += 1
+
+
+def rewrite_replies(
+    network: Any,
+    samples: Sequence[TrainingSample],
+    objective: Objective,
+    ends: Set[int],
+    teacher: Switch | None,
+    base: Switch | None,
+) -> list[Rewriting]:
+    """Each reply as it should have been by the words of its feedback, up to `objective.teacher.rewrites` tokens; see `Rewriting`.
+
+    The teacher knows one feedback at a time: what the words leave alone, it would say as the base model does. So what the reply has
+    of other wishes stays as it was said, and nothing is taken from the learner as it is now, whose slips would confirm themselves.
+
+    Args:
+        samples: with a hindsight each.
+        ends: tokens that end a turn.
+    """
+    found = [Rewriting(sample.example.reply, ends) for sample in samples]
+    with torch.no_grad():
+        for _ in range(objective.teacher.rewrites):
+            begun = [(sample, new) for sample, new in zip(samples, found, strict=True) if not new.is_over]
+            if not begun:
+                break
+            # The token behind the end stands for the one that is to come; it is not read.
+            read = [Example(h.prompt, (*new.written, 0)) for sample, new in begun if (h := sample.hindsight) is not None]
+            plain = [Example(sample.example.prompt, (*new.written, 0)) for sample, new in begun]
+            last = torch.stack([one[-1] for one in _teacher_logits(network, [*read, *plain], objective, teacher, base)])
+            q, wordless = last.float().softmax(-1).view(2, len(begun), -1)  # (begun, V) each
+            for (_, new), token, moved in zip(begun, q.argmax(-1).tolist(), (q - wordless).abs().sum(-1).tolist(), strict=True):
+                new.add(token, moved / 2)
+    return found
 
 
 def _optimizer_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss: float, scale: float = 1.0) -> float:

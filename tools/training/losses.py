@@ -273,6 +273,49 @@ def whiten(
     return [a.float() for a in white]  # (T_i,)
 
 
+@dataclass(frozen=True)
+class RewardEvidence:
+    """Evidence in the rewards of n replies that they depend on what was said."""
+
+    confirmed: Tensor
+    """(n,), each reward as the rewards of like replies confirm it."""
+    standard_errors: float
+    """By how many standard errors like replies have like rewards, above what chance gives; 0 where either side has too few rewards."""
+
+    def share(self, least: float) -> float:
+        """max(0, 1 - (least / z)^2): the share of a full step that the rewards are worth, in [0, 1)."""
+        return 1.0 - (least / self.standard_errors) ** 2 if self.standard_errors > least else 0.0
+
+
+def weigh_rewards(scores: Tensor, rewards: Tensor, least_of_each: int = 3, permutations: int = 200) -> RewardEvidence:
+    """A permutation test of whether rewards depend on what was said, and each reward smoothed over like replies.
+
+    K_ij = s_i . s_j / (|s_i| |s_j|), A = r - mean r, T = sum_{i != j} A_i A_j K_ij. If the rewards came by chance, each order of them
+    would be as likely: z = (T - mean T) / std T over random orders. The scores are gradients of log pi, so that T estimates the squared
+    length of the policy gradient without bias. Smoothed: mean r + K (K + I)^-1 A (kernel ridge regression).
+
+    Args:
+        scores: (n, d), s_i of each reply, see `ReplyLogprobs.score`.
+        rewards: (n,).
+        least_of_each: rewards above the mean, and below it, with fewer of which nothing is said: z = 0.
+        permutations: orders drawn, always the same ones.
+    """
+    unit = torch.nn.functional.normalize(scores.double(), dim=1)  # (n, d)
+    similarity, centred = unit @ unit.T, rewards.double() - rewards.double().mean()  # (n, n), (n,)
+    confirmed = rewards.double().mean() + similarity @ torch.linalg.solve(
+        similarity + torch.eye(len(rewards), dtype=torch.float64), centred
+    )  # (n,)
+    if min(int((centred > 1e-9).sum()), int((centred < -1e-9).sum())) < least_of_each:
+        return RewardEvidence(confirmed, 0.0)
+    others = similarity - torch.diag(similarity.diagonal())  # (n, n)
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.stack([torch.randperm(len(rewards), generator=generator) for _ in range(permutations)])  # (permutations, n)
+    chance = ((centred[orders] @ others) * centred[orders]).sum(1)  # (permutations,)
+    spread = float(chance.std())
+    observed = float(centred @ others @ centred - chance.mean())
+    return RewardEvidence(confirmed, observed / spread if spread > 1e-12 else 0.0)
+
+
 def gae(rewards: Tensor, values: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t, V = 0 after the end (1506.02438).
 

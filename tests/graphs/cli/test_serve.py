@@ -128,7 +128,7 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     service.replay.close()
     assert json.loads((tmp_path / "service.json").read_text())["settings"]["lora"]["rank"] == 4
     monkeypatch.setattr(Engine, "base", "another")
-    with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; choose another --out"):
+    with pytest.raises(UserError, match=r"was learned on guard .base one., and guard is base another; choose another --out"):
         serve_cli.build_service(options, CLaaS())
     (tmp_path / "service.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):

@@ -255,7 +255,7 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         canary = service.versions("acme").canary
         assert canary
         used = next(f"chat-{i}" for i in range(8) if service.replay.uses("acme", f"chat-{i}"))
-        assert canary in (await service.forget("acme", used))["tainted"]
+        assert canary in (await service.forget("acme", [used]))["tainted"]
         await turns(service, 1, start=8)
         await until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
         assert service._live.adapter("acme", "default").live == ""
@@ -278,8 +278,8 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         assert len(dropped) == 1
         rows = (await service.adapters("acme"))[0]["versions"]
         row = next(row for row in rows if row["label"] == dropped[0]["label"])
-        assert [check["name"] for check in row["gate"] if not check["passed"]] == ["held-out feedback"]
-        assert "held-out feedback: it would still say 0.000" in row["why"]
+        assert [check["name"] for check in row["gate"] if not check["passed"]] == ["liked replies"]
+        assert "liked replies: it would still say 0.0" in row["why"]
         with pytest.raises(AdapterConflict):
             await service.promote("acme", "default", row["label"])
         assert good in lineage_of(service, service.versions("acme").current)
@@ -288,7 +288,7 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         parents = {update["parent"] for update in service.replay.updates("acme", "default", 500)}
         assert not parents & {line["label"] for line in dropped}
         values = Counter(check["name"] for row in rows for check in row["gate"])
-        assert {"lineage", "held-out feedback", "entropy", "kl"} <= set(values)
+        assert {"lineage", "liked replies", "entropy", "kl"} <= set(values)
 
 
 async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_rests_and_says_why(tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         assert before is not None
         assert before["uses"]
         assert await service.experience("rival", used) is None
-        told = await service.forget("acme", used)
+        told = await service.forget("acme", [used])
         assert told["deleted"] == 1
         assert told["tainted"]
         assert await service.experience("acme", used) is None
@@ -788,13 +788,15 @@ async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Pa
         [
             (changed(OPEN_GATE, loss={"kind": "sdpo"}), True, True),
             (changed(OPEN_GATE, loss={"kind": "sdpo"}), False, False),
-            (OPEN_GATE, True, False),
+            (changed(OPEN_GATE, loss={"kind": "mixed"}), True, False),
             (changed(OPEN_GATE, loss={"kind": "sdpo", "teacher": TeacherSettings(reads_text=False)}), True, False),
         ]
     ):
         async with serving(tmp_path / str(number), chosen, learns=learns) as service:
             assert bool(service.advice(Feedback(reward=1.0))) == said
-            assert service.advice(Feedback(reward=1.0, text="shorter")) == ""
+            reads = learns and service.settings.loss.teacher.reads_text
+            assert ("contradict the reward" in service.advice(Feedback(reward=1.0, text="shorter"))) == reads
+            assert service.advice(Feedback(reward=-1.0, text="shorter")) == ""
 
 
 async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Schemathesis reads /openapi.json and tries every endpoint with what fits the schema and what does not."""
 
+import json
 from typing import Any
 
 import chat_backend
@@ -84,3 +85,74 @@ def test_the_schema_says_what_the_server_has() -> None:
     assert body == {"$ref": "#/components/schemas/ChatBody"}
     assert raw["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
     assert all("422" not in operation["responses"] for path in raw["paths"].values() for operation in path.values())
+
+
+NUMBERS = (
+    "1e-300",
+    "1e-46",
+    "1e-39",
+    "5e-324",
+    "-0.0",
+    "0",
+    "1",
+    "-1",
+    "0.5",
+    "1e308",
+    "1e400",
+    "-1e400",
+    "NaN",
+    str(2**63),
+    str(2**64),
+)
+CHAT = {"model": "guard", "messages": [{"role": "user", "content": "door is what ?"}], "max_tokens": 3, "seed": 1}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": CHAT,
+    "responses": {"model": "guard", "input": "door is what ?", "max_output_tokens": 3},
+    "completions": {"model": "guard", "prompt": "door is", "max_tokens": 3},
+    "feedback": {"response_id": "", "reward": 1},
+    "train": {"steps": 1},
+}
+
+
+def numeric_fields(body: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """The fields of a schema that take a number, alone or beside other types."""
+    kinds = {name: [field, *field.get("anyOf", [])] for name, field in schema["properties"].items()}
+    return [name for name, found in kinds.items() if any(kind.get("type") in ("number", "integer") for kind in found)]
+
+
+@pytest.mark.slow
+def test_no_number_ends_the_service(tmp_path: Any) -> None:
+    """Every number that JSON can carry, in every field that takes one, against a running model: an answer each time, and no other one after."""
+    import httpx
+
+    import learngraph
+
+    pytest.importorskip("peft")
+    with learngraph.serve(model="guard", out=tmp_path, learner="off") as server:
+        root = server.url.removesuffix("/v1")
+        client = httpx.Client(base_url=root, headers={"authorization": f"Bearer {server.api_key}"}, timeout=30)
+        schemas = client.get("/openapi.json").json()
+        before = client.post("/v1/chat/completions", json=CHAT).json()
+        sent = 0
+        for path, body in BODIES.items():
+            ref = schemas["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            fields = numeric_fields(body, schemas["components"]["schemas"][ref.rpartition("/")[2]])
+            assert fields
+            for name in [*fields, *(["logit_bias"] if path == "chat/completions" else [])]:
+                for number in NUMBERS:
+                    value = f'{{"5": {number}}}' if name == "logit_bias" else number
+                    known = json.dumps(body | ({"response_id": before["id"]} if path == "feedback" else {}) | {name: 0})
+                    content = known.replace(f'"{name}": 0', f'"{name}": {value}')
+                    answer = client.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+                    assert answer.status_code in (200, 202, 400, 409, 503 if path == "train" else 400), (
+                        path,
+                        name,
+                        number,
+                        answer.text,
+                    )
+                    sent += 1
+        assert sent > 200
+        assert client.get("/readyz").status_code == 200
+        after = client.post("/v1/chat/completions", json=CHAT).json()
+        assert after["choices"] == before["choices"]
+        client.close()

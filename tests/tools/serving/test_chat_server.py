@@ -685,3 +685,50 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.stdout.close()
+
+
+def test_feedback_may_be_a_corrected_reply_or_a_choice(client: httpx.Client) -> None:
+    first, second, other = (
+        client.post("/v1/chat/completions", json=ASK | {"messages": [{"role": "user", "content": words}]}).json()["id"]
+        for words in ("hi", "hi", "what ?")
+    )
+    corrected = client.post("/v1/feedback", json={"response_id": other, "correction": "hello"})
+    assert corrected.status_code == 202
+    assert client.post("/v1/feedback", json={"response_id": first, "better_than": second}).status_code == 202
+    said = {id: client.get(f"/v1/experiences/{id}").json() for id in (first, second)}
+    assert said[first]["feedback"]["reward"] == 1
+    assert (said[second]["feedback"]["reward"], said[second]["feedback"]["correction"]) == (-1, said[first]["reply"])
+    for body in ({"better_than": other}, {"better_than": first}, {"better_than": second, "reward": 1}):
+        assert client.post("/v1/feedback", json={"response_id": first, **body}).status_code == 400
+    assert client.post("/v1/feedback", json={"response_id": first, "better_than": "nobody's"}).status_code == 404
+
+
+def test_exchanges_are_erased_by_user_or_age() -> None:
+    with talking() as client:
+        for user in ("mary", "john", "mary"):
+            client.post("/v1/chat/completions", json=ASK | {"user": user})
+        erase = "/v1/experiences"
+        assert client.delete(erase, params={"user": "mary", "older_than_days": 1}).json()["deleted"] == 0
+        assert client.delete(erase, params={"user": "mary", "withdraw": "true"}).json() == {
+            "deleted": 2,
+            "tainted": [],
+            "withdrawn": ["x"],
+        }
+        assert [client.delete(erase, params=bad).status_code for bad in ({}, {"confirm": "all", "user": "john"})] == [400, 400]
+        assert client.delete(erase, params={"confirm": "all"}).json()["deleted"] == 1
+
+
+def test_signs_of_life() -> None:
+    class Dead(FakeBackend):  # type: ignore[misc, valid-type]
+        async def ready(self) -> dict[str, float]:
+            raise Unavailable("the model has not answered for 5 s")
+
+    with talking() as client:
+        assert [client.get(path).status_code for path in ("/livez", "/readyz", "/healthz")] == [200] * 3
+    with talking(Dead()) as client:
+        assert [client.get(path).status_code for path in ("/livez", "/readyz")] == [200, 503]
+
+
+def test_an_adapter_is_frozen_and_thawed(client: httpx.Client) -> None:
+    found = [client.post(f"/v1/adapters/default/{action}").json()["frozen"] for action in ("freeze", "thaw")]
+    assert found == [True, False]

@@ -222,3 +222,22 @@ def test_an_ipv6_customer_has_a_network(host: str | None, address: str) -> None:
 
     scope = {"type": "http", "client": None if host is None else (host, 1), "headers": []}
     assert tenants.client_address(HTTPConnection(scope)) == address
+
+
+@pytest.mark.parametrize(
+    "parts", [[b"x-%d: y\r\n" % n for n in range(200)], [b"x: " + b"y" * 70_000], [b"x: "] + [b"y" * 999] * 70]
+)
+def test_large_headers_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch, parts: list[bytes]) -> None:
+    with serving(monkeypatch) as url:
+        line = half_request(url)
+        with suppress(ConnectionError):
+            for part in parts:
+                line.sendall(part)
+        assert read_all(line).startswith(b"HTTP/1.1 431 ")
+        whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 90 + b"\r\n"
+        with socket.create_connection((url.host, url.port), timeout=20) as later:
+            later.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(3):  # counted anew for each request of a connection, whose end comes in two parts
+                later.sendall(whole[:-1])
+                later.sendall(whole[-1:])
+                assert status_of_answer(later) == 200

@@ -89,3 +89,15 @@ def test_replies_under_way_are_counted_and_let_go_of() -> None:
         with found.reserve_streams(acme):
             assert found.usage(acme)["streams"] == 3
     assert found.usage(acme)["streams"] == 0
+
+
+def test_keys_are_replaced_and_counts_stay() -> None:
+    known = read_tenants(["old"])
+    tenant = known.tenant_for_key("old")
+    assert tenant is not None
+    with known.reserve_streams(tenant):
+        known.replace_keys(read_tenants(["new"]))
+        found = known.tenant_for_key("new")
+        assert known.tenant_for_key("old") is None
+        assert found is not None
+        assert known.usage(found)["streams"] == 1

@@ -60,13 +60,13 @@ async function stream(model, messages, options, grow) {
 }
 
 function Teach({ id, refresh }) {
-  const [reward, setReward] = useState(null), [text, setText] = useState(""), [state, setState] = useState("");
+  const [reward, setReward] = useState(null), [text, setText] = useState(""), [right, setRight] = useState(""), [state, setState] = useState("");
   async function send(event) {
     event.preventDefault();
-    if (reward === null && !text.trim()) { setState("Choose a thumb, or say what was wrong."); return; }
+    if (reward === null && !text.trim() && !right.trim()) { setState("Choose a thumb, or say what was wrong."); return; }
     setState("sending …");
     try {
-      const found = await ask("/feedback", { response_id: id, ...(reward === null ? {} : { reward }), ...(text.trim() ? { text: text.trim() } : {}) });
+      const found = await ask("/feedback", { response_id: id, ...(reward === null ? {} : { reward }), ...(text.trim() ? { text: text.trim() } : {}), ...(right.trim() ? { correction: right.trim() } : {}) });
       setState(`Stored. ${found.note ?? ""}`);
       refresh();
     } catch (error) { setState(`Not stored: ${error.message}`); }
@@ -74,7 +74,15 @@ function Teach({ id, refresh }) {
   const thumb = (value, sign, label) => html`<button type="button" data-reward=${value} aria-pressed=${String(reward === value)} aria-label=${label} onClick=${() => setReward(reward === value ? null : value)}>${sign}</button>`;
   return html`<form class="teach" onSubmit=${send}>${thumb(1, "👍", "Good reply")}${thumb(-1, "👎", "Bad reply")}
     <input maxlength="8000" aria-label="What was good or wrong, in words" placeholder="What was good or wrong, in words" value=${text} onInput=${(event) => setText(event.currentTarget.value)}/>
+    <input maxlength="8000" aria-label="The reply as it should have been" placeholder="I would have said …" value=${right} onInput=${(event) => setRight(event.currentTarget.value)}/>
     <button>Send feedback</button><output class="soft">${state}</output></form>`;
+}
+
+/** Two replies to the same prompt: the one that is chosen is what the other should have been. */
+function Choose({ ids, refresh }) {
+  const [state, setState] = useState("");
+  const choose = (better, than) => ask("/feedback", { response_id: better, better_than: than }).then(() => { setState("Stored."); refresh(); }, (error) => setState(`Not stored: ${error.message}`));
+  return html`<p class="toolbar"><button type="button" onClick=${() => choose(ids[0], ids[1])}>The left reply is better</button><button type="button" onClick=${() => choose(ids[1], ids[0])}>The right reply is better</button><output class="soft">${state}</output></p>`;
 }
 
 /** The chat with its feedback; the same prompt beside the base model or an older version, both at temperature 0. */
@@ -92,7 +100,7 @@ function Chat({ model, versions, refresh }) {
     setWords("");
     setBusy(true);
     const live = stream(model, messages, options, (text, version) => change(number, { live: text, version })).then((found) => change(number, { id: found.id }));
-    const other = beside ? stream(`${model}@${beside}`, messages, { ...options, store: false }, (text, version) => change(number, { before: text, beside: version })) : null;
+    const other = beside ? stream(`${model}@${beside}`, messages, options, (text, version) => change(number, { before: text, beside: version })).then((found) => change(number, { other: found.id })) : null;
     const failed = (await Promise.allSettled([live, other])).filter((each) => each.reason).map((each) => each.reason.message);
     if (failed.length) { change(number, { failed: failed.join(" ") }); setWords(words); }
     setBusy(false);
@@ -102,6 +110,7 @@ function Chat({ model, versions, refresh }) {
   return html`<h3>Chat and teach</h3><div class="card"><div role="log" aria-live="polite" aria-busy=${String(busy)} aria-label="Conversation">${turns.map((turn) => html`<article class="turn"><p class="soft">${turn.asked}</p>
       <div class="pair-of-replies">${turn.beside && html`<div class="side"><p class="soft">before: <span class="tag">${turn.beside}</span></p><pre>${turn.before}</pre></div>`}
       <div class="side"><p class="soft">live: <span class="tag on live">${turn.version}</span></p><pre class="said">${turn.live}</pre>${turn.id && html`<${Teach} id=${turn.id} refresh=${refresh}/>`}</div></div>
+      ${turn.id && turn.other && html`<${Choose} ids=${[turn.other, turn.id]} refresh=${refresh}/>`}
       ${turn.failed && html`<p role="alert" class="note bad">${turn.failed}</p>`}</article>`)}</div>
     <form onSubmit=${send}><details><summary class="soft">System message</summary><textarea rows="3" maxlength="20000" aria-label="System message" value=${system} onInput=${(event) => setSystem(event.currentTarget.value)}></textarea></details>
       <label for="prompt">Message</label><textarea id="prompt" ref=${box} rows="2" maxlength="20000" aria-describedby="keys" value=${words} onInput=${(event) => setWords(event.currentTarget.value)} onKeyDown=${press}></textarea>
@@ -114,7 +123,7 @@ function Exchange({ item }) {
   const asked = item.messages.filter((one) => one.role === "user" || one.role === "tool").at(-1), told = item.feedback;
   return html`<div class="card exchange"><p class="soft"><span class=${`tag ${item.state === "rejected" ? "bad" : ""}`} title=${item.reason}>${item.state}</span> ${item.adapter} ${nameOf(item.version || "") || "base"} ${item.family} ${since(item.created)}</p>
     <p class="soft">${String(asked?.content ?? item.raw ?? "").slice(0, 1500)}</p><p>${item.reply.slice(0, 1500)}</p>
-    <p class="soft">${told ? html`${told.reward === null ? "" : html`<span class=${`tag ${told.reward > 0 ? "good" : "bad"}`}>${told.reward > 0 ? "+" : ""}${told.reward.toFixed(2)}</span>`} ${told.source} ${told.text.slice(0, 600)}` : "no feedback yet"}</p></div>`;
+    <p class="soft">${told ? html`${told.reward === null ? "" : html`<span class=${`tag ${told.reward > 0 ? "good" : "bad"}`}>${told.reward > 0 ? "+" : ""}${told.reward.toFixed(2)}</span>`} ${told.source} ${told.text.slice(0, 600)} ${told.correction ? `should have been: ${told.correction.slice(0, 600)}` : ""}` : "no feedback yet"}</p></div>`;
 }
 
 const Check = ({ check }) => {
@@ -124,7 +133,8 @@ const Check = ({ check }) => {
 
 function Versions({ row, act, learn }) {
   return html`<h3>Versions</h3><div class="card"><div class="head"><span class="soft">Newest first. A version goes live when its gate passes it, or by the button.</span>
-      <button onClick=${() => act("rollback", {})}>Roll back</button><button onClick=${() => act("rollback", { to: "base" })}>Back to the base model</button></div>
+      <button onClick=${() => act("rollback", {})}>Roll back</button><button onClick=${() => act("rollback", { to: "base" })}>Back to the base model</button>
+      <button onClick=${() => act(row.frozen ? "thaw" : "freeze", {})}>${row.frozen ? "Learn again" : "Learn no more"}</button></div>
     ${row.versions.length === 0 ? html`<p class="soft">No version yet: the base model answers.</p>` : html`<div class="scroll" tabindex="0" role="region" aria-label="Versions"><table><thead><tr>${["Version", "State", "Gate", "Learned from", "Its rewards, mean", "Count", "Created", ""].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${row.versions.map((item) => {
         const state = item.label === row.live ? "live" : item.label === row.canary ? "canary" : item.state;
@@ -169,7 +179,7 @@ function Board({ leave }) {
       <div class="tiles">${tile("Live version", live || "base", row.canary ? `canary ${nameOf(row.canary)}` : "")}${tile("Gradient steps", scope.step ?? 0, `${scope.updates?.length ?? 0} shown below`)}
         ${tile("Learner", status.learner.state, status.learner.error || "no error")}${tile("Ready to learn from", scope.counts?.ready ?? 0, "exchanges with feedback")}
         ${tile("Replies under way", used.streams, `at most ${used.streams_at_once}`)}</div>
-      <h3>Learning</h3>${(scope.held_up ?? []).map((one) => html`<p class=${`note ${["too few", "ahead", "held out"].includes(one.kind) ? "" : "warn"}`}>${one.why.slice(0, 1).toUpperCase()}${one.why.slice(1)}. <span class="soft">What would help: ${one.help}.</span></p>`)}
+      <h3>Learning</h3>${(scope.held_up ?? []).map((one) => html`<p class=${`note ${["too few", "ahead"].includes(one.kind) ? "" : "warn"}`}>${one.why.slice(0, 1).toUpperCase()}${one.why.slice(1)}. <span class="soft">What would help: ${one.help}.</span></p>`)}
       <div class="tiles wide">${CURVES.map(([field, title, unit]) => html`<${Curve} key=${field} title=${title} unit=${unit} name=${field} rows=${(field === "reward" ? row.rewards : scope.updates) ?? []} axis=${field === "reward" ? "version" : "step"}/>`)}</div>
       <${Versions} row=${row} act=${act} learn=${setWanted}/>
       <h3>What ${name ? `version ${name}` : "a version"} learned from</h3>${found.trouble && html`<p class="note warn">${found.trouble}</p>`}
