@@ -74,7 +74,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run static:paper", "it has default, and static?SETTING=VALUE"),
         (
             "run icrl?rewads=zero",
-            "icrl has no setting 'rewads'; did you mean rewards?; it has temperature, instruction, ",
+            "icrl has no setting 'rewads'; did you mean rewards?; it has temperature, wording, instruction, ",
         ),
         ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
         ("run icrl --env toy --prior uniform --max-memory-tokens -1", "max_memory_tokens"),
