@@ -26,7 +26,6 @@ from waiting import let_others_run, until
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
-from learngraph.graphs.wiring.supersteps import UncheckpointedGraph, merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.lessons.versions import LibraryVersions
@@ -585,13 +584,6 @@ def test_every_step_can_be_checkpointed_and_messages_come_back(monkeypatch: pyte
     out = graph.invoke(None, middle.config)
     assert "NameError" in out["transcript"]
     assert children() <= before
-
-
-def test_merged_it_plays_the_same() -> None:
-    script = turns(python("x = 6 * 7\nx"), AIMessage("42"))
-    plain, merged = agent(script)[0], merge_steps(agent(script)[0])
-    assert play(plain) == play(merged)
-    assert play(UncheckpointedGraph(plain)) == play(plain)
 
 
 def over_http(request: dict[str, Any]) -> dict[str, Any]:
