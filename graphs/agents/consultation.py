@@ -11,8 +11,6 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from langchain.agents.middleware import ModelRequest
-from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, SystemMessage
 from langchain_core.runnables import Runnable
@@ -21,6 +19,12 @@ from langgraph.errors import GraphBubbleUp
 from ...memory.records import Task
 from ...nodes.lesson_prompts import append_section
 from ..wiring.inputs import DEFAULT_WINDOW
+
+try:
+    from langchain.agents.middleware import ModelRequest
+    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
+except ImportError as error:
+    raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
 __all__ = ["Advice", "Consultation", "PendingCall", "Place"]
 
