@@ -23,7 +23,7 @@ state's similarity w_i; a: a candidate; G_avg and S^2: mean and variance of all 
                   how far a single return strays from its neighbour's mean; S^2 counts as one observation
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
                          (the fraction is 0 where all A are 0)
-                         + bonus / sqrt(1 + n(a))                                                    Eq. 6'
+                         + bonus / sqrt(1 + n(a)); both no less than bonus where n(a), Q > 0, A >= 0  Eq. 6'
                          - rho (m(a) + share of the visits to a that ended an episode with nothing earned)  Eq. 26'
               with N(s) empty: A~(s, a) = -rho m(a)
     modulate  z'(s, a) = z(s, a) + beta A~(s, a), from at least z = log min_prior where n(a) > 0 and

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
@@ -414,12 +414,17 @@ def read_number(value: Any) -> float | None:
         return None
 
 
-def read_options(
-    reply: str, admissible: Sequence[str] = (), admit: Callable[[str], str] = lambda action: ""
-) -> dict[str, float]:
-    """The actions that a reply proposes, with their confidences, from 0 to 1 or from 0 to 100.
+class StatedOptions(NamedTuple):
+    """The actions that a reply proposes, with their confidences, from 0 to 1 or from 0 to 100."""
 
-    An option that cannot be read, or is not admissible, is left out; the others stand.
+    confidences: dict[str, float]
+    """Those of actions that the world takes."""
+    unlisted: dict[str, float]
+    """Those of actions that it does not list."""
+
+
+def read_options(reply: str, admissible: Sequence[str] = (), admit: Callable[[str], str] = lambda action: "") -> StatedOptions:
+    """The options in a reply. One that cannot be read is left out; the others stand.
 
     Args:
         reply: text without thoughts, with `{"options": [{"action": "...", "confidence": 60}, ...]}`. The list may stand
@@ -428,7 +433,7 @@ def read_options(
         admit: an action that is not listed -> the form in which the world takes it all the same; empty if it does not.
 
     Raises:
-        Unreadable: no option is left; names what is wrong with the first one.
+        Unreadable: none is an action that the world takes; names what is wrong with the first one.
     """
     options = read_values(reply, "options")
     if isinstance(options, Mapping) and not any(str(key).lower() == "action" for key in options):
@@ -440,29 +445,25 @@ def read_options(
         if "action" not in single:
             raise Unreadable('asked for {"options": [...]}, got no list of options')
         options = [single]
-    found: dict[str, float] = {}
-    wrong: list[str] = []
+    stated, wrong = StatedOptions({}, {}), list[str]()
     for option in options:
         try:
-            action, confidence = _read_option(option, admissible, admit)
+            written, confidence = _read_option(option)
         except Unreadable as unreadable:
             wrong.append(str(unreadable))
-        else:
-            found[action] = max(confidence, found.get(action, 0.0))
-    if not found:
+            continue
+        action = (find_action(written, admissible) or admit(written)) if admissible else [*_peel(written)][-1]
+        found = stated.confidences if action else stated.unlisted
+        found[action or written] = max(confidence, found.get(action or written, 0.0))
+        wrong += [] if action else [unlisted_message(written, admissible)]
+    if not stated.confidences:
         raise Unreadable(wrong[0])
-    return found
+    return stated
 
 
-def _read_option(option: Any, admissible: Sequence[str], admit: Callable[[str], str]) -> tuple[str, float]:
+def _read_option(option: Any) -> tuple[str, float]:
     held = {str(key).strip().lower(): value for key, value in option.items()} if isinstance(option, Mapping) else {}
     written, confidence = held.get("action"), read_number(held.get("confidence", held.get("probability")))
     if not isinstance(written, str) or not _has_content(written) or confidence is None or not 0 <= confidence <= 100:
         raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {shorten(str(option))}")
-    if not admissible:
-        *_, bare = _peel(written)
-        return bare, confidence
-    action = find_action(written, admissible) or admit(written)
-    if not action:
-        raise Unreadable(unlisted_message(written, admissible))
-    return action, confidence
+    return written, confidence

@@ -208,8 +208,10 @@ class GuardedAdvice:
       untried action is worth the average only: what works is kept.
     - The advantage is divided by the largest |A| plus its standard error: a gap that the visits confirm counts fully, however
       small; a gap within the noise counts little.
-    - The shift of an action grows by `bonus` / sqrt(1 + visits), and falls by `penalty` for each time that the running episode
-      took it in this very state without progress since, and by `penalty` times the share of its visits that lost an episode.
+    - The shift of an action grows by `bonus` / sqrt(1 + visits). Of an action that has earned something and is not behind the others it is
+      `bonus` at least, as that of an untried one: curiosity does not turn a success against itself. It falls by `penalty` for each time
+      that the running episode took the action in this very state without progress since, and by `penalty` times the share of its
+      visits that lost an episode.
     - Nothing is drawn at random. With a constant added to all returns the advantages stay what they are.
     """
 
@@ -233,12 +235,12 @@ class GuardedAdvice:
         a = advantages(q, value)
         ratios = _confidence_ratios(a, counts, neighbours, state["variance"], self.kappa)
         lost = loss_shares(neighbours)
-        shifts = {
-            action: ratios[action]
-            + (self.bonus / (1 + counts[action]) ** 0.5 if neighbours else 0.0)
-            - self.penalty * (repeats.get(action, 0) + lost.get(action, 0.0))
-            for action in actions
-        }
+        shifts = {}
+        for action in actions:
+            shift = ratios[action] + (self.bonus / (1 + counts[action]) ** 0.5 if neighbours else 0.0)
+            if counts[action] and q[action] > 0 and a[action] > -1e-12:
+                shift = max(shift, self.bonus)
+            shifts[action] = shift - self.penalty * (repeats.get(action, 0) + lost.get(action, 0.0))
         return _advice(state, value, q, a, shifts, counts, set())
 
 

@@ -257,11 +257,12 @@ def _lose_step(bad: BadReply, state: Any) -> Proposal:
     return {"candidates": [Candidate(NO_ACTION, 0.0)], "vote": False, "lost": str(bad), "usage": Usage(lost_steps=1)}
 
 
-def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
-    missing = [letter for letter in letters if letter not in seen]
+def _complete(seen: Mapping[str, float], options: Sequence[str]) -> list[float]:
+    """Log-probabilities of all options: those that are known, and the rest in equal shares, none above the least that is known."""
+    missing = [one for one in options if one not in seen]
     rest = max(1 - sum(map(math.exp, seen.values())), 1e-9) / max(len(missing), 1)
     floor = min(*seen.values(), math.log(rest), 0.0)
-    return [seen.get(letter, floor) for letter in letters]
+    return [seen.get(one, floor) for one in options]
 
 
 def verbalized_policy(
@@ -269,7 +270,9 @@ def verbalized_policy(
 ) -> Ask[ObservationChannel | State, Proposal]:
     """Ask for actions with confidences, as an `OptionsView` says; a logit is the log of a confidence, with a floor.
 
-    `admit` is for worlds that take more actions than they list, such as any text in a field of a web page.
+    Confidence in actions that the world does not list is doubt, which the listed actions that were not named share (`_complete`). Where it
+    is half of the whole or more, the model is asked once more, with the nearest action. `admit` is for worlds that take more actions than
+    they list, such as any text in a field of a web page.
     """
     asked = view if isinstance(view, OptionsView) else OptionsView(view)
     prompt, listed = Prompt.load(asked.prompt, prompts), "act/suggested" if admit else asked.listed
@@ -282,11 +285,17 @@ def verbalized_policy(
 
     def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
         here = state["observation"]
-        stated = read_options(answer_text(reply), here.actions, partial(admit, here) if admit else lambda action: "")
-        whole = sum(stated.values()) or 1.0 if asked.is_normalised else 100.0 if max(stated.values()) > 1 else 1.0
-        logits = [math.log(max(confidence / whole, MIN_CONFIDENCE)) for confidence in stated.values()]
-        logits = log_softmax(logits) if asked.is_normalised else logits
-        return {"candidates": [Candidate(action, z) for action, z in zip(stated, logits, strict=True)]}
+        known, unlisted = read_options(answer_text(reply), here.actions, partial(admit, here) if admit else lambda action: "")
+        lost, top = sum(unlisted.values()), max(*known.values(), *unlisted.values(), 0.0)
+        whole = sum(known.values()) + lost or 1.0 if asked.is_normalised else 100.0 if top > 1 else 1.0
+        logits = {action: math.log(max(confidence / whole, MIN_CONFIDENCE)) for action, confidence in known.items()}
+        proposed: Proposal = {"candidates": [Candidate(action, z) for action, z in logits.items()]}
+        if asked.is_normalised:
+            options = list(dict.fromkeys([*known, *(here.actions if lost else ())]))
+            proposed = {"candidates": candidates_from_logits(options, _complete(logits, options))}
+        if lost and lost >= sum(known.values()):
+            raise DoubtfulReply(unlisted_message(max(unlisted, key=lambda one: unlisted[one]), here.actions), proposed)
+        return proposed
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
     return Ask(asked.prompt, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form)

@@ -357,14 +357,16 @@ def test_eq_4_prime_an_untried_action_is_worth_the_lower_of_average_and_state() 
 def test_eq_5_7_25_and_6_prime_by_hand() -> None:
     """One neighbour: two visits to a, mean 3, squared deviations 2. Average 4, variance 7: U = min(4, 3) = 3.
 
-    Q(a) = (2 * 3 + .5 * 3) / 2.5 = 3 and Q(b) = 3: a tie, so only the bonus differs: .25 / sqrt(3) and .25.
+    Q(a) = (2 * 3 + .5 * 3) / 2.5 = 3 and Q(b) = 3: a tie, and since a has earned something, both have the bonus.
     With average 1: U = 1, Q(a) = (6 + .5) / 2.5 = 2.6, Q(b) = 1, their mean 1.8, A = +-.8.
     sigma^2 = (2 + 7) / (1 + 1) = 4.5; the top is a, with n + kappa = 2.5: scale = .8 + sqrt(4.5 / 2.5).
     """
     here = [Neighbour("x", 1.0, "a", 2, 3.0, m2=2.0)]
     tie = guarded(here, average=4.0, variance=7.0, a=0.5, b=0.5)
     assert [e.value for e in tie["estimates"]] == pytest.approx([3.0, 3.0])  # type: ignore[attr-defined]
-    assert shifts_of(tie) == pytest.approx({"a": 0.25 / 3**0.5, "b": 0.25})
+    assert shifts_of(tie) == pytest.approx({"a": 0.25, "b": 0.25})
+    idle = guarded([Neighbour("x", 1.0, "a", 2, 0.0)], average=4.0, variance=7.0, a=0.5, b=0.5)
+    assert shifts_of(idle) == pytest.approx({"a": 0.25 / 3**0.5, "b": 0.25})
     above = guarded(here, average=1.0, variance=7.0, a=0.5, b=0.5)
     assert [e.value for e in above["estimates"]] == pytest.approx([2.6, 1.0])  # type: ignore[attr-defined]
     assert [e.advantage for e in above["estimates"]] == pytest.approx([0.8, -0.8])  # type: ignore[attr-defined]
@@ -419,6 +421,20 @@ def test_a_right_near_certain_action_stays_first_after_a_win_judged_on_a_dense_s
     assert chances_of(won)["take coin"] > 0.97
 
 
+@pytest.mark.parametrize("prior", [0.34, 0.6])
+@pytest.mark.parametrize(("average", "wins"), [(15.3, 1), (15.3, 5), (9.0, 1)])
+def test_a_success_does_not_lower_an_unsure_winner(prior: float, average: float, wins: int) -> None:
+    """Judged 10. Where other steps returned more on average, U = V = 10 and all A are 0: the winner has the bonus of the others, .25, and
+    keeps its prior. Where they returned less, it gains."""
+    others = dict.fromkeys(OTHERS, (1 - prior) / 6)
+    won = guarded(visits(**{"take coin": [10.0] * wins}), average=average, variance=20.0, **{"take coin": prior}, **others)  # type: ignore[arg-type]
+    if average > 10:
+        assert chances_of(won)["take coin"] == pytest.approx(prior)
+        assert set(shifts_of(won).values()) == {0.25}
+    else:
+        assert chances_of(won)["take coin"] > prior + 0.1
+
+
 @pytest.mark.parametrize("visits_here", [1, 2, 3])
 @pytest.mark.parametrize("payoff", [0.0, 1.0])
 def test_small_neighbourhoods_do_not_flip_a_strong_prior_out_of_curiosity(visits_here: int, payoff: float) -> None:
@@ -457,7 +473,8 @@ def test_a_constant_added_to_all_returns_changes_no_advantage(offset: float, see
     there = [Neighbour(str(i), 1.0, a, 1, g + offset) for i, (a, g) in enumerate(seen)]
     mean = sum(g for _, g in seen) / len(seen)
     one, two = (
-        guarded(n, average=average, variance=1.0, a=0.3, b=0.3, c=0.4) for n, average in ((here, mean), (there, mean + offset))
+        guarded(n, average=average, variance=1.0, bonus=0.0, a=0.3, b=0.3, c=0.4)
+        for n, average in ((here, mean), (there, mean + offset))
     )
     assert list(shifts_of(one).values()) == pytest.approx(list(shifts_of(two).values()), abs=1e-6)
 

@@ -297,11 +297,11 @@ TWO = {"move north": 60.0, "take coin": 40.0}
     ],
 )
 def test_every_way_to_write_options(reply: str, options: dict[str, float]) -> None:
-    assert read_options(reply, ACTIONS) == options
+    assert read_options(reply, ACTIONS).confidences == options
 
 
 def test_options_of_a_world_without_a_list_are_cleaned() -> None:
-    assert read_options('{"options": [{"action": "- `dig hole`.", "confidence": ".6"}]}') == {"dig hole": 0.6}
+    assert read_options('{"options": [{"action": "- `dig hole`.", "confidence": ".6"}]}').confidences == {"dig hole": 0.6}
 
 
 # Votes, letters, numbers, JSON

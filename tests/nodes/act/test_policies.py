@@ -1,6 +1,7 @@
 """One contract for the ways to get logits: log-probabilities <= 0, one per option, summing to 1; and what goes wrong."""
 
 import asyncio
+import json
 import math
 import re
 from pathlib import Path
@@ -24,6 +25,7 @@ from learngraph.nodes.act.policies import (
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
+from tests.support.scripted_chat import ScriptedChat
 
 ACTIONS = ("go north", "go south", "open the door", "take the lamp")
 
@@ -180,6 +182,26 @@ def test_verbalized_malformed_replies(reply: str, words: str) -> None:
     assert lost["candidates"] == [Candidate(NO_ACTION, 0.0)]
     assert words in lost["lost"]
     assert lost["lost"].startswith("act/options: ")
+
+
+@pytest.mark.parametrize(
+    ("flying", "asked", "chances"),
+    [
+        # .4 / 3 each for the three that were not named
+        (40, 1, {"take the lamp": 0.6, "go north": 0.4 / 3, "go south": 0.4 / 3, "open the door": 0.4 / 3}),
+        # .9 / 3 each, but none above the .1 of the one that was named: a quarter each
+        (90, 2, dict.fromkeys(ACTIONS, 0.25)),
+        (0, 1, {"take the lamp": 1.0}),
+    ],
+)
+def test_confidence_in_what_is_not_listed_is_doubt(flying: int, asked: int, chances: dict[str, float]) -> None:
+    """From half of the whole on the model is asked once more, and told the nearest action."""
+    fly = [{"action": "fly north", "confidence": flying}][: bool(flying)]
+    model = ScriptedChat(replies=[json.dumps({"options": [*fly, {"action": "take the lamp", "confidence": 100 - flying}]})])
+    found = ask(verbalized_policy(model, RecentStepsPrompt(Journal())), state())
+    assert {one.action: math.exp(one.logit) for one in found} == pytest.approx(chances)
+    assert len(model.asked) == asked
+    assert ("'fly north' is not among the actions listed; the nearest: 'go north'" in model.prompt(asked - 1)) == (asked > 1)
 
 
 def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:
