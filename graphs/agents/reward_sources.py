@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
-from ...memory.conversations.store import finite_reward
+from ...memory.conversations.store import Rating, finite_reward
 from ...memory.errors import UserError
 
 __all__ = ["RewardScale", "judge_source", "read_reward"]
@@ -127,3 +127,9 @@ def rank_rewards(order: Sequence[str]) -> dict[str, float]:
     if len(order) < 2 or len(set(order)) < len(order):
         raise UserError(f"a ranking has two attempts or more, each once; got {list(order)}")
     return {id: 1 - place / (len(order) - 1) for place, id in enumerate(order)}
+
+
+def rating_text(rating: Rating) -> str:
+    """A rating in words."""
+    given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
+    return f"{rating.source} gave it {given}{f': {rating.text}' if rating.text else ''}"

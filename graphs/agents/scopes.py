@@ -28,7 +28,7 @@ from ...memory.conversations.store import Conversation, ConversationStore, Ratin
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
-from .reward_sources import RewardScale, rank_rewards
+from .reward_sources import RewardScale, rank_rewards, rating_text
 from .scope_values import AgentScope
 from .status import LearnerStatus
 
@@ -307,7 +307,7 @@ class ScopedLearner(Generic[Index]):
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             lines += [f"  {line}" for entry in turn.advice for line in self.describe(entry)] or ["  no advice was recorded"]
-            lines += [f"  {_rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
+            lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
         return "\n".join(lines)
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
@@ -398,8 +398,3 @@ class ScopedLearner(Generic[Index]):
                     LOG.warning("%s: %s is left out of memory: %s", self.method, one.id, error)
             memory.looked = now
         return memory
-
-
-def _rating_text(rating: Rating) -> str:
-    given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
-    return f"{rating.source} gave it {given}{f': {rating.text}' if rating.text else ''}"
