@@ -11,6 +11,7 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
 from ...nodes.act.choose import softmax
+from ...tools.notebook.tables import to_line
 from ..wiring.mermaid import read_flow
 from ..wiring.picture import describe_node
 
@@ -19,7 +20,6 @@ __all__ = []
 MAX_TEXT = 20_000
 MAX_ROWS = 200
 MAX_DEPTH = 5
-MAX_LINE = 110
 
 
 def show_graph(text: str, graph: Any = None) -> dict[str, Any]:
@@ -77,7 +77,10 @@ def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
     elif isinstance(value, Sequence | Set) and not isinstance(value, bytes) and len(value):
         rows = list(value)
         kinds = {type(one).__name__ for one in rows}
-        shown["line"] = f"{len(rows):,} × {kinds.pop() if len(kinds) == 1 else 'values'}" if len(rows) > 1 else shown["line"]
+        if isinstance(rows[0], BaseMessage):
+            shown["open"] = True  # a conversation is what its reader looks for
+        elif len(rows) > 1:
+            shown["line"] = f"{len(rows):,} × {kinds.pop() if len(kinds) == 1 else 'values'}"
         if depth < MAX_DEPTH:
             shown |= _rows(rows, depth)
         if len(rows) > MAX_ROWS:
@@ -104,30 +107,6 @@ def _members(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         return {str(name): part for name, part in value.items()}
     return None
-
-
-def to_line(value: Any, limit: int = MAX_LINE) -> str:
-    """A value in one short line."""
-    match value:
-        case None:
-            text = "–"
-        case str():
-            text = " ⏎ ".join(value.strip().splitlines()) if len(value) < 10 * limit else value[: 10 * limit]
-        case bool():
-            text = "yes" if value else "no"
-        case float():
-            text = f"{value:.4g}"
-        case [] | ():
-            text = "none"
-        case BaseMessage():
-            calls = ", ".join(str(call.get("name", "?")) for call in getattr(value, "tool_calls", ()))
-            text = f"{value.type}: {' '.join(str(value.text).split())}" + (f" (calls {calls})" if calls else "")
-        case _:
-            try:
-                text = " ".join(repr(value).split())
-            except Exception as error:  # a value of the user's whose repr fails
-                text = f"({type(value).__name__}, whose repr raises {type(error).__name__})"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def decision_bars(state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from itertools import count
 from threading import Event, Lock
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from ...memory.errors import UserError
@@ -49,10 +50,13 @@ class _Branch:
     level: int = 0
     """Number of graphs around the one in which it was forked."""
     path: list[StateSnapshot] = field(default_factory=list)
+    end: RunnableConfig | None = None
+    """The place up to which `path` was read: Python may have moved the walk on since."""
 
     def read(self) -> None:
         """Read the moments that led to its place, in the graph in which it stands."""
         self.path = self.walk.path()
+        self.end = self.walk.place
 
     @property
     def here(self) -> int:
@@ -108,8 +112,26 @@ class WalkSession:
 
     # -- looking ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def walks(self) -> dict[str, Walk]:
+        """The walks by the names that the page shows: runs, and the what-ifs that were forked from them."""
+        return {one.name: one.walk for one in self._branches.values()}
+
+    def _follow(self) -> None:
+        """Read the walks that Python has moved on, unless one is running."""
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            for branch in self._branches.values():
+                if branch.walk.place != branch.end:
+                    branch.read()
+                    self._version += 1
+        finally:
+            self._busy.release()
+
     def overview(self) -> dict[str, Any]:
         """All that the page shows of the walks but their moments."""
+        self._follow()
         branches = list(self._branches.values())
         running, branch = self._busy.locked(), self._branches.get(self._current)
         return {

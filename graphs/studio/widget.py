@@ -1,5 +1,7 @@
 """The run view of the studio in a notebook: `learngraph.studio(walk)`, or `learngraph.studio("runs/mine")` for a recorded run.
 
+It follows the walk when Python moves it; what-ifs that are made with the mouse are `view.walks["what-if 1"]` in Python.
+
 It is the page's own front end as a widget (anywidget, of the extra `[notebook]`). Where widgets do not run (a notebook on a code host, an
 export, a kernel without anywidget) a still picture of the graph is shown in its place.
 """
@@ -31,6 +33,11 @@ class StudioView:
     def __init__(self, studio: Studio, view: str, still: Any) -> None:
         self.studio, self.view = studio, view
         self._still = still
+
+    @property
+    def walks(self) -> dict[str, Walk]:
+        """The walks that it shows, by name: `run 1`, and each what-if made here as `what-if 1`, ...; empty for a recorded run."""
+        return self.studio.walk.walks if self.studio.walk is not None else {}
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a message of the front end: {number, name, args} -> {number, found}, or {number, error, details}."""

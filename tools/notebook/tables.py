@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from langchain_core.messages import BaseMessage, ToolMessage
 from langgraph.channels import LastValue
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -13,7 +14,10 @@ from pydantic.errors import PydanticUserError
 from ...memory.display import Table
 from ...memory.errors import UserError
 
-__all__ = ["StepperError", "Table", "table"]
+__all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_line"]
+
+MAX_LINE = 110
+"""Characters of a value in one line."""
 
 
 class StepperError(UserError, ValueError):
@@ -37,22 +41,61 @@ def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
     names = tuple(show or known)
     if unknown := [name for name in names if name not in known]:
         raise StepperError(f"there is no column {unknown[0]!r}; there are {', '.join(known)}")
-    return Table(names, tuple(tuple(shorten(one, name) for name in names) for one in records))
+    rows = [[one[name] if isinstance(one, Mapping) else getattr(one, name) for name in names] for one in records]
+    return Table(names, tuple(tuple(map(to_line, row)) for row in rows))
 
 
-def shorten(holder: Any, name: str, limit: int = 110) -> str:
-    """The value of a field as a short text in one cell."""
-    value = holder[name] if isinstance(holder, Mapping) else getattr(holder, name)
+def to_line(value: Any, limit: int = MAX_LINE) -> str:
+    """A value in one line of at most `limit` characters; a longer one ends in an ellipsis."""
     match value:
+        case None:
+            text = "–"
         case str():
-            text = value
+            text = " ⏎ ".join(value.strip().splitlines()) if len(value) < 10 * limit else value[: 10 * limit]
         case float():
-            text = f"{value:.3g}"
+            text = f"{value:.4g}"
+        case [] | ():
+            text = "none"
+        case BaseMessage():
+            text = message_line(value)
+        case [BaseMessage(), *_]:
+            text = f"{len(value)} messages, the last: {to_line(value[-1], limit)}"
         case [first, _, *_]:
-            text = f"{len(value)} of these: {first!r}"
+            text = f"{len(value)} of these: {to_line(first, limit)}"
         case _:
-            text = repr(value)
+            try:
+                text = " ".join(repr(value).split())
+            except Exception as error:  # a value of the user's whose repr fails
+                text = f"({type(value).__name__}, whose repr raises {type(error).__name__})"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def channel_rows(name: str, value: Any) -> list[tuple[str, str]]:
+    """The rows of a channel in a table of a state: (name, line), with a line for each message of a conversation."""
+    if isinstance(value, Sequence) and value and isinstance(value[0], BaseMessage):
+        return [(name if not number else "", to_line(one)) for number, one in enumerate(value)]
+    return [(name, to_line(value))]
+
+
+def message_line(message: BaseMessage) -> str:
+    """A message as a person reads it, in one line: who speaks, what is said and shown, and the tools that are called.
+
+    `human: It arrived broken. [image]`, `ai -> resolve(how='refund')`, `tool resolve: refund: arranged`.
+    """
+    speaker = f"{message.type} {message.name}" if message.name and isinstance(message, ToolMessage) else message.type
+    said = [" ".join(str(message.text).split())]
+    said += [
+        f"[{kind}]"
+        for block in message.content_blocks
+        if (kind := block["type"]) not in ("text", "tool_call", "invalid_tool_call")
+    ]
+    calls = [
+        f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in call['args'].items())})"
+        for call in getattr(message, "tool_calls", ())
+    ]
+    calls += [f"{call['name']}({call['args']}), which cannot be read" for call in getattr(message, "invalid_tool_calls", ())]
+    words = " ".join(filter(None, said))
+    return " ".join([f"{speaker}: {words}" if words else speaker, *(["->", ", ".join(calls)] if calls else [])])
 
 
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
@@ -95,6 +138,6 @@ def _check(name: str, hint: Any, value: Any) -> None:
         wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
         told = f"{name}{where}" if where else name
         raise StepperError(
-            f"the channel {name!r} holds {wanted}, got {shorten({'it': value}, 'it')!s} ({type(value).__name__}); {told}: "
+            f"the channel {name!r} holds {wanted}, got {to_line(value)} ({type(value).__name__}); {told}: "
             f"{first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import count, pairwise, zip_longest
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,7 +39,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Invocation, find_subgraph, innermost, pause_in
-from .tables import StepperError, Table, check_channels, shorten, table
+from .tables import StepperError, Table, channel_rows, check_channels, table, to_line
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
@@ -347,9 +347,13 @@ class Walk:
         path = self.path()
         now, before = self.state, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)
-        changed = frozenset(i for i, name in enumerate(names) if now.get(name) != before.get(name))
-        rows = tuple((name, shorten(now, name)) for name in names if name in now)
-        return Table(("channel", "value"), rows, changed, title=str(self))
+        rows, changed = list[tuple[str, str]](), set[int]()
+        for name in filter(now.__contains__, names):
+            lines, old = channel_rows(name, now[name]), channel_rows(name, before[name]) if name in before else []
+            if now[name] != before.get(name):
+                changed |= {len(rows) + i for i, line in enumerate(lines) if old[i : i + 1] != [line]} or {len(rows)}
+            rows += lines
+        return Table(("channel", "value"), tuple(rows), frozenset(changed), title=str(self))
 
     def __str__(self) -> str:
         where = "".join(f"{one.node}[{one.number}] > " for one in self.inside)
@@ -357,7 +361,7 @@ class Walk:
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()
-        told = f", which asks {shorten({'it': self.question}, 'it')}" if asked else ""
+        told = f", which asks {to_line(self.question)}" if asked else ""
         names = [f"{name} ({times} times)" if times > 1 else name for name, times in Counter(self.next).items()]
         return f"{place}, before {' and '.join(names)}{told}"
 
@@ -484,20 +488,23 @@ def _merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
     return {**config, "configurable": {**config.get("configurable", {}), **place["configurable"]}}
 
 
-def start(graph: Graph, input: Any, thread: str = "1", config: RunnableConfig | None = None) -> Walk:
+def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableConfig | None = None) -> Walk:
     """Begin a run and pause before its first node.
 
     Args:
         graph: compiled with a checkpointer.
         input: the input, as for `graph.invoke`.
-        thread: name of the run for the checkpointer. Use one name per run: a second run of the same name begins with the
-            channels of the first.
+        thread: the run's name for the checkpointer; None: the first of `walk-1`, `walk-2`, ... that the checkpointer does not hold, so that
+            a cell that runs again begins anew. A second run of the same name begins with the channels of the first.
         config: further settings of every call of the graph, such as `{"configurable": {"user": "ann"}}`.
     """
-    place: RunnableConfig = {"configurable": {"thread_id": thread}}
-    given = config or RunnableConfig()
+    given, place = config or RunnableConfig(), RunnableConfig(configurable={"thread_id": thread or ""})
     if graph.checkpointer:
-        _call(graph, is_asynchronous(graph), "invoke", input, _merge(given, place), interrupt_before="*")
+        in_loop = is_asynchronous(graph)
+        if thread is None:
+            threads = ({"configurable": {"thread_id": f"walk-{number}"}} for number in count(1))
+            place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
+        _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
 
 
@@ -505,7 +512,7 @@ def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
     """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted."""
     pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
     rows = tuple(
-        (str(i), *(shorten(values, name) if values and name in values else "–" for name in show for values in pair))
+        (str(i), *(to_line(values[name]) if values and name in values else "–" for name in show for values in pair))
         for i, pair in enumerate(pairs)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])

@@ -10,12 +10,15 @@ from typing import Any
 
 import browser
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from studio_runs import play_run, write_long_run, write_settings, write_steps
 from waiting import PATIENCE, let_others_run
 
+import learngraph
 from learngraph.graphs.studio.command import open_studio
 from learngraph.graphs.studio.options import StudioOptions
-from learngraph.graphs.studio.widget import studio_view, widget_module
+from learngraph.graphs.studio.widget import StudioView, studio_view, widget_module
+from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.tools.serving.studio_server import StudioServer
 
@@ -277,10 +280,12 @@ async def test_texts_of_strangers_stay_texts(tmp_path: Path) -> None:
             assert await opened.run("document.querySelector('.bars').textContent.includes('<img')")
 
 
-async def test_the_widget_shows_a_run_and_asks_its_kernel(tmp_path: Path) -> None:
-    """The widget's module in an empty page, with a stand-in for the kernel's end of the wire: a recorded run's answers."""
-    shown = studio_view(play_run(tmp_path / "mine", episodes=1))
-    async with browser.Browser.open(tmp_path / "profile") as opened:
+@asynccontextmanager
+async def widget_page(
+    shown: StudioView, profile: Path
+) -> AsyncIterator[tuple[browser.Browser, Callable[[str], Awaitable[None]]]]:
+    """The widget's module in an empty page; and a wait for a condition, while which the kernel answers what the widget asks."""
+    async with browser.Browser.open(profile) as opened:
         await opened.go("data:text/html,<body><div id=here></div></body>")
         script = """(async () => {
           const module = await import(URL.createObjectURL(new Blob([%s], { type: "text/javascript" })));
@@ -289,11 +294,43 @@ async def test_the_widget_shows_a_run_and_asks_its_kernel(tmp_path: Path) -> Non
           module.default.render({ model, el: document.getElementById("here") });
         })()"""
         await opened.run(script % (json.dumps(widget_module()), json.dumps(shown.view)))
-        async with asyncio.timeout(PATIENCE):
-            while not await opened.run("document.querySelector('.bars') !== null"):
-                for message in json.loads(await opened.run("JSON.stringify(model.asked.splice(0))")):
-                    answer = json.dumps(shown.answer(message))
-                    await opened.run(f"model.listeners.forEach((heard) => heard({answer}))")
-                await let_others_run()
+
+        async def answer_until(condition: str) -> None:
+            async with asyncio.timeout(PATIENCE):
+                while not await opened.run(condition):
+                    for message in json.loads(await opened.run("JSON.stringify(model.asked.splice(0))")):
+                        answer = json.dumps(shown.answer(message))
+                        await opened.run(f"model.listeners.forEach((heard) => heard({answer}))")
+                    await let_others_run()
+
+        yield opened, answer_until
+
+
+async def test_the_widget_shows_a_run_and_asks_its_kernel(tmp_path: Path) -> None:
+    shown = studio_view(play_run(tmp_path / "mine", episodes=1))
+    async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
+        await answer_until("document.querySelector('.bars') !== null")
         assert await opened.run(LIT) == "act"
         assert opened.complaints == []
+
+
+async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> None:
+    """In JupyterLab a key that leaves the widget is a command of the notebook: `d d` deletes the cell."""
+    world = learngraph.open_environment("toy")
+    agent = learngraph.jitrl.build(learngraph.MethodInputs(environment=world), checkpointer=InMemorySaver(serde=serializer()))
+    walk = learngraph.step(agent, {"task": world.task(0), "run": "demo", "episode": 0})
+    shown = studio_view(walk)
+    async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
+        await answer_until(f"{LIT} === 'begin'")
+        await opened.run("document.querySelector('.toolbar button.main').click()")
+        await answer_until(f"{LIT} === 'recall'")
+        assert walk.next == ("recall",)
+        await answer_until("document.activeElement === document.querySelector('section.run')")
+        walk.step()
+        await answer_until(f"{LIT} === 'propose'")
+        await opened.run(
+            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'f', bubbles: true, composed: true }))"
+        )
+        await answer_until("document.querySelectorAll('.forks li').length === 2")
+        assert shown.walks["what-if 1"].step().next == ("augment",)
+        assert walk.next == ("propose",)

@@ -167,7 +167,8 @@ def test_values_of_any_size_and_kind_are_shown_within_bounds() -> None:
     assert table["table"] == {"head": ["action", "logit", "source"], "rows": [["a", "-1", "policy"], ["b", "-2", "policy"]]}
     assert [one["name"] for one in show_value(Task("t", "go", 3))["items"]] == ["id", "instruction", "seed"]
     said = show_value([HumanMessage("It broke"), AIMessage("", tool_calls=[{"name": "resolve", "args": {}, "id": "1"}])])
-    assert (said["line"], [one["line"] for one in said["items"]]) == ("2 × values", ["human: It broke", "ai:  (calls resolve)"])
+    assert (said["line"], said["open"]) == ("2 messages, the last: ai -> resolve()", True)
+    assert [one["line"] for one in said["items"]] == ["human: It broke", "ai -> resolve()"]
     many = show_value(list(range(1000)))
     assert (many["line"], len(many["items"]), many["more"]) == ("1,000 × int", MAX_ROWS, 1000 - MAX_ROWS)
     long = show_value("x" * 50_000)

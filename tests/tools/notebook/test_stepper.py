@@ -4,11 +4,13 @@ import operator
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.memory.records import Candidate, Neighbour
+from learngraph.tools.notebook.tables import message_line, to_line
 from learngraph.tools.notebook.walk import StepperError, Walk, bars, compare, start, table
 
 
@@ -97,6 +99,39 @@ def test_the_view_marks_what_changed() -> None:
     assert "<td" in shown._repr_html_()
 
 
+def test_messages_are_read_line_by_line() -> None:
+    picture = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
+    call = {"name": "resolve", "args": {"how": "refund"}, "id": "1"}
+    broken = {"name": "resolve", "args": "{how", "id": "2", "error": "no JSON"}
+
+    def talk(state: MessagesState) -> dict[str, Any]:
+        return {
+            "messages": [
+                AIMessage("Sorry!\n", tool_calls=[call]),
+                ToolMessage("refund: arranged", name="resolve", tool_call_id="1"),
+            ]
+        }
+
+    graph = StateGraph(MessagesState).add_node("talk", talk).add_edge(START, "talk").compile(checkpointer=InMemorySaver())
+    walk = start(graph, {"messages": [HumanMessage([{"type": "text", "text": "It broke."}, picture])]}).step()
+    shown = walk.view()
+    assert shown.rows == (
+        ("messages", "human: It broke. [image]"),
+        ("", "ai: Sorry! -> resolve(how='refund')"),
+        ("", "tool resolve: refund: arranged"),
+    )
+    assert shown.marked == {1, 2}
+    assert to_line(walk.state["messages"]) == "3 messages, the last: tool resolve: refund: arranged"
+    assert message_line(AIMessage("", invalid_tool_calls=[broken])) == "ai -> resolve({how), which cannot be read"
+
+
+def test_a_walk_without_a_name_begins_anew() -> None:
+    graph = counter(InMemorySaver())
+    first, second = (start(graph, {"n": 0, "by": 1}).finish() for _ in range(2))
+    assert first.state["trail"] == second.state["trail"] == [1, 2, 3, 4, 5]
+    assert start(graph, {"n": 0, "by": 1}, thread="walk-2").finish().state["trail"] == [1, 2, 3, 4, 5] * 2
+
+
 def test_errors_in_words() -> None:
     with pytest.raises(StepperError, match="no node 'sub'; there are add, note"):
         begun().until("sub")
@@ -109,7 +144,7 @@ def test_errors_in_words() -> None:
 def test_records_as_a_table() -> None:
     neighbours = [Neighbour("r/0/1", 1.0, "<north>", 3, 0.25), Neighbour("r/1/1", 0.5, "south", 1, 0.123456)]
     shown = table(neighbours, ["action", "mean"])
-    assert shown.rows == (("<north>", "0.25"), ("south", "0.123"))
+    assert shown.rows == (("<north>", "0.25"), ("south", "0.1235"))
     assert "&lt;north&gt;" in shown._repr_html_()
     assert table([]).rows == ()
     with pytest.raises(StepperError, match="no column 'value'"):

@@ -154,6 +154,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
       try { take(await ask("overview", { view })); } catch { /* told already */ }
     }
     setBusy(false);
+    // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
+    if (shortcuts === "inside") root.current?.focus({ preventScroll: true });
   }, [view]);
 
   useEffect(() => {
@@ -188,7 +190,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
   const choose = (id) => { setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const episode = overview.branches.findIndex((one) => one.id === branch);
-  return html`<section class="run" ref=${root} aria-busy=${String(busy)}>
+  return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
     <div class="head"><h2>${overview.title}</h2><span class="soft">${overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}</div>
     ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => ask("act", { view, do: "stop", branch, expected: "" }).catch(report)} busy=${busy} nodes=${nodes}/>`}

@@ -8,10 +8,10 @@ function Cells({ table }) {
 
 /** A named value: its line, and behind it what more there is. */
 export function Value({ value, open = false }) {
-  const { name, line, text, table, items, more, changed } = value;
+  const { name, line, text, table, items, more, changed, open: shown } = value;
   const head = html`<span class="key">${name}</span>${changed && html`<span class="changed" title="changed by the last step">changed</span>`}<span class="line">${line}</span>`;
   if (text === undefined && !table && !items) return html`<div class="value">${head}</div>`;
-  return html`<details class="value" open=${open}><summary>${head}</summary><div class="inner">
+  return html`<details class="value" open=${open || shown}><summary>${head}</summary><div class="inner">
     ${text !== undefined && html`<pre>${text}</pre>`}
     ${table && html`<${Cells} table=${table}/>`}
     ${items?.map((item) => html`<${Value} value=${item}/>`)}
