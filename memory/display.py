@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
 from typing import Any
@@ -31,6 +31,8 @@ class Table:
     marked: frozenset[int] = frozenset()
     """Numbers of the highlighted rows, from 0."""
     title: str = ""
+    whole: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """(row, column) -> the whole text of a cell that is cut, which HTML opens with a click."""
 
     def __str__(self) -> str:
         flat = [tuple(" ".join(cell.split()) for cell in row) for row in self.rows]
@@ -46,13 +48,17 @@ class Table:
         head = "".join(_CELL.format("th", escape(name)) for name in self.head)
         body = "".join(
             f'<tr style="{"background:#fff0d1;color:#222" if i in self.marked else ""}">'
-            + "".join(_CELL.format("td", escape(text)) for text in row)
+            + "".join(_CELL.format("td", self._open_cell(i, j, escape(text))) for j, text in enumerate(row))
             + "</tr>"
             for i, row in enumerate(self.rows)
         )
         title = f"<p>{escape(self.title)}</p>" if self.title else ""
         search = _SEARCH.format(count=len(self.rows)) if len(self.rows) >= SEARCHED else ""
         return f"{title}{search}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _open_cell(self, row: int, column: int, shown: str) -> str:
+        whole = self.whole.get((row, column))
+        return f"<details><summary>{shown}</summary>{escape(whole)}</details>" if whole else shown
 
 
 def make_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], count: int) -> Table:

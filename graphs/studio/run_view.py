@@ -12,13 +12,14 @@ from threading import RLock
 from typing import Any
 
 from ...memory.errors import UserError
+from ...tools.notebook.tables import to_line
 from ..arms import blueprint
 from ..experiments.explain import explain_step
 from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep
 from ..methods import find_method
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
-from .shown_values import decision_bars, show_graph, show_state, to_line
+from .shown_values import decision_bars, show_graph, show_state
 
 __all__ = ["FolderView", "RunView"]
 

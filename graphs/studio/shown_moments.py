@@ -9,9 +9,10 @@ from typing import Any
 
 from langgraph.types import StateSnapshot
 
+from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
 from ..wiring.picture import held_objects
-from .shown_values import decision_bars, show_state, show_value, to_line
+from .shown_values import decision_bars, show_state, show_value
 
 __all__ = []
 

@@ -19,10 +19,11 @@ from langgraph.types import StateSnapshot
 
 from ...memory.errors import UserError
 from ...tools.notebook.pauses import find_subgraph
+from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
 from ..wiring.flow import to_mermaid
 from .shown_moments import describe_moment, names_of, show_writes, title_of
-from .shown_values import show_graph, to_line
+from .shown_values import show_graph
 
 __all__ = ["StudioError", "WalkSession"]
 

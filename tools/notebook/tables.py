@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pprint import pformat
 from typing import Any, get_type_hints
 
 from langchain_core.messages import BaseMessage, ToolMessage
@@ -70,11 +71,17 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def channel_rows(name: str, value: Any) -> list[tuple[str, str]]:
-    """The rows of a channel in a table of a state: (name, line), with a line for each message of a conversation."""
-    if isinstance(value, Sequence) and value and isinstance(value[0], BaseMessage):
-        return [(name if not number else "", to_line(one)) for number, one in enumerate(value)]
-    return [(name, to_line(value))]
+def channel_rows(name: str, value: Any) -> list[tuple[str, str, str]]:
+    """The rows of a channel in a table of a state: (name, line, whole text if the line is cut); a row for each message of a conversation."""
+    parts = value if isinstance(value, Sequence) and value and isinstance(value[0], BaseMessage) else [value]
+    rows = []
+    for number, part in enumerate(parts):
+        line = to_line(part)
+        whole = (
+            message_line(part) if isinstance(part, BaseMessage) else part if isinstance(part, str) else pformat(part, width=110)
+        )
+        rows.append((name if not number else "", line, whole if line.endswith("…") else ""))
+    return rows
 
 
 def message_line(message: BaseMessage) -> str:

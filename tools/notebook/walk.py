@@ -347,13 +347,15 @@ class Walk:
         path = self.path()
         now, before = self.state, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)
-        rows, changed = list[tuple[str, str]](), set[int]()
+        rows, changed = list[tuple[str, str, str]](), set[int]()
         for name in filter(now.__contains__, names):
-            lines, old = channel_rows(name, now[name]), channel_rows(name, before[name]) if name in before else []
+            new, old = channel_rows(name, now[name]), channel_rows(name, before[name]) if name in before else []
             if now[name] != before.get(name):
-                changed |= {len(rows) + i for i, line in enumerate(lines) if old[i : i + 1] != [line]} or {len(rows)}
-            rows += lines
-        return Table(("channel", "value"), tuple(rows), frozenset(changed), title=str(self))
+                changed |= {len(rows) + i for i, row in enumerate(new) if old[i : i + 1] != [row]} or {len(rows)}
+            rows += new
+        whole = {(i, 1): text for i, (*_, text) in enumerate(rows) if text}
+        lines = tuple((name, line) for name, line, _ in rows)
+        return Table(("channel", "value"), lines, frozenset(changed), title=str(self), whole=whole)
 
     def __str__(self) -> str:
         where = "".join(f"{one.node}[{one.number}] > " for one in self.inside)
@@ -502,7 +504,7 @@ def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableC
     if graph.checkpointer:
         in_loop = is_asynchronous(graph)
         if thread is None:
-            threads = ({"configurable": {"thread_id": f"walk-{number}"}} for number in count(1))
+            threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
         _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)

@@ -121,6 +121,8 @@ def test_messages_are_read_line_by_line() -> None:
         ("", "tool resolve: refund: arranged"),
     )
     assert shown.marked == {1, 2}
+    long = start(graph, {"messages": "word " * 50}).view()._repr_html_()
+    assert f"…</summary>human: {'word ' * 49}word</details>" in long
     assert to_line(walk.state["messages"]) == "3 messages, the last: tool resolve: refund: arranged"
     assert message_line(AIMessage("", invalid_tool_calls=[broken])) == "ai -> resolve({how), which cannot be read"
 
