@@ -274,11 +274,7 @@ class AdaMEM:
 
 
 def build(
-    inputs: MethodInputs,
-    settings: AdaMEM | None = None,
-    *,
-    memory: Trajectories | None = None,
-    **compile: Any,
+    inputs: MethodInputs, settings: AdaMEM | None = None, *, memory: Trajectories | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
 
@@ -326,15 +322,16 @@ def _frame(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: M
     """The nodes that every mode has."""
     start = {"used": [], "precedents": [], "reasons": [], "vote": False, "written": -1}
     lists, values = ("candidates", "reasons", "precedents"), ("tentative", "nearest_similarity", "synthesis")
+    every = (*values, "strategy")
     return {
-        "begin": Begin(inputs.environment, {**start, **dict.fromkeys((*values, "strategy"))}),
+        "begin": Begin(inputs.environment, {**start, **dict.fromkeys(every)}),
         "choose": Choose(settings.temperature),
         "act": Act(
             inputs.environment,
             inputs.journal,
-            journal_channels=(*lists, *values, "strategy"),
+            journal_channels=(*lists, *every),
             clear_lists=lists,
-            clear_values=values if mode.keeps_strategy else (*values, "strategy"),
+            clear_values=values if mode.keeps_strategy else every,
         ),
         "judge": inputs.judge_node(),
         "remember": Push(memory if settings.online else ReadOnlyMemory(), inputs.environment, inputs.journal),
@@ -346,12 +343,12 @@ def deciding_nodes(
 ) -> dict[str, Node]:
     """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
     running: Any = {**inputs.prompt_arguments(), "max_steps": settings.history_steps}
-    places = memory, inputs.environment, inputs.journal
+    places, style = (memory, inputs.environment, inputs.journal), settings.wording
     excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     nodes: dict[str, Node] = {
-        "consider": inputs.acting_policy(StrategyPrompt(**running), writing_style(settings.wording, "consider")),
-        "reconsider": inputs.acting_policy(StrategyPrompt(**running), writing_style(settings.wording, "reconsider")),
+        "consider": inputs.acting_policy(StrategyPrompt(**running), writing_style(style, "consider")),
+        "reconsider": inputs.acting_policy(StrategyPrompt(**running), writing_style(style, "reconsider")),
         "draft": Choose(settings.temperature),
         "decide": CheckTriggers(
             *places,
@@ -371,13 +368,12 @@ def deciding_nodes(
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "propose": inputs.acting_policy(view, writing_style(settings.wording, "raw" if mode.shows_precedents else "act")),
+        "propose": inputs.acting_policy(view, writing_style(style, "raw" if mode.shows_precedents else "act")),
     }
     wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
     if "synthesize" in wanted:
-        nodes["synthesize"] = _synthesize(
-            inputs, settings, memory, excerpts=excerpts, prompt=f"{presets.FOLDERS[settings.wording]}/{mode.strategy_prompt}"
-        )
+        prompt = f"{presets.FOLDERS[settings.wording]}/{mode.strategy_prompt}"
+        nodes["synthesize"] = _synthesize(inputs, settings, memory, excerpts=excerpts, prompt=prompt)
     return {name: node for name, node in nodes.items() if name in wanted}
 
 
@@ -397,7 +393,6 @@ def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, ex
         doubt=inputs.prompting.load("adamem/doubt"),
         admissible=admissible_prompt(inputs),
     )
-    by_rule = settings.author == "rule"
-    return (
-        RecallStrategy(writer) if by_rule else synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompting.prompts)
-    )
+    if settings.author == "rule":
+        return RecallStrategy(writer)
+    return synthesize(inputs.require_chat_model("adamem"), writer, inputs.prompting.prompts)

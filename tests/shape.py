@@ -13,51 +13,53 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 76_850, "tests": 62_700}
+LINES: Mapping[str, int] = {"source": 77_850, "tests": 63_700}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_250,
-    "graphs/agents": 3_700,
-    "graphs/baselines": 1_800,
-    "graphs/cli": 3_150,
-    "graphs/experiments": 8_650,
+    "graphs/agents": 4_750,
+    "graphs/baselines": 1_850,
+    "graphs/cli": 2_800,
+    "graphs/experiments": 7_950,
     "graphs/presets": 150,
-    "graphs/serving": 1_700,
-    "graphs/studio": 1_550,
-    "graphs/wiring": 3_600,
-    "memory": 1_100,
-    "memory/attempts": 800,
-    "memory/claas": 2_750,
-    "memory/conversations": 950,
+    "graphs/serving": 1_800,
+    "graphs/studio": 1_450,
+    "graphs/wiring": 3_850,
+    "memory": 1_150,
+    "memory/attempts": 850,
+    "memory/claas": 2_800,
+    "memory/conversations": 1_300,
     "memory/lessons": 1_400,
     "memory/returns": 1_100,
     "memory/search": 1_600,
-    "memory/storage": 2_850,
-    "nodes": 2_550,
-    "nodes/act": 1_900,
+    "memory/storage": 2_950,
+    "nodes": 2_600,
+    "nodes/act": 2_000,
     "nodes/evaluate": 900,
     "nodes/extract": 2_150,
-    "nodes/learn": 1_550,
-    "nodes/retrieve": 2_000,
-    "nodes/synthesize": 1_400,
-    "nodes/update": 2_200,
+    "nodes/learn": 1_500,
+    "nodes/retrieve": 2_150,
+    "nodes/synthesize": 1_450,
+    "nodes/update": 2_150,
     "tools/agent_tools": 1_450,
-    "tools/environments": 9_450,
-    "tools/local": 3_600,
-    "tools/models": 800,
-    "tools/notebook": 1_000,
+    "tools/environments": 9_550,
+    "tools/local": 3_700,
+    "tools/models": 1_000,
+    "tools/notebook": 900,
     "tools/pocket": 350,
-    "tools/serving": 4_050,
-    "tools/training": 3_400,
+    "tools/serving": 3_400,
+    "tools/training": 3_650,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
-ARROWS_UP = 3
+ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
 PUBLIC_NAMES = 1_300
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
 LONG_FILES: Mapping[str, str] = {
+    "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
+    "tools/local/engine.py": "the scheduler of one thread, whose queues nothing else may touch",
     "graphs/experiments/claas_stream.py": "one study: its arms, its trials, its tables",
     "graphs/experiments/folder.py": "one run folder: its settings, its lock, its jobs",
     "nodes/update/library.py": "the nodes of one step of learning, and the channels that they share",

@@ -149,8 +149,7 @@ class LiveVersions:
     # -- adapters ---------------------------------------------------------------------------------------------------------
 
     def list_adapters(self) -> list[tuple[str, str]]:
-        """All (tenant, adapter) with a folder, and `default` adapters with records. Folders of adapters that an
-        earlier service was deleting go."""
+        """All (tenant, adapter) with a folder, and `default` adapters with records; removes half-deleted folders."""
         for gone in self._root.glob("*/.gone-*"):
             shutil.rmtree(gone, ignore_errors=True)
         found = {scope for scope in self._replay.adapters() if scope[1] == DEFAULT_SCOPE}
@@ -169,8 +168,7 @@ class LiveVersions:
 
     def is_frozen(self, tenant: str, adapter: str) -> bool:
         """True if an adapter is to learn no more."""
-        served = self._adapters.get((tenant, adapter))
-        return served is not None and served.versions.is_frozen
+        return (served := self._adapters.get((tenant, adapter))) is not None and served.versions.is_frozen
 
     def has(self, served: ServedAdapter) -> bool:
         """True if an adapter is still served, not deleted since."""

@@ -87,6 +87,23 @@ AWAY = "the model does not answer just now; try again"
 """Message for clients when the engine is closed or has failed."""
 
 
+def _require_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise UserError(f"{name} must be 1 or more, got {value}")
+
+
+def _tokens_within(reply_gib: float, model: LocalChatModel) -> int:
+    """Tokens whose keys and values fit into this memory; at least one window of them."""
+    tokens = int(reply_gib * 2**30 / model.bytes_per_token)
+    if tokens < model.window:
+        need = model.window * model.bytes_per_token / 2**30
+        raise UserError(
+            f"reply_gib {reply_gib:g} is too little for one window of {model.window} tokens, which takes {need:.2f}"
+        )
+    return tokens
+
+
 class LocalEngine:
     """A model in this process as an `Engine` (nodes/learn/chat_turn.py).
 
@@ -122,14 +139,9 @@ class LocalEngine:
         cache_megabytes: float = 256,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        for name, value in {
-            "max_loras": max_loras,
-            "max_batch_size": max_batch_size,
-            "max_prefill_tokens": max_prefill_tokens,
-            "max_streams": max_streams,
-        }.items():
-            if value < 1:
-                raise UserError(f"{name} must be 1 or more, got {value}")
+        _require_positive(
+            max_loras=max_loras, max_batch_size=max_batch_size, max_prefill_tokens=max_prefill_tokens, max_streams=max_streams
+        )
         self.model = model
         self.base = fingerprint(model)
         """Fingerprint of the base model; adapters of another one are refused."""
@@ -143,12 +155,7 @@ class LocalEngine:
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
         self._max_streams = max_streams
-        self._max_tokens = int(reply_gib * 2**30 / model.bytes_per_token)
-        if self._max_tokens < self.window:
-            need = self.window * model.bytes_per_token / 2**30
-            raise UserError(
-                f"reply_gib {reply_gib:g} is too little for one window of {self.window} tokens, which takes {need:.2f}"
-            )
+        self._max_tokens = _tokens_within(reply_gib, model)
         self._frame = model.template.chat_frame()
         self._grammars = model.grammar_factory
         calls, forms = model.template.writes_calls, self._grammars is not None

@@ -194,15 +194,7 @@ class LoRATrainer:
         """
         began, objective, network = perf_counter(), self._objective, self._network
         state = self._parent_state(folder, batch)
-        kept = set(correction.kept)
-        samples: Sequence[TrainingSample] = [one for one in self._reader.samples(batch)[0] if one.id in kept]
-        if correction.evidence is not None:
-            weighed = dict(correction.advantages)
-            samples = [
-                one if one.reward is None else replace(one, reward=None, advantage=_constant(weighed.get(one.id), one))
-                for one in samples
-            ]
-            samples = [one for one in samples if one.hindsight is not None or one.advantage is not None]
+        samples: Sequence[TrainingSample] = self._kept_samples(batch, correction)
         if not samples:
             return Update("", _nothing_left(correction, objective)), {}
         examples = [sample.example for sample in samples]
@@ -246,6 +238,19 @@ class LoRATrainer:
         )
         losses = [result.loss for result in done]
         return update, {**first.statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
+
+    def _kept_samples(self, batch: Minibatch, correction: Correction) -> list[TrainingSample]:
+        """The samples that the correction kept; where it weighed the evidence, with its advantages in place of rewards."""
+        kept = set(correction.kept)
+        samples = [one for one in self._reader.samples(batch)[0] if one.id in kept]
+        if correction.evidence is None:
+            return samples
+        weighed = dict(correction.advantages)
+        samples = [
+            one if one.reward is None else replace(one, reward=None, advantage=_constant(weighed.get(one.id), one))
+            for one in samples
+        ]
+        return [one for one in samples if one.hindsight is not None or one.advantage is not None]
 
     def _notes(self, batch: Minibatch, state: VersionState) -> dict[str, Any]:
         """The origin of a version, for its file."""
