@@ -13,8 +13,9 @@ PAGE = (ROOT / "graphs" / "agents" / "README.md").read_text(encoding="utf-8")
 MOST_PACKAGES, MOST_MEGABYTES = 60, 250
 AGENT = re.compile(r"^```python\n((?:(?!^```).)*create_agent.*?)^```", re.MULTILINE | re.DOTALL)
 README_BLOCK = AGENT.search((ROOT / "README.md").read_text(encoding="utf-8"))
+REFERENCE = (ROOT / "graphs" / "agents" / "reference.md").read_text(encoding="utf-8")
 EVALUATION = re.search(
-    r"^```python\n((?:(?!^```).)*evaluate_learning.*?)^```", PAGE[PAGE.index("## Does it help?") :], re.M | re.S
+    r"^```python\n((?:(?!^```).)*evaluate_learning.*?)^```", REFERENCE[REFERENCE.index("## Does it help?") :], re.M | re.S
 )
 
 pytestmark = [pytest.mark.slow]
@@ -47,7 +48,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_agent_learns_there(bare: Path, tmp_path: Path) -> None:
     assert README_BLOCK
     printed = run(bare, "-c", README_BLOCK[1], folder=tmp_path)
-    assert printed.splitlines()[9] == "replace"
+    assert printed.splitlines()[0].split()[-4:] == ["refund", "replace"] * 2
 
 
 def test_learning_is_evaluated_there(bare: Path, tmp_path: Path) -> None:
@@ -64,9 +65,11 @@ def test_what_agents_import_needs_no_more(bare: Path, tmp_path: Path) -> None:
     assert run(bare, "-c", code, folder=tmp_path).strip() == "[]"
 
 
-def test_a_memory_in_a_folder_asks_for_chroma(bare: Path, tmp_path: Path) -> None:
+def test_a_memory_in_chroma_asks_for_it_and_one_in_a_folder_does_not(bare: Path, tmp_path: Path) -> None:
     code = "import learngraph\ntry: learngraph.ChromaStore.open('memory')\nexcept learngraph.UserError as error: print(error)"
     assert run(bare, "-c", code, folder=tmp_path).strip().endswith("pip install chromadb")
+    agents_page = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
+    assert "resolve" in run(bare, "-c", agents_page, folder=tmp_path)
 
 
 def test_the_environment_is_small(bare: Path) -> None:

@@ -134,7 +134,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)
             if route_memory_request(state) == "go on":  # type: ignore[arg-type]
-                return Advice(draft.response, _entry(state, Usage(), drafted=True))
+                return Advice(draft.response, _entry(state, Usage(), drafted=True) | {"consulted": False})
         state |= nodes["recollect"](state)
         usage, failure, written = Usage(), "", False
         if route_precedents(state) == "precedents" and not _was_declined(state):  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ A learner takes the trajectories in with `learner.import_trajectories("trajector
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +115,8 @@ def _find_function(name: str) -> Callable[..., Any]:
 def _reward(judge: Callable[..., Any], conversation: Any) -> float | None:
     from ..agents.reward_sources import read_reward
 
-    found = read_reward(judge, conversation.messages)
+    said = judge(conversation.messages)
+    found = read_reward(judge, asyncio.run(said) if inspect.iscoroutine(said) else said)
     return None if found is None else found[0]
 
 

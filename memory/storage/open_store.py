@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from langgraph.store.base import BaseStore, IndexConfig, SearchItem
 
+from ..errors import UserError
+
 if TYPE_CHECKING:
     from .chroma_store import ChromaStore
     from .postgres_store import PostgresMemory
@@ -53,8 +55,12 @@ def open_agent_store(where: str) -> BaseStore:
     chroma = where.removeprefix("chroma:")
     if chroma != where or "://" in where or os.path.exists(os.path.join(where, "chroma.sqlite3")):
         return open_store(chroma)
-    from .sqlite_memory import SqliteMemory
-
+    try:
+        from .sqlite_memory import SqliteMemory
+    except ImportError as error:
+        raise UserError(
+            f"a memory in the folder {where} needs LangGraph's store in SQLite: pip install langgraph-checkpoint-sqlite"
+        ) from error
     return SqliteMemory.open(where)
 
 

@@ -165,7 +165,7 @@ def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
     class Down(GenericFakeChatModel):
-        def _call(self, *args: Any, **kwargs: Any) -> str:
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
             raise ConnectionError("no strategist")
 
     agent, learner, model = make(mode="max", strategist=Down(messages=iter([])))

@@ -119,6 +119,7 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Engine:
         base, window, features = "one", 64, frozenset[str]()
+        stream = load = unload = vitals = loaded_versions = close = None
 
     monkeypatch.setattr(ServeParts, "open_engine", lambda parts: Engine())
     options = ServeOptions(out=tmp_path, learner="off")

@@ -371,8 +371,8 @@ async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedb
 
 
 @pytest.mark.parametrize("rewards_fell", [True, False])
-async def test_held_out_feedback_has_no_say_once_live_feedback_has_contradicted_it(tmp_path: Path, rewards_fell: bool) -> None:
-    async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4})) as service:
+async def test_liked_replies_have_no_say_once_live_feedback_has_contradicted_them(tmp_path: Path, rewards_fell: bool) -> None:
+    async with serving(tmp_path, OPEN_GATE) as service:
         await teach(service, 30)
         served = service._live.adapter("acme", "default")
         async with served.switch_lock:
