@@ -48,7 +48,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_agent_learns_there(bare: Path, tmp_path: Path) -> None:
     assert README_BLOCK
     printed = run(bare, "-c", README_BLOCK[1], folder=tmp_path)
-    assert printed.splitlines()[0].split()[-4:] == ["refund", "replace"] * 2
+    assert printed.splitlines()[0].split()[-4:] == ["replace", "refund"] * 2
 
 
 def test_learning_is_evaluated_there(bare: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_memory_in_chroma_asks_for_it_and_one_in_a_folder_does_not(bare: Path,
     code = "import learngraph\ntry: learngraph.ChromaStore.open('memory')\nexcept learngraph.UserError as error: print(error)"
     assert run(bare, "-c", code, folder=tmp_path).strip().endswith("pip install chromadb")
     agents_page = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
-    assert "resolve" in run(bare, "-c", agents_page, folder=tmp_path)
+    assert "user gave it reward 0: I wanted a new one" in run(bare, "-c", agents_page, folder=tmp_path)
 
 
 def test_the_environment_is_small(bare: Path) -> None:
