@@ -55,11 +55,12 @@ def _early_ends(arms: Arms, episodes: int) -> list[str]:
     """One line for each method with runs that ended after the full score: their means are over fewer episodes."""
     lines = []
     for arm, runs in arms.items():
-        if stopped := sum(run.is_stopped for run in runs):
+        if stopped := sum(bool(run.skipped) for run in runs):
             played = sum(len(run.scores) for run in runs)
             lines.append(
                 f"{arm} ended at the full score on {stopped} of {plural(len(runs), 'seed')}: {played} of {episodes * len(runs)} "
-                "episodes were played, and means are over those; --no-stop-at-full-score plays the others"
+                "episodes were played, and means are over those; curves, the last episodes and the best so far keep the full score from there on; "
+                "--no-stop-at-full-score plays the others"
             )
     return lines
 

@@ -69,8 +69,8 @@ class SeedResult:
     """Remembered visits that all its look-ups found, where the method notes it."""
     hits_elsewhere: int = 0
     """Those that were made in other tasks."""
-    is_stopped: bool = False
-    """True if the run ended before its last episode because one had earned the highest possible score."""
+    skipped: int = 0
+    """Episodes that the run left out, because an earlier one had earned the highest possible score."""
     unreadable: int = 0
     """Replies of the model that could not be used and were asked for again."""
     lost_steps: int = 0
@@ -91,6 +91,11 @@ class SeedResult:
     """Lessons of the library that the run learned before it played; None without a library."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
+
+    @property
+    def carried_scores(self) -> tuple[float, ...]:
+        """The score of each episode; one that was left out after the full score has the full score, since it was reached."""
+        return (*self.scores, *[max(self.scores, default=0.0)] * self.skipped)
 
 
 def final_count(episodes: int) -> int:
@@ -198,7 +203,7 @@ def read_result(job: Job) -> SeedResult:
         nearest_miss=found.nearest_miss,
         hits=found.hits,
         hits_elsewhere=found.hits_elsewhere,
-        is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.options.episodes,
+        skipped=job.options.episodes - len(rows) if job.stops_at_full_score and result.get("has_full_score", False) else 0,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
         causes={

@@ -238,7 +238,7 @@ def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
     """Counts over all runs of a method."""
     names = ("calls", "input_tokens", "output_tokens", "studied", "look_ups", "empty_look_ups", "unreadable", "lost_steps")
     unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.calls)
-    ends = {"unused_tokens": unused, "stopped": sum(run.is_stopped for run in runs)}
+    ends = {"unused_tokens": unused, "stopped": sum(bool(run.skipped) for run in runs)}
     return (
         {name: sum(getattr(run, name) for run in runs) for name in names}
         | ends
