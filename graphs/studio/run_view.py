@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any
 
 from ...memory.errors import UserError
@@ -39,6 +39,7 @@ class FolderView:
         self.problems: list[str] = []
         """What could not be read, in sentences."""
         self._runs: dict[str, RunView] = {}
+        self._lock = Lock()  # two views of one run would each read its new rows, and take them for twice as many
         self._methods: Mapping[str, Mapping[str, Any]] = {}
         try:
             self._methods = self.folder.settings["methods"]
@@ -51,10 +52,11 @@ class FolderView:
         Raises:
             UserError: there is none of this name.
         """
-        if name not in self._runs:
-            run = self.folder.run(name)
-            self._runs[name] = RunView(run, self._methods.get(run.method, {}))
-        return self._runs[name]
+        with self._lock:
+            if name not in self._runs:
+                run = self.folder.run(name)
+                self._runs[name] = RunView(run, self._methods.get(run.method, {}))
+            return self._runs[name]
 
     def list_runs(self) -> dict[str, Any]:
         """The runs with their lengths, and what could not be read."""

@@ -16,7 +16,7 @@ from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli.serve import build_service
 from learngraph.graphs.cli.serve_options import ServeOptions
 from learngraph.graphs.serving.service import Service
-from learngraph.memory.claas.settings import LoRA, StalenessCorrection
+from learngraph.memory.claas.settings import LoRA, PolicyGradient, StalenessCorrection
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Sampling
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.models.models import open_model
@@ -28,7 +28,7 @@ from ray_actors import kill_actor
 pytestmark = pytest.mark.slow
 REINFORCE = changed(
     CLaaS(loss=Objective(kind="reinforce"), lora=LoRA(rank=4)),
-    loss={"correction": StalenessCorrection(kind="none"), "learning_rate": 1e-3},
+    loss={"correction": StalenessCorrection(kind="none"), "learning_rate": 1e-3, "policy": PolicyGradient(min_evidence=0.0)},
     gate={"enabled": False},
     rollout={"max_lead": 100, "watch_rewards": 0},
     replay={"max_samplings": 1, "held_out_share": 0.0},

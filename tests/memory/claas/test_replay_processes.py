@@ -211,7 +211,7 @@ def test_schemas_of_one_database_are_buffers_of_their_own(url: str) -> None:
         assert (one.other_base("b"), one.other_base("c")) == (None, "b")
         options = ServeOptions(buffer=url)
         _check_buffer(options, one, "b")
-        with pytest.raises(UserError, match="holds replies of base model b, and pocket is base c; give this service a schema"):
+        with pytest.raises(UserError, match="holds replies of base model b, and guard is base c; give this service a schema"):
             _check_buffer(options, one, "c")
         assert two.claim("acme", "default")
         assert one.claim("acme", "default")

@@ -337,7 +337,7 @@ WRITER = """
     import sys
     from pathlib import Path
     from random import Random
-    sys.path[:0] = [{tests!r}]
+    sys.path[:0] = [{tests!r}, {support!r}]
     import test_snapshot as t
     for module, name, value in ((t.experiences, "LEAST_UNSAVED", 1), (t.experiences, "PART_ROWS", 12), (t.scope, "PART_ROWS", 12)):
         setattr(module, name, value)
@@ -356,7 +356,9 @@ WRITER = """
 def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_path: Path) -> None:
     """A process that writes snapshots all the time is killed, again and again; the next one goes on from what it finds."""
     draw, used = Random(8), 0
-    code = textwrap.dedent(WRITER).format(tests=str(Path(__file__).parent), place=str(tmp_path))
+    code = textwrap.dedent(WRITER).format(
+        tests=str(Path(__file__).parent), support=str(Path(__file__).parents[2] / "support"), place=str(tmp_path)
+    )
     for _ in range(6):
         writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None

@@ -223,7 +223,7 @@ class TestInABrowser:
         command = f"run {method} --env miniwob:click-link --prior uniform --seeds 2 --episodes 2 --out run"
         assert main(command.split()) == 0
         shown = read_decision(tmp_path / "run", 0, seed=1, episode=0)
-        assert {one.run for one in shown.memory} == {"jitrl-paper-web-s0"}
+        assert {one.run for one in shown.memory} == {"jitrl-paper-web-evaluator-environment-state_key-room-s0"}
         text = " ".join(str(learngraph.explain("run", 0, seed=1, episode=0)).split())
         assert "in the state 'miniwob:click-link, Click on the link" in text
         assert "V(s), their mean return" in text

@@ -206,7 +206,7 @@ async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboar
             assert sides == ["base", live.rpartition("@")[2]]
             asked = [(len(request.messages), request.sampling.temperature) for request in backend.requests]
             assert asked == [(1, 1.0), (3, 0.0), (3, 0.0)]
-            assert len(backend.kept) == 2  # the reply beside it is not kept
+            assert len(backend.kept) == 3  # the reply beside it, too: feedback may say which is better
 
             await page.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=True)
             assert await page.run("document.documentElement.scrollWidth") <= 360
