@@ -67,6 +67,7 @@ async def test_vllm_answers_and_a_learner_on_ray_is_killed_and_learns_on(vllm: A
         assert [row["step"] for row in updates] == [2, 1]
         assert service.replay.counts("acme") == {"consumed": 16, "pending": 1}
         assert [row.step for row in service.versions("acme").versions()] == [2, 1]
+        await until(lambda: service.version("acme", "default", "r99") == updates[0]["version"])  # once the engine has it
         reply = (await turn(service, 99)).reply
         assert reply.version == service.versions("acme").current == updates[0]["version"]
         loaded = [body["lora_name"] for path, body in vllm.requests if path.endswith("/load_lora_adapter")]
