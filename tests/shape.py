@@ -58,6 +58,7 @@ PUBLIC_NAMES = 1_300
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
 LONG_FILES: Mapping[str, str] = {
+    "graphs/agents/scopes.py": "the memories of a learner, one a scope, with their locks and what each was shown",
     "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
     "tools/local/engine.py": "the scheduler of one thread, whose queues nothing else may touch",
     "graphs/experiments/claas_stream.py": "one study: its arms, its trials, its tables",

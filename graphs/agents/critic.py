@@ -181,8 +181,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             raise UserError(f"study is background or job, got {study!r}")
         self.critic, self.study, self.window = critic, study, window
         self._agent_model: Runnable[Any, Any] | None = None
-        self.agent_card = ""
-        """The agent's instructions and tools as critics read them, known from its first call."""
         self._worker = StudyWorker(self._study)
 
     # -- what a method defines --------------------------------------------------------------------------------------------
@@ -192,9 +190,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         raise NotImplementedError
 
     def question(
-        self, trajectory: Trajectory, content: Content, critic: Runnable[Any, Any]
+        self, trajectory: Trajectory, content: Content, critic: Runnable[Any, Any], card: str
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
-        """The node that asks the critic about a conversation, and the state that it is given."""
+        """The node that asks the critic about a conversation, and the state that it is given; `card`: the agent in a few words."""
         raise NotImplementedError
 
     def reflection(self, trajectory: Trajectory, answer: dict[str, Any] | None) -> Reflection:
@@ -217,8 +215,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
-        self._agent_model, self.agent_card = request.model, agent_card(request)
-        self._take_news(self._memory(place.scope))
+        self._agent_model, known = request.model, self._memory(place.scope)
+        known.agent_card = agent_card(request)
+        self._take_news(known)
         if memory.waiting and time.monotonic() >= memory.resume_at:
             self.note_rating(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
@@ -304,7 +303,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         (trajectory,) = group
         index, answer, error = memory.index, None, ""
         try:
-            question, state = self.question(trajectory, index.content, critic)
+            question, state = self.question(trajectory, index.content, critic, memory.agent_card)
         except Exception as failure:  # it cannot be shown, today or ever
             error = f"{type(failure).__name__}: {failure}"
         else:

@@ -95,12 +95,12 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         return Lessons()
 
     def question(
-        self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any]
+        self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any], card: str
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """ReasoningBank's node `study`, and the conversation that it reads."""
         bank = {trajectory.id: self._outcome(trajectory)}
         sheet = replace(self._extractor.sheet, window=self.window_of(critic) * 3 // 4)
-        extractor = replace(self._extractor, sheet=sheet, agent=self.agent_card)
+        extractor = replace(self._extractor, sheet=sheet, agent=card)
         return study(critic, extractor, bank, self._again), {"reading": trajectory.id}
 
     def _outcome(self, trajectory: Trajectory) -> AttemptOutcome:

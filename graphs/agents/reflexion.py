@@ -68,7 +68,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         return ConversationAttempts()
 
     def question(
-        self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any]
+        self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any], card: str
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
         window = self.window_of(critic)
@@ -88,7 +88,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
             count=estimate_tokens,
             window=window * 3 // 4,
             prompts=self.prompts,
-            agent=self.agent_card,
+            agent=card,
         )
         return node, state
 
