@@ -387,9 +387,10 @@ class ScopedLearner(Generic[Index]):
             if now - memory.looked < self.refresh_seconds and memory.seen is not None and not memory.conversations.has_news:
                 return memory
             memory.conversations.has_news = False
-            changed, memory.seen = memory.conversations.changes(memory.seen)
+            changed, seen = memory.conversations.changes(memory.seen)
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
+            memory.seen = seen  # only now: a store that failed is read again
             for one in changed:
                 try:
                     for step in one.transitions:

@@ -348,3 +348,23 @@ def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCapture
         out = asyncio.run(agent.ainvoke({"messages": desk.ticket(0)[0]}, config("b")))
     assert out["messages"][-1].text == "It is done."
     assert sum("answers without advice: no critic" in said for said in caplog.messages) == 6
+
+
+def test_a_store_that_fails_once_while_a_memory_is_read_is_read_again() -> None:
+    class FailingStore(InMemoryStore):
+        fails = False
+
+        def search(self, prefix: Any, /, **more: Any) -> Any:
+            if self.fails and prefix[-1] == "trajectories":
+                raise ConnectionError("the store is down")
+            return super().search(prefix, **more)
+
+    agent, learner = make(store := FailingStore(), refresh_seconds=0.0)
+    ask(agent, "a")
+    learner.feedback("a", reward=1.0, tenant="acme")
+    learner._rebuild_indexes()
+    store.fails = True
+    with pytest.raises(ConnectionError):
+        learner.memory(tenant="acme")
+    store.fails = False
+    assert [*learner.memory(tenant="acme").decisions] == ["a/0"]
