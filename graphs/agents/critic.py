@@ -90,6 +90,12 @@ class StudyIndex(Generic[Content]):
         with self._lock:
             self._news[trajectory.id] = trajectory
 
+    def leave_out(self, trajectory: Trajectory) -> None:
+        """Have a conversation wait no more: it was forgotten or withdrawn."""
+        with self._lock:
+            self._news.pop(trajectory.id, None)
+            self.waiting.pop(trajectory.id, None)
+
     def reflection_id(self, trajectory: Trajectory) -> str:
         """The id of this method's reflection on a conversation."""
         return f"{self.method}/{trajectory.id}"
@@ -286,12 +292,15 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         index = memory.index
         with index.studying:
             self._take_news(memory)
-            while critic is not None and time.monotonic() >= index.resume_at:
+            while critic is not None and time.monotonic() >= index.resume_at and not self._worker.is_ending:
                 if not (group := index.next_group(self.group_size, tried)):
                     return
                 tried |= {one.id for one in group}
                 for one in group:
-                    index.add(one)  # another process may have studied it by now
+                    if memory.conversations.trajectories.get(one.id) is None:
+                        index.leave_out(one)  # it was forgotten or quarantined meanwhile
+                    else:
+                        index.add(one)  # another process may have studied it by now
                 self._take_news(memory)
                 if all(one.id in index.waiting for one in group):
                     self.study_group(memory, group, not_streamed(critic))
@@ -333,7 +342,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             thread, id = one.id.rpartition("/")[0], index.reflection_id(one)
             found = replace(written[one.id], id=id, thread=thread, about=trajectory_digest(one))
             memory.conversations.add_reflection(found, one.id)
-            index.add(memory.conversations.trajectories.get(one.id) or one)  # its feedback may have changed meanwhile
+            if (now := memory.conversations.trajectories.get(one.id)) is not None:  # its feedback may have changed meanwhile
+                index.add(now)
+            else:
+                index.leave_out(one)
         self._take_news(memory)
 
     def _is_given_up(self, index: StudyIndex[Content], group: Sequence[Trajectory], failure: Exception) -> bool:

@@ -29,10 +29,18 @@ class StudyWorker:
         self._due: dict[Scope, float] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._ended = False
+
+    @property
+    def is_ending(self) -> bool:
+        """True in the worker's own thread from `close` on: the study under way is to be its last."""
+        return self._ended and threading.current_thread() is self._thread
 
     def ask(self, scope: Scope) -> None:
         """Have a scope studied soon; returns at once."""
         with self._changed:
+            if self._ended:
+                return
             self._due.setdefault(scope, time.monotonic() + PAUSE)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="learngraph-critic", daemon=True)
@@ -41,6 +49,7 @@ class StudyWorker:
     def close(self) -> None:
         """Drop what is due, and wait for the study that is going on."""
         with self._changed:
+            self._ended = True
             self._due.clear()
             self._changed.notify()
             thread = self._thread

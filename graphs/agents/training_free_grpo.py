@@ -238,6 +238,8 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             comparison: Comparison = graph.invoke(state)["comparisons"][0]
             with self._editing:  # of two groups that are compared at once, each is to edit what the other made
                 versions.refresh()
+                if not all(memory.conversations.trajectories.get(one.id) for one in group):
+                    return  # one was forgotten or quarantined meanwhile
                 method.edit(group, comparison)
         except Exception as failure:
             if self._is_given_up(memory.index, group, failure):

@@ -388,11 +388,15 @@ class ConversationStore:
             if (conversation := self.turns.get(thread)) is not None:
                 self._derive(conversation, self.ratings(thread))
 
-    def add_reflection(self, reflection: Reflection, trajectory: str) -> None:
-        """Keep a reflection on a trajectory, and have all readers look at that trajectory again."""
+    def add_reflection(self, reflection: Reflection, trajectory: str) -> bool:
+        """Keep a reflection on a trajectory, and have all readers look at that trajectory again; returns False, and keeps nothing, if
+        the trajectory was forgotten or withdrawn meanwhile."""
         with self._lock:
+            if self.trajectories.get(trajectory) is None:
+                return False
             self.reflections.put([clean(reflection)])
             self._announce([trajectory])
+            return True
 
     def _announce(self, ids: Sequence[str]) -> None:
         self._count += len(ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -171,3 +172,46 @@ async def test_a_critic_never_stands_in_the_users_way(method: str) -> None:
     free.set()
     assert (await learner.alearn(tenant="acme")).studied == 2, "it waits for the thread that studies"
     learner.close()
+
+
+def make_held(method: str, **options: Any) -> tuple[Any, Any, threading.Event, threading.Event]:
+    """An agent with four rated conversations, and the learner; events: the critic was asked, and it may answer."""
+    asked, free = threading.Event(), threading.Event()
+
+    class HeldCritic(HeedfulClerk):
+        def say(self, messages: Any) -> Any:
+            asked.set()
+            assert free.wait(60)
+            return super().say(messages)
+
+    agent, learner, _ = make(method, critic=HeldCritic(), **options)
+    for n in range(0, 16, 4):
+        agent.invoke({"messages": desk.ticket(n)[0]}, learning_agents.config(f"t{n}"))
+        learner.feedback(f"t{n}", reward=float(n % 8 > 0), tenant="acme")
+    return agent, learner, asked, free
+
+
+@pytest.mark.parametrize("take", ["forget", "quarantine"])
+@pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
+def test_what_is_taken_out_while_a_critic_reads_it_does_not_come_back(method: str, take: str) -> None:
+    _, learner, asked, free = make_held(method)
+    with ThreadPoolExecutor(1) as thread:
+        study = thread.submit(learner.learn, tenant="acme")
+        assert asked.wait(60)
+        for n in range(0, 16, 4):
+            learner.forget([f"t{n}"], tenant="acme") if take == "forget" else learner.quarantine(f"t{n}", "hm", tenant="acme")
+        learner.memory(tenant="acme")
+        free.set()
+        study.result()
+    assert not learner._conversations({"tenant": "acme"}).reflections.all()
+    status = learner.status(tenant="acme")
+    assert (status.studied, status.waiting, status.lessons) == (0, 0, 0)
+
+
+def test_close_waits_for_the_conversation_under_study_alone() -> None:
+    _, learner, asked, free = make_held("reflexion", study="background")
+    assert asked.wait(60)
+    learner._worker._ended = True  # as `close` says first
+    free.set()
+    learner.close()
+    assert learner.status(tenant="acme").studied == 1
