@@ -13,7 +13,10 @@ import help_desk as desk
 import learning_agents
 import pytest
 from help_desk import HeedfulClerk, play
+from langchain.agents import create_agent
+from langchain.agents.middleware import dynamic_prompt
 from langchain_core.messages import AIMessage
+from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
 
@@ -215,3 +218,19 @@ def test_close_waits_for_the_conversation_under_study_alone() -> None:
     free.set()
     learner.close()
     assert learner.status(tenant="acme").studied == 1
+
+
+@pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
+def test_a_critic_reads_the_instructions_of_the_tenant_whose_conversation_it_is(method: str) -> None:
+    @dynamic_prompt
+    def of_tenant(request: Any) -> str:
+        return f"You work for {get_config()['configurable']['tenant']}."
+
+    _, learner, critic = make(method, model=HeedfulClerk(), critic=(model := HeedfulClerk()))
+    agent = create_agent(critic, [desk.lookup_order, desk.resolve], middleware=[of_tenant, learner])
+    for n, tenant in enumerate(["acme", "acme", "beta"]):
+        agent.invoke({"messages": desk.ticket(4 * n)[0]}, learning_agents.config(f"t{n}", tenant))
+        learner.feedback(f"t{n}", reward=float(n), tenant=tenant) if n < 2 else None
+    learner.learn(tenant="acme")
+    assert any("work for acme" in text for text in model.criticised)
+    assert not any("work for beta" in text for text in model.criticised)
