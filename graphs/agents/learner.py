@@ -31,7 +31,7 @@ from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from ...memory.conversations.messages import last_user_message, steps
+from ...memory.conversations.messages import first_new_message, last_user_message, steps
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.records import Task
@@ -309,7 +309,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
-            self._memory(place.scope).conversations.rate(place.thread, reward, found[1], source=describe_source(source))
+            self.add_rating(place.scope, place.thread, reward, found[1], source=describe_source(source))
             self.note_rating(place.scope)
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
@@ -323,7 +323,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
             conversations = self._memory(place.scope).conversations
             if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
-                conversations.rate(place.thread, *found, turn=place.turn, source="reviewer")
+                self.add_rating(place.scope, place.thread, *found, turn=place.turn, source="reviewer")
                 self.note_rating(place.scope)
         except ScopeError:
             raise
@@ -348,7 +348,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
     def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str) -> None:
-        if (found := self.screen.suspicion_in(messages[last_user_message(messages) :])) is not None:
+        if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
         messages, task = self.screen.learnable(messages), place.task
         task = replace(task, instruction=self.screen.redact(task.instruction))

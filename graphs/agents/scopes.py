@@ -207,10 +207,15 @@ class ScopedLearner(Generic[Index]):
             raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
         reward = None if reward is None else self.rewards.read(reward)
         thread, text, run = str(thread_id), text or "", None if run_id is None else str(run_id)
+        return self.add_rating(self._labels(scope), thread, reward, text, run_id=run, source=source)
+
+    def add_rating(self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Any) -> Rating:
+        """Keep a rating in the scope with these labels, after the screen has seen its words; `more` as of `ConversationStore.rate`."""
+        conversations = self._memory(labels).conversations
+        conversations.check_turn(thread, more.get("turn"), more.get("run_id"))
         if (found := self.screen.suspicion(text)) is not None:
-            self.conversation(thread, **scope)
-            self.quarantine(thread, f"the feedback {found.reason}", found.digest, **scope)
-        return self._conversations(scope).rate(thread, reward, self.screen.redact(text), run_id=run, source=source)
+            self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
+        return conversations.rate(thread, reward, self.screen.redact(text), **more)
 
     async def afeedback(
         self,
@@ -318,7 +323,13 @@ class ScopedLearner(Generic[Index]):
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}", *entry.get("said", ())]
 
     def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
-        """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted."""
+        """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.
+
+        Raises:
+            UserError: a text in the place of a sequence, which would delete nothing.
+        """
+        if isinstance(threads, str):
+            raise UserError(f"forget takes a sequence of threads, such as [{threads!r}]; got {threads!r}")
         return self._conversations(scope).forget(threads)
 
     def export(self, **scope: str) -> Iterator[dict[str, Any]]:

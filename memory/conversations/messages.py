@@ -28,6 +28,7 @@ __all__ = [
     "REPLY",
     "StateKey",
     "call_text",
+    "first_new_message",
     "goal_and_last_turn",
     "last_user_message",
     "messages",
@@ -254,3 +255,9 @@ def _text(message: BaseMessage) -> str:
 def last_user_message(read: Sequence[BaseMessage]) -> int:
     """The place of the user's last message; 0 if there is none."""
     return next((n for n in range(len(read) - 1, -1, -1) if isinstance(read[n], HumanMessage)), 0)
+
+
+def first_new_message(read: Sequence[BaseMessage]) -> int:
+    """The place of the first message since the agent's last one before the user's last: a user may send several at once."""
+    last = last_user_message(read)
+    return next((n + 1 for n in range(last - 1, -1, -1) if isinstance(read[n], AIMessage)), 0)

@@ -10,6 +10,7 @@ The patterns know the usual forms. They are no proof: prompts show memory as dat
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +39,7 @@ _PII = re.compile(
     r"|(?<![\w-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{3}\)|\d{3})[ .-]\d{3}[ .-]\d{4}(?![\w-])|\+\d(?:[ .-]?\d){8,13}\b"
 )
 _INSTRUCTIONS = {
-    "asks to ignore instructions": r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
+    "asks to ignore instructions": r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
     "speaks as the system": r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]"
     r"|\[\s*(?:system|admin|developer)\s*\]",
     "has the tags of a prompt": r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
@@ -47,6 +48,8 @@ _INSTRUCTIONS = {
     r"|\bimportant message (?:from|to)\b|\bmust (?:first )?(?:call|use|execute|invoke) the (?:tool|function)\b",
     "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
 }
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
+"""Characters that nobody sees, and that split words."""
 _PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}
 
 
@@ -79,8 +82,9 @@ class Screen:
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
         for text in texts if self.finds_instructions else ():
+            plain = _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
             for reason, pattern in _PATTERNS.items():
-                if pattern.search(text):
+                if pattern.search(plain):
                     return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
         return None
 

@@ -272,6 +272,10 @@ class ConversationStore:
             )
         return found
 
+    def check_turn(self, thread: str, turn: str | None = None, run_id: str | None = None) -> None:
+        """Refuse what `rate` would: raises UserError where the conversation or the turn is unknown."""
+        _find_turn(self.conversation(thread), turn, run_id)
+
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""
         found = self.feedback.get(thread)
