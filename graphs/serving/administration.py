@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -129,10 +129,21 @@ class Administration:
             for known in list(served.rewards) if ids is None else ids:
                 served.rewards.pop(known, None)
             if withdraw and {served.live, served.canary} & tainted:
-                withdrawn.append(served.live)
                 async with served.switch_lock:
-                    await self._live.switch_back(served, None, "it learned from exchanges that were deleted")
+                    withdrawn.append(await self._withdraw(served, tainted))
         return {"deleted": count, "tainted": sorted(tainted), "withdrawn": withdrawn}
+
+    async def _withdraw(self, served: ServedAdapter, tainted: Collection[str]) -> str:
+        """Withdraw a tainted live version, or else the tainted canary alone; returns the label. The caller holds `switch_lock`."""
+        why, live, canary = "it learned from exchanges that were deleted", served.live, served.canary
+        if live in tainted:
+            await self._live.switch_back(served, None, why)
+            return live
+        await asyncio.to_thread(self._live.drop_canary, served, why)
+        self._live.on_live_change(*served.scope)
+        if self._learning is not None:
+            self._learning.wake(*served.scope)
+        return canary
 
     async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
         """Ids of the tenant's exchanges: of an end user (None: of all), at least so many days old."""

@@ -247,7 +247,8 @@ async def test_live_feedback_that_falls_brings_a_version_back_where_versions_com
         assert len(service.versions("acme").versions()) < 10 + 2 * 12 + 3  # the way back is kept, and no more
 
 
-async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_path: Path) -> None:
+@pytest.mark.parametrize("withdraw", [False, True])
+async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_path: Path, withdraw: bool) -> None:
     async with serving(
         tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4, "canary_share": 1.0}, gate={"enabled": False})
     ) as service:
@@ -255,7 +256,13 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         canary = service.versions("acme").canary
         assert canary
         used = next(f"chat-{i}" for i in range(8) if service.replay.uses("acme", f"chat-{i}"))
-        assert canary in (await service.forget("acme", [used]))["tainted"]
+        told = await service.forget("acme", [used], withdraw)
+        assert canary in told["tainted"]
+        assert told["withdrawn"] == ([canary] if withdraw else [])
+        if withdraw:
+            assert service.versions("acme").version(canary).state == "dropped"
+            assert not [line for line in service.versions("acme").log() if line.get("back")], "the live version stays"
+            return
         await turns(service, 1, start=8)
         await until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
         assert service._live.adapter("acme", "default").live == ""
