@@ -7,6 +7,7 @@ SQLite overwrites deleted bytes with zeros (`secure_delete`); its log, which sti
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from ..errors import UserError
 
 __all__ = ["SqliteMemory"]
 
+LOG = logging.getLogger(__name__)
 FILE = "memory.sqlite"
 MOST_WRITES = 2_000
 """Items that are written in one statement; SQLite takes about 6,500."""
@@ -42,10 +44,14 @@ class SqliteMemory(SqliteStore):
         try:
             place.mkdir(parents=True, exist_ok=True)
             conn = sqlite3.connect(place / FILE, check_same_thread=False, isolation_level=None, timeout=WAIT_SECONDS)
-            for setting in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
-                conn.execute(f"PRAGMA {setting}")
-            store = cls(conn)
-            store.setup()
+            try:
+                for setting in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
+                    conn.execute(f"PRAGMA {setting}")
+                store = cls(conn)
+                store.setup()
+            except BaseException:
+                conn.close()
+                raise
         except (OSError, sqlite3.Error) as error:
             raise UserError(f"{place} cannot be opened as a folder of memories: {error}") from error
         return store
@@ -67,7 +73,12 @@ class SqliteMemory(SqliteStore):
             results += super().batch(some)
             if any(isinstance(op, PutOp) and op.value is None for op in some):
                 with self.lock:
-                    self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    (is_busy, *_) = self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if is_busy:
+                    LOG.warning(
+                        "deleted bytes are still in the log of %s, which another process reads; the next deletion empties it",
+                        FILE,
+                    )
         return results
 
     def close(self) -> None:
