@@ -16,6 +16,8 @@ __all__ = ["read_page"]
 
 PAGES = Path(__file__).with_name("pages")
 """The folder of the files."""
+MAX_PATH = 200
+"""Longest path that is looked up; file systems have limits of their own."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data:; base-uri 'none'; object-src 'none'; frame-ancestors 'none'; form-action 'none'"
@@ -36,6 +38,8 @@ def page_response(path: str) -> Response | None:
     """The HTTP response with a file of the pages; None if there is no such file."""
     from fastapi.responses import FileResponse
 
+    if "\0" in path or len(path) > MAX_PATH:
+        return None
     file = (PAGES / path).resolve()
     if not file.is_relative_to(PAGES.resolve()) or file.suffix not in TYPES or not file.is_file():
         return None
