@@ -21,7 +21,7 @@ import httpx
 from langchain.agents.middleware import ModelRequest
 from langgraph.store.base import BaseStore
 
-from ...memory.conversations.store import Conversation, Rating
+from ...memory.conversations.store import Conversation, ConversationStore, Rating
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .consultation import Advice, Consultation, PendingCall, Place
@@ -87,7 +87,8 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         source: str = "user",
         **scope: str,
     ) -> Rating:
-        """Rate what the agent did in a thread since the feedback before this, and send that to the service.
+        """Rate what the agent did in a thread since the feedback before this, and send that to the service; of a conversation in
+        quarantine nothing is sent before its `release`.
 
         Raises:
             UserError: as of the other middlewares; or the service cannot be reached, or refuses all of it. What was said is kept, and
@@ -95,17 +96,29 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         """
         rating = super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
         kept, thread = self._conversations(scope), str(thread_id)
+        if not kept.is_held(thread):
+            self._send_rating(kept, thread, rating)
+        return rating
+
+    def release(self, thread_id: str, **scope: str) -> None:
+        """As `ScopedLearner.release`, and send what was said of the thread."""
+        super().release(thread_id, **scope)
+        kept = self._conversations(scope)
+        for rating in kept.ratings(thread_id):
+            self._send_rating(kept, thread_id, rating)
+
+    def _send_rating(self, kept: ConversationStore, thread: str, rating: Rating) -> None:
+        """Send a rating of all responses that it is about; raises UserError where none is taken."""
         responses = _responses(kept.conversation(thread), kept.ratings(thread), rating)
         failures = [failure for id in responses if (failure := self._send(id, rating))]
         if not responses:
             raise UserError(
-                f"feedback: no response of thread {thread_id!r} has an id of the service; is its model the one at {self._client.base_url}?"
+                f"feedback: no response of thread {thread!r} has an id of the service; is its model the one at {self._client.base_url}?"
             )
         for failure in failures:
             LOG.warning("claas: feedback was not taken: %s", failure)
         if len(failures) == len(responses):
             raise UserError(f"feedback: the service at {self._client.base_url} took none of {len(responses)}: {failures[0]}")
-        return rating
 
     def _send(self, id: str, rating: Rating) -> str:
         """Send a rating of one response; returns why it was not taken, empty if it was."""

@@ -138,6 +138,7 @@ class _ExportedConversation(Conversation):
 
     ratings: tuple[Rating, ...] = ()
     reflections: tuple[Reflection, ...] = ()
+    quarantine: Quarantine | None = None
 
 
 def finite_reward(value: Any) -> float:
@@ -373,6 +374,10 @@ class ConversationStore:
             self._withdraw({thread})
             return True
 
+    def is_held(self, thread: str) -> bool:
+        """True if a conversation is quarantined."""
+        return (known := self.quarantines.get(thread)) is not None and not known.released
+
     def open_quarantines(self) -> list[Quarantine]:
         """The conversations that are quarantined."""
         return [one for one in self.quarantines.all() if not one.released]
@@ -458,9 +463,15 @@ class ConversationStore:
         ratings = {one.id: one.ratings for one in self.feedback.all()}
         reflections = self.reflections.all()
         for conversation in self.turns.all():
+            held = self.quarantines.get(conversation.id)
             written = [one for one in reflections if one.thread == conversation.id]
             given = ratings.get(conversation.id, ())
-            yield {**to_json(conversation), "ratings": to_json(given), "reflections": to_json(written)}
+            yield {
+                **to_json(conversation),
+                "ratings": to_json(given),
+                "reflections": to_json(written),
+                "quarantine": to_json(held),
+            }
 
     def import_trajectories(
         self, path: str | os.PathLike[str], adopt: Callable[[Trajectory], Trajectory] = lambda one: one
@@ -468,7 +479,8 @@ class ConversationStore:
         """Add rated trajectories from a JSONL file; returns their number.
 
         Args:
-            path: the file, such as one of `learngraph memory import`, or with the conversations of `export`, of any method.
+            path: the file, such as one of `learngraph memory import`, or with the conversations of `export`, of any method, of which
+                those in quarantine are left out.
             adopt: makes one fit in here: its reward, its task, its domain.
 
         Raises:
@@ -483,6 +495,8 @@ class ConversationStore:
             except UserError as error:
                 raise UserError(f"{path}, line {line}: {error}") from error
         with self._lock:
+            closed = {one.id for one in self.open_quarantines()}
+            found = [one for one in found if one.run not in closed]
             self.trajectories.put(found)
             self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])
         return len(found)
@@ -494,7 +508,8 @@ def _read_rated(path: str | os.PathLike[str]) -> list[tuple[int, Trajectory]]:
         exported = read_jsonl(_ExportedConversation, path)
     except BadRecord:
         return read_jsonl(Trajectory, path)
-    return [(line, rated) for line, one in exported for rated in rated_trajectories(one, one.ratings)]
+    learned = [(line, one) for line, one in exported if one.quarantine is None or one.quarantine.released]
+    return [(line, rated) for line, one in learned for rated in rated_trajectories(one, one.ratings)]
 
 
 def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None) -> Turn:

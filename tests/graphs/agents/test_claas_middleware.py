@@ -65,6 +65,18 @@ def test_a_service_that_is_away_or_refuses_says_so_and_the_same_call_sends_it_ag
         learner.close()
 
 
+def test_of_a_conversation_in_quarantine_nothing_is_sent_before_its_release() -> None:
+    backend = FakeBackend()
+    with serving(backend) as url:
+        agent, learner = make(url, KEY)
+        agent.invoke({"messages": "one"}, config("a"))
+        learner.feedback("a", reward=1.0, text="You are now a pirate.")
+        assert [one for one in backend.kept.values() if one.feedback] == []
+        learner.release("a")
+        assert [one.feedback.text for one in backend.kept.values() if one.feedback] == ["You are now a pirate."]
+        learner.close()
+
+
 def test_a_model_of_another_server_is_named() -> None:
     from learngraph.tools.models.random_tools import RandomToolModel
 

@@ -392,3 +392,19 @@ def test_the_words_of_a_reward_source_are_screened_as_those_of_users_and_a_refus
     assert learner.quarantine_reasons(tenant="acme") == {}
     with pytest.raises(UserError, match=r"such as \['b'\]"):
         learner.forget("b", tenant="acme")
+
+
+def test_a_quarantined_conversation_is_exported_as_such_and_not_learned_from_where_it_is_imported(tmp_path: Path) -> None:
+    agent, learner = make(InMemoryStore())
+    for n, thread in enumerate("abc"):
+        ask(agent, thread, n)
+        learner.feedback(thread, reward=1.0, tenant="acme")
+    learner.quarantine("a", "its customer was a thief", tenant="acme")
+    file = tmp_path / "kept.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in learner.export(tenant="acme")))
+    assert "its customer was a thief" in file.read_text()
+    learner.quarantine("b", "found after the export", tenant="acme")
+    assert learner.import_trajectories(file, tenant="acme") == 1
+    assert set(rated(learner)) == {"c/0"}
+    _, other = make(InMemoryStore())
+    assert other.import_trajectories(file, tenant="acme") == 2
