@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
-from uuid import UUID
 
 import httpx
 from langchain.agents.middleware import ModelRequest
@@ -77,28 +76,16 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         said = f"response {id}" if id else "the response has no id, so feedback on it cannot be sent"
         return Advice(response, {"response_id": id, "consulted": False, "said": [said]})
 
-    def feedback(
-        self,
-        thread_id: str | int | UUID,
-        *,
-        reward: float | None = None,
-        text: str | None = None,
-        run_id: str | UUID | None = None,
-        source: str = "user",
-        **scope: str,
-    ) -> Rating:
-        """Rate what the agent did in a thread since the feedback before this, and send that to the service; of a conversation in
-        quarantine nothing is sent before its `release`.
+    def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
+        """Send a rating to the service; of a conversation in quarantine nothing is sent before its `release`.
 
         Raises:
-            UserError: as of the other middlewares; or the service cannot be reached, or refuses all of it. What was said is kept, and
-                the same call sends it again: the service counts it once.
+            UserError: the service cannot be reached, or refuses all of it. What was said is kept, and the same feedback sends it
+                again: the service counts it once.
         """
-        rating = super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
-        kept, thread = self._conversations(scope), str(thread_id)
+        kept = self._memory(labels).conversations
         if not kept.is_held(thread):
             self._send_rating(kept, thread, rating)
-        return rating
 
     def release(self, thread_id: str, **scope: str) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""

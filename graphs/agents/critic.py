@@ -21,7 +21,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
-from uuid import UUID
 
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
@@ -225,24 +224,13 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         known.agent_card = agent_card(request)
         self._take_news(known)
         if memory.waiting and time.monotonic() >= memory.resume_at:
-            self.note_rating(place.scope)
+            self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
         return advice
 
-    def feedback(
-        self,
-        thread_id: str | int | UUID,
-        *,
-        reward: float | None = None,
-        text: str | None = None,
-        run_id: str | UUID | None = None,
-        source: str = "user",
-        **scope: str,
-    ) -> Rating:
-        """As `LearningMiddleware.feedback`; the critic studies the conversation soon, if one is known in this process."""
-        rating = super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
-        self.note_rating(self._labels(scope))
-        return rating
+    def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
+        """Have the critic study the conversation soon, if one is known in this process."""
+        self._study_soon(labels)
 
     def learn(self, **scope: str) -> LearnerStatus:
         """Have the critic study all conversations that wait, also those rated by other processes; returns when it has."""
@@ -275,7 +263,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             failure=index.failure,
         )
 
-    def note_rating(self, scope: tuple[str, ...]) -> None:
+    def _study_soon(self, scope: tuple[str, ...]) -> None:
         """Have the conversations of a scope that wait studied soon."""
         if self.study == "background" and self.mode != "off" and (self.critic or self._agent_model) is not None:
             self._worker.ask(scope)

@@ -132,9 +132,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Take note of the tools that the agent has at this call; returns True if `adapt` works differently from now on."""
         return False
 
-    def note_rating(self, scope: tuple[str, ...]) -> None:
-        """Take note that a conversation of a scope was rated."""
-
     def node(self, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = "") -> Runnable[Any, dict[str, Any]]:
         """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`.
 
@@ -310,7 +307,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
             self.add_rating(place.scope, place.thread, reward, found[1], source=describe_source(source))
-            self.note_rating(place.scope)
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""
@@ -323,14 +319,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
             conversations = self._memory(place.scope).conversations
             if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
-                self.add_rating(place.scope, place.thread, *found, turn=place.turn, source="reviewer")
-                self.note_rating(place.scope)
+                self._add_review(place, found)
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
             LOG.warning("%s: a turn was not recorded, and nothing is learned from it: %s", self.method, error)
             return False
         return True
+
+    def _add_review(self, place: Place, found: tuple[float | None, str]) -> None:
+        """Rate a recorded turn by what a person changed of it."""
+        try:
+            self.add_rating(place.scope, place.thread, *found, turn=place.turn, source="reviewer")
+        except Exception as error:  # the turn is recorded all the same
+            LOG.warning("%s: a turn was not rated by its reviewer: %s", self.method, error)
 
     def _record_so_far(self, request: ModelRequest[Any], found: Any) -> None:
         """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""

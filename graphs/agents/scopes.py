@@ -210,12 +210,20 @@ class ScopedLearner(Generic[Index]):
         return self.add_rating(self._labels(scope), thread, reward, text, run_id=run, source=source)
 
     def add_rating(self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Any) -> Rating:
-        """Keep a rating in the scope with these labels, after the screen has seen its words; `more` as of `ConversationStore.rate`."""
+        """Keep a rating in the scope with these labels, after the screen has seen its words; `more` as of `ConversationStore.rate`.
+
+        All ratings come this way: of people, of reward sources, and of reviewers.
+        """
         conversations = self._memory(labels).conversations
         conversations.check_turn(thread, more.get("turn"), more.get("run_id"))
         if (found := self.screen.suspicion(text)) is not None:
             self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
-        return conversations.rate(thread, reward, self.screen.redact(text), **more)
+        rating = conversations.rate(thread, reward, self.screen.redact(text), **more)
+        self.note_rating(labels, thread, rating)
+        return rating
+
+    def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
+        """Act on a rating that was kept in the scope with these labels; most methods read it when they recall."""
 
     async def afeedback(
         self,

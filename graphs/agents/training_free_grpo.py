@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
-from uuid import UUID
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable
@@ -174,17 +173,8 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
-    def feedback(
-        self,
-        thread_id: str | int | UUID,
-        *,
-        reward: float | None = None,
-        text: str | None = None,
-        run_id: str | UUID | None = None,
-        source: str = "user",
-        **scope: str,
-    ) -> Rating:
-        """As `CriticMiddleware.feedback`.
+    def add_rating(self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Any) -> Rating:
+        """As `ScopedLearner.add_rating`.
 
         Raises:
             UserError: this middleware only reads.
@@ -193,7 +183,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             raise UserError(
                 "this TrainingFreeGRPOMiddleware only reads, and takes no feedback; give critic= and store= to have it learn"
             )
-        return super().feedback(thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
+        return super().add_rating(labels, thread, reward, text, **more)
 
     def versions(self, **scope: str) -> LibraryVersions:
         """The versions of a scope's library. A person may `rollback`, and no version is lost."""

@@ -86,3 +86,13 @@ def test_a_model_of_another_server_is_named() -> None:
     with pytest.raises(UserError, match="no response of thread 'a' has an id of the service"):
         learner.feedback("a", reward=1.0)
     assert "feedback on it cannot be sent" in learner.explain("a")
+
+
+def test_what_a_reward_source_says_reaches_the_service_too() -> None:
+    backend = FakeBackend()
+    with serving(backend) as url:
+        learner = FeedbackMiddleware(InMemoryStore(), base_url=f"{url}/v1", api_key=KEY, reward=lambda messages: (0.5, "so so"))
+        model = ChatOpenAI(model="pocket", base_url=f"{url}/v1", api_key=KEY, max_retries=0)  # type: ignore[arg-type]
+        create_agent(model, [], middleware=[learner], checkpointer=InMemorySaver()).invoke({"messages": "one"}, config("a"))
+        assert [(one.feedback.reward, one.feedback.text) for one in backend.kept.values() if one.feedback] == [(0.5, "so so")]
+        learner.close()
