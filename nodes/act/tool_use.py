@@ -184,11 +184,6 @@ class Toolset:
             self.close(session)
             raise
 
-    @property
-    def open_session_count(self) -> int:
-        """Number of open sessions."""
-        return len(self._open)
-
 
 class DialogueStart(EpisodeStart, ToolChannels):
     """The channels of an episode with tools that has just begun."""

@@ -29,8 +29,8 @@ from statistics import fmean
 from typing import Any
 
 import httpx
+from claas_users import KINDS, Scores, SimulatedUser
 
-from learngraph.graphs.experiments.claas_users import KINDS, Scores, SimulatedUser
 from learngraph.memory.display import markdown_table
 
 QUESTIONS, EXAM_EVERY, STREAMS = 40, 20, 8

@@ -1,7 +1,7 @@
 """Simulated users of a chat service: what they ask of `guard`, what they like, and what they say of its replies.
 
-All ask for facts that stand in the system prompt; their words are drawn anew for each play. tests/performance/claas_preferences.py has
-them chat with a service.
+All ask for facts that stand in the system prompt; their words are drawn anew for each play. claas_preferences.py has them
+chat with a service.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from ...tools.environments.hierarchy import (
+from learngraph.tools.environments.hierarchy import (
     CODES,
     FORMS_OF_ADDRESS,
     THINGS,
