@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 77_850, "tests": 63_700}
+LINES: Mapping[str, int] = {"source": 77_800, "tests": 64_000}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_250,
     "graphs/agents": 4_750,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_800,
-    "graphs/experiments": 7_950,
+    "graphs/experiments": 7_800,
     "graphs/presets": 150,
     "graphs/serving": 1_800,
     "graphs/studio": 1_450,
