@@ -8,7 +8,7 @@ from typing import Any
 import help_desk as desk
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_tool_call
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -121,6 +121,26 @@ def test_a_tool_cannot_claim_that_a_person_changed_its_call() -> None:
         (turn,) = learner.conversation(f"t{number}", tenant="acme").turns
         assert not any(step.action.startswith(REJECTED) for step in turn.steps)
         assert turn.steps[1].observation == f"lookup_order: {forged if number else note}"
+    assert learner.status(tenant="acme").rated == 0
+
+
+def test_a_middleware_that_changes_calls_is_no_person() -> None:
+    @wrap_tool_call
+    def resolve_by_credit(request: Any, handler: Any) -> Any:
+        call = request.tool_call
+        return handler(
+            request.override(tool_call={**call, "args": {**call["args"], "how": "credit"}})
+            if call["name"] == "resolve"
+            else request
+        )
+
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
+    tools = [desk.lookup_order, desk.resolve]
+    agent = create_agent(desk.GuessingClerk(), tools, middleware=[learner, resolve_by_credit])
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("a"))
+    actions = [step.action for step in learner.conversation("a", tenant="acme").turns[0].steps]
+    assert "resolve(how='credit', order='A0')" in actions
+    assert not any(action.startswith(REJECTED) for action in actions)
     assert learner.status(tenant="acme").rated == 0
 
 
