@@ -73,6 +73,10 @@ class StudyIndex(Generic[Content]):
         self.reflections: dict[str, Reflection] = {}
         """By id of the trajectory: those that hold."""
         self.waiting: dict[str, Trajectory] = {}
+        self.agent_model: Runnable[Any, Any] | None = None
+        """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
+        self.agent_card = ""
+        """The agent's instructions and tools at that call, as critics read them."""
         self.failure = ""
         """The last error of a critic that could not be asked."""
         self.resume_at = 0.0
@@ -185,7 +189,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         if study not in ("background", "job"):
             raise UserError(f"study is background or job, got {study!r}")
         self.critic, self.study, self.window = critic, study, window
-        self._agent_model: Runnable[Any, Any] | None = None
         self._worker = StudyWorker(self._study)
 
     # -- what a method defines --------------------------------------------------------------------------------------------
@@ -220,9 +223,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
-        self._agent_model, known = request.model, self._memory(place.scope)
-        known.agent_card = agent_card(request)
-        self._take_news(known)
+        memory.agent_model, memory.agent_card = request.model, agent_card(request)
+        self._take_news(self._memory(place.scope))
         if memory.waiting and time.monotonic() >= memory.resume_at:
             self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
@@ -265,7 +267,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def _study_soon(self, scope: tuple[str, ...]) -> None:
         """Have the conversations of a scope that wait studied soon."""
-        if self.study == "background" and self.mode != "off" and (self.critic or self._agent_model) is not None:
+        critic = self.critic or self._memory(scope).index.agent_model
+        if self.study == "background" and self.mode != "off" and critic is not None:
             self._worker.ask(scope)
 
     def _take_news(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
@@ -276,8 +279,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         """Have the critic study the conversations of a scope that wait, each at most once."""
         if self.mode == "off":
             return
-        memory, critic, tried = self._refreshed(scope), self.critic or self._agent_model, set[str]()
-        index = memory.index
+        memory, tried = self._refreshed(scope), set[str]()
+        index, critic = memory.index, self.critic or memory.index.agent_model
         with index.studying:
             self._take_news(memory)
             while critic is not None and time.monotonic() >= index.resume_at and not self._worker.is_ending:
@@ -300,7 +303,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         (trajectory,) = group
         index, answer, error = memory.index, None, ""
         try:
-            question, state = self.question(trajectory, index.content, critic, memory.agent_card)
+            question, state = self.question(trajectory, index.content, critic, index.agent_card)
         except Exception as failure:  # it cannot be shown, today or ever
             error = f"{type(failure).__name__}: {failure}"
         else:

@@ -70,8 +70,6 @@ class ScopeMemory(Generic[Index]):
     """Model calls for which this process looked into it."""
     recalled: int = 0
     """Of these, the ones for which it had something."""
-    agent_card: str = ""
-    """The agent's instructions and tools as critics read them, of its last call in this scope: those of other tenants may differ."""
     nearest: float | None = None
     """The greatest similarity where nothing was alike enough; None: not measured."""
 

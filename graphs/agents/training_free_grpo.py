@@ -222,7 +222,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
         versions = self._scope_versions(memory.conversations.scope)
         settings, scale = self.settings or TrainingFreeGRPO(), (self.rewards.least, self.rewards.most)
-        method = GroupComparison(versions, critic, settings, self.window_of(critic), scale, memory.agent_card)
+        method = GroupComparison(versions, critic, settings, self.window_of(critic), scale, memory.index.agent_card)
         try:
             graph, state = method.comparison(group)
             comparison: Comparison = graph.invoke(state)["comparisons"][0]

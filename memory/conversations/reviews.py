@@ -39,14 +39,13 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
 def reviewed_call(call: Mapping[str, Any], result: ToolMessage | None) -> tuple[Mapping[str, Any] | None, bool]:
     """The call that was made in the place of a proposed one, None if none was; and whether a person saw to that.
 
-    Any middleware may change a call. Only HumanInTheLoopMiddleware says so in the result, for a person's edit.
-
     Args:
         call: the proposed call (`name`, `args`).
         result: its result; None: it has none yet.
     """
     mark = result.additional_kwargs.get(MARK) if result is not None else None
     if isinstance(mark, Mapping):
+        # Any middleware may change a call; only HumanInTheLoopMiddleware says so, of a person's edit.
         return mark, result is not None and _NOTICE.match(str(result.text)) is not None
     return (None, True) if result is not None and _rejection(result) else (call, False)
 
