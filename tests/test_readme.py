@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from codeop import compile_command
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
@@ -66,6 +67,17 @@ def run_alone(command: list[str], folder: Path, **more: str) -> str:
 
 
 PYTHON_BLOCKS = [pytest.param(code, id=f"{page}-{n}") for page in PAGES for n, code in enumerate(blocks(page, "python"))]
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_a_python_block_pastes_at_the_prompt(code: str) -> None:
+    """As Python 3.11 reads it, line by line: there a blank line ends a function, a class or a loop."""
+    typed = list[str]()
+    for line in [*code.splitlines(), ""]:
+        typed.append(line)
+        if compile_command("\n".join(typed)) is not None:
+            typed.clear()
+    assert not typed, "the last statement is whole"
 
 
 @pytest.mark.slow
