@@ -36,7 +36,6 @@ Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
 
 _ELEMENT_SECONDS = 3.0
-_VANISHED_SECONDS = 1.0
 _CLICK = """element => {
   if (element instanceof SVGElement) ['mousedown', 'mouseup', 'click'].forEach(kind => element.dispatchEvent(new Event(kind)));
   else { element.click(); element.focus(); }
@@ -238,18 +237,18 @@ async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: Access
     """
     from playwright.async_api import TimeoutError
 
-    # A reference is known in Playwright's own world of scripts only: `evaluate` finds it, `evaluate_all` and `dispatch_event` do not.
     missing = ValueError(f"{node.role} {node.name!r} is no longer on the page")
+    if not await element.count():
+        raise missing
+    before, limit = tab.page.url, 1000 * _ELEMENT_SECONDS
     if by_script and action.kind == "click":
+        # A reference is known in Playwright's own world of scripts only: `evaluate` finds it, `evaluate_all` and `dispatch_event` do not.
         try:
-            await element.evaluate(_CLICK, timeout=1000 * _VANISHED_SECONDS)
+            await element.evaluate(_CLICK)  # it is there: on a busy machine the script may only be slow
         except TimeoutError as cause:
             tab.check_alive(cause)
             raise missing from cause
         return
-    if not await element.count():
-        raise missing
-    before, limit = tab.page.url, 1000 * _ELEMENT_SECONDS
     try:
         match action.kind:
             case "click":
