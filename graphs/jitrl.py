@@ -64,9 +64,8 @@ from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import SHARED, MethodInputs
-from .wiring.jitrl_settings import check_inputs, check_jitrl, make_judge
-from .wiring.state_keys import WRITTEN_KEYS, history_similarity, make_trace_node
+from .wiring.inputs import SHARED, MethodInputs, check_literals, check_task_scope
+from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node
 
 __all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
 
@@ -84,6 +83,21 @@ FLOW_WITH_HISTORY = FLOW.replace("begin --> recall", "begin --> trace --> recall
 
 DECISION_CHANNELS = ("prior", "candidates", "estimates", "hits")
 """The channels of one decision that the journal keeps with the step."""
+
+EMBEDDED_KEYS = ("hierarchy", "summary", "embedding")
+"""The state keys that an embedder may compare."""
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("gamma", "min_similarity", "threshold_decay", "min_prior", "unseen_bonus_probability"), (0, 1)),
+    **{"k": (1, 1e9), "shrinkage_visits": (1e-9, 1e9), "unseen_bonus": (-1e9, 1e9)},
+}
+"""Setting -> its least and its greatest value; of all other numbers they are 0 and 1e9."""
+_GUARDS = ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior")
+UNUSED_SETTINGS: Mapping[str, Sequence[str]] = {
+    "guarded": ("unseen_bonus", "unseen_bonus_probability", "logit_scale"),
+    "paper": _GUARDS,
+    "reference": ("beta", *_GUARDS, "unseen_bonus_probability", "logit_scale"),
+}
+"""Estimator -> the settings that have no effect with it."""
 
 
 class JitRLState(AttemptState, RecallChannels, AdviceChannels, LogitUpdateChannels):
@@ -168,7 +182,23 @@ class JitRL(AdvantageSettings):
     memory knows has z = 0, which is the highest log-probability and the lowest confidence."""
 
     def __post_init__(self) -> None:
-        check_jitrl(self)
+        check_literals(self, "jitrl")
+        check_task_scope(self, "jitrl")
+        if (self.embedder and self.state_key not in EMBEDDED_KEYS) or (self.state_key == "embedding" and not self.embedder):
+            raise UserError(
+                "jitrl: state_key='embedding' goes with an embedder, and 'hierarchy' and 'summary' may have one; got "
+                f"state_key={self.state_key!r} and embedder={self.embedder!r}"
+            )
+        for name, value in vars(self).items():
+            low, high = RANGES.get(name, (0, 1e9))
+            if isinstance(value, int | float) and not low <= value <= high:
+                raise UserError(f"jitrl: {name} is a number from {low:g} to {high:g}, got {value}")
+        for name in UNUSED_SETTINGS[self.advantage_estimator]:
+            usual = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != usual:
+                raise UserError(
+                    f"jitrl: {name} has no effect with advantage_estimator='{self.advantage_estimator}'; leave it at {usual}"
+                )
 
     def memory(
         self, records: TrajectoryStore | None = None, *, credits_future: bool = False, similarity: Similarity | None = None
@@ -288,7 +318,7 @@ def build(
             f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
             "make it with open_memory(settings, inputs)"
         )
-    check_inputs(settings, inputs)
+    check_needs(settings, inputs)
     flow, view, keys = FLOW, inputs.recent_steps_view(), dict[str, Node]()
     if settings.state_key != "room":
         flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings, inputs)}

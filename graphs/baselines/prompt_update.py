@@ -34,8 +34,7 @@ from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
 from ..wiring.episode import AttemptState, episode_graph, episode_nodes
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
-from ..wiring.jitrl_settings import check_inputs, make_judge
-from ..wiring.state_keys import make_trace_node
+from ..wiring.state_keys import check_needs, make_judge, make_trace_node
 
 __all__ = ["FLOW", "PromptUpdate", "build"]
 
@@ -118,7 +117,7 @@ def build(
     memory = experiences
     if memory is None:
         memory = open_memory(jitrl, inputs)
-    check_inputs(settings, inputs)
+    check_needs(settings, inputs)
     flow, keys, view_form = FLOW, dict[str, Node](), AdvantagesPrompt
     if settings.state_key != "room":
         flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings, inputs)}

@@ -27,7 +27,7 @@ from .folder import run_memory
 from .recorded import RecordedFolder, RecordedRun, rows_file
 from .run_inputs import credits_future
 
-__all__ = ["RecordedDecision", "explain_step"]
+__all__ = ["RecordedDecision", "compute_again", "explain_step", "find_step"]
 
 
 def explain_step(
@@ -46,10 +46,10 @@ def explain_step(
         UserError: there is no such folder, method, seed, episode or step (it says which there are), or a process has the memory of
             JitRL's run open.
     """
-    found = _find_step(Path(run_folder), step, seed, episode, method)
+    found = find_step(Path(run_folder), step, seed, episode, method)
     if not _is_jitrl(found.run.method):
         return _explain_journal(found)
-    decision = _compute_again(found)
+    decision = compute_again(found)
     shown = explain_decision(decision.state, decision.settings, decision.memory, decision.domain)
     if decision.changes:
         shown = replace(shown, sentences=(_changed(decision.changes), *shown.sentences))
@@ -69,20 +69,6 @@ class RecordedDecision:
     """Name of the environment."""
     changes: tuple[str, ...]
     """The actions of which the memory says something else today than the journal; empty if it was left as it was."""
-
-
-def read_decision(
-    folder: Path, step: int, seed: int | None = None, episode: int | None = None, method: str | None = None
-) -> RecordedDecision:
-    """Read one decision of JitRL, and compute again what its nodes made of its memory. Arguments as for `explain_step`.
-
-    Raises:
-        UserError: see `explain_step`; or the method is not JitRL.
-    """
-    found = _find_step(folder, step, seed, episode, method)
-    if not _is_jitrl(found.run.method):
-        raise CommandError(f"only decisions of jitrl can be computed again, not those of {found.run.method}")
-    return _compute_again(found)
 
 
 def _is_jitrl(method: str) -> bool:
@@ -131,7 +117,8 @@ class _Step:
         return found[: ids.index(episode)] if episode in ids else found
 
 
-def _find_step(path: Path, step: int, seed: int | None, episode: int | None, method: str | None) -> _Step:
+def find_step(path: Path, step: int, seed: int | None = None, episode: int | None = None, method: str | None = None) -> _Step:
+    """The step that arguments as for `explain_step` name."""
     folder = RecordedFolder(path)
     names = list(folder.settings["methods"])
     run = folder.find(method or next(filter(_is_jitrl, names), names[0] if names else ""), seed)
@@ -155,7 +142,8 @@ def _span(numbers: Sequence[int]) -> str:
 # JitRL: computed again
 
 
-def _compute_again(found: _Step) -> RecordedDecision:
+def compute_again(found: _Step) -> RecordedDecision:
+    """A decision of JitRL, with what its nodes make of its memory now."""
     row, options = found.row, found.folder.settings
     journal, task = Journal(), Task(row["task"], "")
     head = str(found.rows[0]["parent"])

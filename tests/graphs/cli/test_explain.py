@@ -12,7 +12,7 @@ from in_process import play_in_process
 import learngraph
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.decisions import explain_decision
-from learngraph.graphs.experiments.explain import explain_row, read_decision
+from learngraph.graphs.experiments.explain import compute_again, explain_row, find_step
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
@@ -34,7 +34,7 @@ def test_the_command_explains_a_step_of_a_run(here: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["explain", "r", "--step", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    decision = read_decision(here / "r", 1)
+    decision = compute_again(find_step(here / "r", 1))
     state = decision.state
     assert f"Episode 4, step 1 of jitrl-s0 (task keep-test-0): in the state '{state['observation'].text}'" in said
     assert f"the agent took '{state['action']}'." in said
@@ -70,7 +70,7 @@ def test_the_values_computed_again_are_those_of_the_journal(played: Path, method
     """`changes` names each action of which count, Q, shift or logit differ from what the run wrote down."""
     known = 0
     for episode, step in [(0, 0), (0, 5), (1, 3), (2, 0), (2, 6), (3, 1), (3, 7)]:
-        decision = read_decision(played, step, seed=3, episode=episode, method=method)
+        decision = compute_again(find_step(played, step, seed=3, episode=episode, method=method))
         assert decision.changes == ()
         past = {one.episode for one in decision.memory}
         assert past == set(range(episode)), "it is the memory from before that episode"
@@ -154,10 +154,10 @@ def test_recalled_steps_are_explained_from_the_journal() -> None:
 def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:
     """Two seeds in turn: the first one's decisions knew nothing of the second one's episodes."""
     assert main([*TOY.split(), "--seeds", "2", "--episodes", "2", "--cross-task", "--out", "r"]) == 0
-    first = read_decision(here / "r", 2, seed=0, episode=1)
+    first = compute_again(find_step(here / "r", 2, seed=0, episode=1))
     assert first.changes == ()
     assert {one.run for one in first.memory} == {"jitrl-s0"}
-    second = read_decision(here / "r", 0, seed=1, episode=0)
+    second = compute_again(find_step(here / "r", 0, seed=1, episode=0))
     assert second.changes == ()
     assert {one.run for one in second.memory} == {"jitrl-s0"}
 
@@ -166,7 +166,7 @@ def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:
 def test_a_memory_that_was_pruned_since_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TOY.split(), "--seeds", "1", "--episodes", "4", "--out", "r"]) == 0
     assert main(["memory", "prune", "r", "--keep-last", "1"]) == 0
-    assert read_decision(here / "r", 0).changes
+    assert compute_again(find_step(here / "r", 0)).changes
     assert learngraph.explain("r", 0).sentences[0].startswith("The memory says something else today than it said then of ")
 
 

@@ -18,7 +18,7 @@ from worlds_here import needs
 import learngraph
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import run_inputs
-from learngraph.graphs.experiments.explain import read_decision
+from learngraph.graphs.experiments.explain import compute_again, find_step
 from learngraph.graphs.experiments.recorded import read_rows
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
@@ -222,7 +222,7 @@ class TestInABrowser:
         method = "jitrl:paper-web?evaluator=environment&state_key=room"
         command = f"run {method} --env miniwob:click-link --prior uniform --seeds 2 --episodes 2 --out run"
         assert main(command.split()) == 0
-        shown = read_decision(tmp_path / "run", 0, seed=1, episode=0)
+        shown = compute_again(find_step(tmp_path / "run", 0, seed=1, episode=0))
         assert {one.run for one in shown.memory} == {"jitrl-paper-web-evaluator-environment-state_key-room-s0"}
         text = " ".join(str(learngraph.explain("run", 0, seed=1, episode=0)).split())
         assert "in the state 'miniwob:click-link, Click on the link" in text
