@@ -135,11 +135,6 @@ def test_a_preset_that_a_page_names_exists(page: str, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_quick_commands_of_the_readme_run(tmp_path: Path) -> None:
-    assert "jitrl" in run_alone([sys.executable, "-m", "learngraph.graphs.cli.main", "list"], tmp_path)
-
-
-@pytest.mark.slow
 def test_the_readmes_comparison_runs(tmp_path: Path) -> None:
     line = next(line for _, line in commands() if line.startswith("learngraph run icrl"))
     words = shlex.split(line, comments=True)[1:]
@@ -206,7 +201,3 @@ def test_every_file_and_heading_that_is_linked_exists(page: str) -> None:
         assert place.exists(), target
         headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, target
-
-
-def test_the_readme_stays_short() -> None:
-    assert len(text("README.md").splitlines()) <= 180

@@ -14,7 +14,7 @@ from .recorded import read_rows
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["ModelWork", "RunWork"]
+__all__ = ["RunWork"]
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
@@ -58,34 +58,15 @@ def row_usage(row: Mapping[str, Any]) -> Usage:
 
 
 @dataclass(frozen=True)
-class ModelWork:
-    """The seconds and floating-point operations of a model that plays and perhaps is trained."""
-
-    seconds: float | None
-    """Wall time of the episodes; None if it was not measured for all."""
-    training_seconds: float
-    """The part of it that trainings took."""
-    forward_flops: float | None
-    """Operations of the policy's passes; None if they were not counted: for a model behind an API."""
-    training_flops: float
-    """Operations of trainings."""
-
-    @property
-    def flops(self) -> float | None:
-        """All operations; None if some were not counted."""
-        return None if self.forward_flops is None else self.forward_flops + self.training_flops
-
-
-@dataclass(frozen=True)
-class RunWork(ModelWork):
-    """The work of a run's model, which plays and perhaps is trained: tokens, seconds and floating-point operations.
+class RunWork:
+    """The work of a run's model, which plays and perhaps is trained.
 
     The passes of a model in this process are counted by tools/training/flops.py. An episode that a crash cut short counts only from
     where it was resumed.
     """
 
-    tokens_read: int
-    """Tokens that the model's calls read."""
+    flops: float | None
+    """Floating-point operations, those of trainings as well; None if they were not counted: for a model behind an API."""
     tokens_trained: float | None
     """Tokens of the passes of trainings, without padding; an example counts once for each epoch. None if the run trains no weights."""
     trainings: Sequence[Mapping[str, Any]]
@@ -102,16 +83,11 @@ def run_work(folder: Path, rows: Sequence[Mapping[str, Any]]) -> RunWork:
     timed = {row["id"]: row for row in _rows(folder / "seconds.jsonl")}
     of, log = [timed.get(row["id"], {}) for row in rows], folder / TRAINING_FILE
     trainings = [row for row in _rows(log) if row["kind"] == "training"]
-    tokens, seconds, flops = (float(sum(row[name] for row in trainings)) for name in ("tokens", "seconds", "flops"))
     return RunWork(
-        tokens_read=sum(row.get("input_tokens", 0) for row in rows),
-        tokens_trained=tokens if log.is_file() else None,
-        trainings=trainings,
-        seconds=sum(row["seconds"] for row in of) if all("seconds" in row for row in of) else None,
-        training_seconds=seconds,
         # What was counted of an episode is all of its passes, those of its training as well.
-        forward_flops=max(0.0, sum(row["flops"] for row in of) - flops) if all("flops" in row for row in of) else None,
-        training_flops=flops,
+        flops=sum(row["flops"] for row in of) if all("flops" in row for row in of) else None,
+        tokens_trained=float(sum(row["tokens"] for row in trainings)) if log.is_file() else None,
+        trainings=trainings,
     )
 
 

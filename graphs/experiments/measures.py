@@ -93,29 +93,6 @@ def _seconds_per_step(run: SeedResult, _: Prices) -> float | None:
     return math.fsum(s for s, _ in known) / steps if steps else None
 
 
-def _rated(run: SeedResult) -> list[tuple[float, float]]:
-    """(reward, score) of the episodes with a reward by a judge."""
-    return [(value, score) for value, score in zip(run.judged, run.scores, strict=False) if value is not None]
-
-
-def _rank_correlation(run: SeedResult, _: Prices) -> float | None:
-    from scipy.stats import spearmanr  # type: ignore[import-untyped]
-
-    rewards, scores = zip(*_rated(run), strict=True) if _rated(run) else ((), ())
-    return float(spearmanr(rewards, scores).statistic) if min(len({*rewards}), len({*scores})) > 1 else None
-
-
-def _auroc(run: SeedResult, _: Prices) -> float | None:
-    from scipy.stats import mannwhitneyu
-
-    solved = run.solved if run.solved is not None else math.inf
-    good = [reward for reward, score in _rated(run) if score >= solved]
-    others = [reward for reward, score in _rated(run) if score < solved]
-    if not good or not others:
-        return None
-    return float(mannwhitneyu(good, others, method="asymptotic").statistic) / (len(good) * len(others))
-
-
 def _pass(run: SeedResult, _: Prices) -> float | None:
     """Pass@k, where each of the run's tasks was played k times: the mean over tasks of the best score."""
     best: dict[str, float] = {}
@@ -174,18 +151,6 @@ METRICS: Mapping[str, Metric] = {
         "regret", _regret, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
     ),
     "judged": Metric("judged return", _judged, about="Mean over episodes of the return by the judge."),
-    "rank-correlation": Metric(
-        "rank correlation",
-        _rank_correlation,
-        ".2f",
-        about="Spearman's correlation of the judge's return and the true score over the episodes of a run.",
-    ),
-    "auroc": Metric(
-        "AUROC",
-        _auroc,
-        ".2f",
-        about="Probability that the judge gives an episode that solved the task more than another of the run; ties count half.",
-    ),
     "steps": Metric("steps/episode", lambda run, _: mean(run.steps), ".1f", about="Steps per episode."),
     "last-steps": Metric(
         "steps, last", lambda run, _: _last(run.steps), ".1f", about="The same over the last tenth of the episodes."

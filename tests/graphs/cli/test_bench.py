@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from in_process import draw_pictures, play_in_process
-from openai_server import OpenAIServer
 
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
@@ -448,21 +447,6 @@ def test_a_folder_belongs_to_one_file_and_one_process(here: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_rows_that_were_cut_are_played_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(write(TINY)) == 0
-    whole = rows(Path("runs"))
-    path = Path("runs/bench-tiny/toy/no-model/random-s1/episodes.jsonl")
-    path.write_bytes(path.read_bytes()[:-20])
-    assert bench("tiny.toml") == 0
-    assert rows(Path("runs")) == whole
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
-    assert bench("tiny.toml") == 2
-    assert f"random, seed 1: failed: {path}, line 2, is damaged" in capsys.readouterr().out
-    assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0]}
-
-
-@pytest.mark.slow
 def test_a_finished_run_that_is_damaged_leaves_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(write(TINY)) == 0
     planned = plan_sweeps(file_spec(Path("tiny.toml")), Path("runs/bench-tiny"), 1)
@@ -538,27 +522,6 @@ def test_only_some_are_played(here: Path) -> None:
     assert [row["method"] for row in results()] == ["random"]
     assert bench("tiny.toml") == 0
     assert {row["method"]: row["seeds"] for row in results()} == {"tabular": [0, 1], "random": [0, 1]}
-
-
-@pytest.mark.slow
-def test_prices_make_dollars_and_nothing_else_does(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw_pictures(monkeypatch)
-    with OpenAIServer(lambda request: "Action: wait") as server:
-        text = TINY.replace('"uniform"', f'{{ name = "openai:me", base_url = "{server.url}", price_in = 3, price_out = 10 }}')
-        assert bench(write(text.replace('"random"', '"react"').replace("horizon = 6", "horizon = 2"))) == 0
-    shown = capsys.readouterr()
-    found = {row["method"]: {name: of["values"] for name, of in row["metrics"].items()} for row in results()}
-    assert found["tabular"]["dollars"] == {"0": 0, "1": 0}  # it asks no model
-    rows_paid = rows(Path("runs"))["bench-tiny/toy/openai-me/react-s0/episodes.jsonl"]
-    usage = [(row["input_tokens"], row["output_tokens"]) for row in map(json.loads, rows_paid)]
-    assert found["react"]["dollars"]["0"] == pytest.approx(sum(3 * read + 10 * written for read, written in usage) / 1e6)
-    assert found["react"]["dollars"]["0"] > 0
-    assert "12 calls" in shown.err  # 2 seeds, 3 episodes of 2 steps
-    assert "tokens, $" in shown.err
-    assert "$/run" in shown.out
-    assert Path("runs/bench-tiny/report.html").read_text().count("<svg") == 2  # with the scores by cost
 
 
 def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> None:

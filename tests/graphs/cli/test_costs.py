@@ -114,11 +114,6 @@ def test_a_budget_holds_for_a_model_in_this_process(here: Path, capsys: pytest.C
     assert free["tokens"] == free["input_tokens"] + free["output_tokens"] > 0
 
 
-def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "react", *ASK, "--dollar-budget", "1"]) == 2
-    assert "--dollar-budget 1 needs --price-in and --price-out" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []

@@ -160,23 +160,6 @@ def test_json_is_one_object_per_method_and_nothing_else(
     assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
 
 
-@pytest.mark.slow
-def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl?rewards=zero", "best-of-n", "react"]
-    assert main([*command, "--json", "--out", "run"]) == 0
-    rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
-    assert set(rows) == {"icrl", "icrl?rewards=zero", "best-of-n", "react"}
-    best = flat(rows["best-of-n"])
-    assert best["answer"] == best["best"]  # its reward is the true score here
-    for name in ("icrl", "react"):
-        for seed in (0, 1):
-            folder = here / "run" / f"{name}-s{seed}"
-            result = json.loads((folder / "result.json").read_text())
-            scores = [row["score"] for row in objects((folder / "episodes.jsonl").read_text())]
-            assert result["episodes"] == 4
-            assert result["answer"] == 3 if name == "react" else scores[result["answer"]] == max(scores)
-
-
 @pytest.fixture
 def asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The settings of the methods that would be played; nothing is."""
@@ -316,31 +299,6 @@ def test_differences_are_printed_in_words_that_agree_in_number(here: Path, capsy
     shown = capsys.readouterr().out
     assert shown.startswith("toy, 2 episodes, 2 seeds; [95 % interval over seeds, by Student's t")
     assert "paired" not in shown
-
-
-@pytest.mark.slow
-def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "1", "--out", "run"]
-    assert main(command) == 0
-    capsys.readouterr()
-    assert main([*command, "--beta", "2", "--horizon", "5"]) == 2
-    said = capsys.readouterr().err
-    assert "horizon is null there, 5 was asked for" in said
-    assert f"methods.jitrl.beta is {JitRL().beta} there, 2.0 was asked for" in said
-    assert "--out" in said
-
-
-def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hold = "from pathlib import Path; from learngraph.graphs.experiments.folder import claim_folder\n"
-    hold += "with claim_folder(Path('run'), {}): print('held', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        assert main(["run", "random", *TOY, "--out", "run"]) == 2
-        assert f"process {other.pid} is at work in run" in capsys.readouterr().err
-        other.communicate("\n")
 
 
 def drop_lines(path: Path, number: int) -> None:
@@ -600,17 +558,6 @@ def test_help_and_version_import_nothing_heavy() -> None:
         look = f"import sys; from learngraph.graphs.cli.main import main; main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
         shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
         assert shown.splitlines()[-1] == "[]"
-
-
-@pytest.mark.slow
-def test_workers_of_their_own_give_the_same_numbers(tmp_path: Path) -> None:
-    flags = [*TOY, "--episodes", "3", "--seeds", "2", "--compare", "tabular", "--json"]
-    shown = []
-    for count in ("1", "2"):
-        command = ["-m", "learngraph.graphs.cli.main", "run", "jitrl", *flags, "--workers", count, "--out", count]
-        ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, check=True)
-        shown.append([replaced(row) for row in objects(ended.stdout)])
-    assert shown[0] == shown[1]
 
 
 @pytest.mark.slow

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,7 +15,6 @@ from in_process import draw_pictures, play_in_process
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from waiting import wait_until
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import costs, dry_run, run_inputs
@@ -335,7 +330,7 @@ def test_each_stage_has_a_model_of_its_own_temperature(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", ["--token-budget 9000", pytest.param("--dollar-budget 0.02", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", ["--token-budget 9000", "--dollar-budget 0.02"])
 def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     budget: str, here: Path, sums: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -604,16 +599,11 @@ def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.Capture
     assert LibraryVersions.read(here / "second" / f"{METHOD}-s0" / "library.jsonl").at("s0/0").lessons == product.lessons != ()
 
 
-# E2, E3, E9: whose folder it is
-
-
 # A crash
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "at", [14, pytest.param(2, marks=pytest.mark.slow), *(pytest.param(at, marks=pytest.mark.long) for at in (9, 21))]
-)
+@pytest.mark.parametrize("at", [2, 14])
 def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     at: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,28 +630,6 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     one, two = (LibraryVersions.read(here / out / f"{METHOD}-s1" / "library.jsonl") for out in ("out", "whole"))
     assert one.names() == two.names()
     assert [one.at(name) for name in one.names()] == [two.at(name) for name in two.names()]
-
-
-@pytest.mark.long
-def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
-    """With the pocket model, in processes of their own: what is learned after kill -9 is what would have been learned."""
-    flags = f"--problems 2 --held-out 1 --epochs 2 --group-size 2 --test-problems 1 --test-rollouts 1 --seeds 2 --compare {ARMS[0]} --workers 2".split()
-
-    def command(out: str) -> list[str]:
-        return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", METHOD, *flags, "--out", out]
-
-    begun = subprocess.Popen(command("out"), cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL)
-    log = tmp_path / "out" / f"{METHOD}-s0" / "learned.jsonl"
-    wait_until(lambda: begun.poll() is not None or (log.exists() and log.stat().st_size), 300)
-    assert begun.poll() is None
-    os.killpg(begun.pid, signal.SIGKILL)
-    begun.wait()
-    assert not (tmp_path / "out" / "results.json").exists()
-    done = subprocess.run(command("out"), cwd=tmp_path, capture_output=True, text=True, check=True)
-    subprocess.run(command("whole"), cwd=tmp_path, capture_output=True, check=True)
-    assert results(tmp_path / "out") == results(tmp_path / "whole")
-    assert results(tmp_path / "out").keys() == {f"{run_stem(arm)}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)}
-    assert "Mean@2" in done.stdout
 
 
 # Failures
@@ -808,18 +776,3 @@ def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pyt
     # "propose" was not asked: the library was empty.
     assert plan["input_tokens"] == 1000 * measured + typical[0] * plan["stages"]["propose"]
     assert Adds.asked == asked
-
-
-def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["run", METHOD, "--help"])
-    assert end.value.code == 0
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "settings of the method: --problems" in shown or "problems" in shown
-    with pytest.raises(SystemExit):
-        main(["run", METHOD, "--help-all"])
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in ("--critic-temperature", "--token-budget", "--held-out", "--rewards.min-agreement", "--test-env"):
-        assert flag in shown
-    assert "--episodes" not in shown
-    assert "no two seeds share one" in shown

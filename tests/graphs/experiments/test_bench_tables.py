@@ -66,7 +66,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
         **{"hits": 8, "hits_elsewhere": 2},
-        work=RunWork(3.5, 0.5, 100.0, 150.0, 1000, 80.0, []),
+        work=RunWork(250.0, 80.0, []),
     )
     assert METRICS[name].of(one, Prices(2.0, 8.0)) == pytest.approx(value)
 
@@ -87,7 +87,7 @@ def test_a_metric_without_a_number_is_none() -> None:
         "cross-task",
     ):
         assert METRICS[name].of(one, FREE) is None, name
-    behind_an_api = run([1.0], work=RunWork(None, 0.0, None, 0.0, 1000, None, []))
+    behind_an_api = run([1.0], work=RunWork(None, None, []))
     assert METRICS["flops"].of(behind_an_api, FREE) is METRICS["trained-tokens"].of(behind_an_api, FREE) is None
 
 
@@ -179,9 +179,9 @@ def test_a_run_that_never_succeeds_counts_with_the_steps_that_it_played() -> Non
 
 
 def test_costs_are_shown_where_a_method_has_them() -> None:
-    played = RunWork(3.5, 0.0, 100.0, 0.0, 1000, None, [])
-    trained = RunWork(3.5, 0.5, 100.0, 150.0, 1000, 80.0, [])
-    idle = RunWork(3.5, 0.0, 100.0, 0.0, 1000, 0.0, [])
+    played = RunWork(100.0, None, [])
+    trained = RunWork(250.0, 80.0, [])
+    idle = RunWork(100.0, 0.0, [])
     runs = {
         "jitrl": [run([1.0], n, work=played) for n in range(2)],
         "sft": [run([1.0], n, work=(trained, idle)[n]) for n in range(2)],

@@ -104,16 +104,6 @@ def test_a_band_ends_where_scores_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_curves_as_png_and_svg(tmp_path: Path) -> None:
-    several = [[result(s, [0.1 * e * (s + 1) for e in range(6)], m) for s in range(3)] for m in ("jitrl", "static")]
-    for name, runs in (("several", several), ("one", [[result(0, [1.0])]])):
-        paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        figures.draw_learning_curves(runs, "toy, uniform prior", paths)
-        assert paths[0].read_bytes().startswith(b"\x89PNG")
-        assert "</svg>" in paths[1].read_text()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_the_picture_has_a_panel_for_each_cost(seeds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept: list[Any] = []

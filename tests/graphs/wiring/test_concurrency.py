@@ -59,26 +59,6 @@ def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) 
     assert len(rows(here / "one")) == 3 * 4  # steps, episodes and replies of four runs
 
 
-@pytest.mark.slow
-def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with server(replies=answer) as api:
-        assert main([*COMMAND, "--base-url", api.url, "--out", "whole"]) == 0
-        good, said = len(api.requests), 0
-
-        def failing(request: dict[str, Any]) -> dict[str, Any]:
-            nonlocal said
-            said += 1
-            return answer(request) if said <= 5 else {"status": 401, "text": "the key has expired"}
-
-        api._replies = failing
-        command = [*COMMAND, "--base-url", api.url, "--out", "broken", "--concurrency", "1"]
-        assert main(command) == 2
-        api._replies, before = answer, len(api.requests)
-        assert main([*command[:-1], "4"]) == 0
-        assert len(api.requests) - before == good - 5  # no call was made twice
-    assert rows(here / "whole") == rows(here / "broken")
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
