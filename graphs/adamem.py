@@ -174,15 +174,14 @@ class AdaMEM:
 
     # Dense keys: states compared by their embeddings
     embedder: str = ""
-    """A sentence-transformers model by folder or name, or `openai:NAME`; empty: exact Jaccard over words. Paper: Qwen3-Embedding."""
+    """A sentence-transformers model by folder or name, or `openai:NAME`; empty: exact Jaccard over words. Paper: Qwen3-Embedding. Vectors are
+    kept in a file beside the bank."""
     embedder_url: str | None = None
     """The address of the API of an `openai:NAME` embedder; OPENAI_BASE_URL if not given. The key is OPENAI_API_KEY."""
     query_prompt: str | None = None
     """Text before what is searched for: `query: ` for E5, an instruction for Qwen3-Embedding; None: as the model's files say."""
     document_prompt: str | None = None
     """Text before what is stored, likewise: `passage: ` for E5."""
-    vectors_file: str = ""
-    """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
 
     # Triggers: when memory is asked
     triggers: tuple[Trigger, ...] = ("vote",)
@@ -263,7 +262,7 @@ class AdaMEM:
             require_success_threshold(inputs, "adamem", self.success_threshold, self.bank)
         bank, key, threshold = bank_trajectories(inputs, self.bank, "adamem"), self.retrieval_key, self.success_threshold
         encoder = EncoderOptions(self.embedder, self.embedder_url, self.query_prompt, self.document_prompt)
-        similarity = open_vectors(encoder, self.vectors_file or (self.bank and f"{self.bank}.vectors"))
+        similarity = open_vectors(encoder, self.bank and f"{self.bank}.vectors")
         if not self.online and bank:
             threshold = bank_success_threshold(inputs, threshold)
             return load_bank_memory(self.bank, key=key, success_threshold=threshold, similarity=similarity)

@@ -56,15 +56,13 @@ class WorkflowMemory(SharedAttemptSettings):
     """`induce`: new workflows after each success (AWM). `rewrite`: one workflow, written anew after every attempt."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which an attempt counts as a success (`induce`); the environment's own threshold if not given."""
-    max_note_tokens: int | None = None
-    """Tokens of what is written after one attempt; an eighth of the longest prompt if not given, a quarter with `rewrite`."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt for workflows keeps, of a model that only scores."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_literals(self, "awm")
-        check_least(self, "awm", max_note_tokens=1, max_state_chars=1, temperature=0)
+        check_least(self, "awm", max_state_chars=1, temperature=0)
 
     def threshold(self, inputs: MethodInputs) -> float | None:
         """The return from which an attempt is learned from; None: every attempt is.
@@ -96,7 +94,7 @@ def build(
         inputs.prompting.count_tokens,
         window=inputs.prompting.max_prompt_tokens
         - sum(inputs.prompting.count_tokens(template.template) for _, template in prompt.parts),
-        max_note_tokens=settings.max_note_tokens or max(1, inputs.prompting.max_prompt_tokens // share),
+        max_note_tokens=max(1, inputs.prompting.max_prompt_tokens // share),
     )
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, buffer),

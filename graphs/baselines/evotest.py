@@ -66,14 +66,12 @@ class EvoTest(SharedAttemptSettings):
     """Examples of the configuration that a run starts with, from 0 to 10."""
     evolve_routine: bool = True
     """True if a configuration has a routine, which runs in the sandbox; False: a guide and examples alone."""
-    max_guide_tokens: int | None = None
-    """Tokens of a guide; a quarter of the longest prompt if not given."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which nothing is to be improved; the environment's own threshold if not given, and none where that is unknown."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, "evotest", exploration=0, examples=0, max_guide_tokens=1, temperature=0)
+        check_least(self, "evotest", exploration=0, examples=0, temperature=0)
         if self.examples > MAX_EXAMPLES:
             raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
 
@@ -109,7 +107,7 @@ def build(
         layout=layout,
         count_tokens=inputs.prompting.count_tokens,
         window=inputs.prompting.max_prompt_tokens - asked,
-        max_guide_tokens=settings.max_guide_tokens or max(1, inputs.prompting.max_prompt_tokens // 4),
+        max_guide_tokens=max(1, inputs.prompting.max_prompt_tokens // 4),
         prompt=prompt,
         routine_rules=rules,
     )

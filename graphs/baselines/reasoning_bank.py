@@ -83,8 +83,6 @@ class ReasoningBank(MemorySettings):
     group_size: int = 1
     """Attempts at a task that are compared with each other; nothing is learned in between. 1: each attempt by itself. Paper: 1,
     and 3 to 5 when scaling."""
-    max_contrast_items: int = 5
-    """Items from such a comparison at most. Paper: 5."""
     verdict: Literal["return", "model"] = "return"
     """The source of success or failure: the return, or a model that sees no reward, in a call of its own (paper)."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
@@ -101,7 +99,7 @@ class ReasoningBank(MemorySettings):
 
     def __post_init__(self) -> None:
         check_literals(self, "reasoning-bank")
-        check_least(self, "reasoning-bank", k=1, max_items=1, group_size=1, max_contrast_items=1, max_state_chars=1)
+        check_least(self, "reasoning-bank", k=1, max_items=1, group_size=1, max_state_chars=1)
         check_least(self, "reasoning-bank", max_memory_tokens=0, temperature=0)
 
     @classmethod
@@ -198,7 +196,6 @@ def _extractor(inputs: MethodInputs, settings: ReasoningBank, layout: Layout) ->
         environment=inputs.environment,
         prompts=prompts,
         max_items=settings.max_items,
-        max_contrast_items=settings.max_contrast_items,
         line_only=inputs.make_writing_policy is None,
     )
 

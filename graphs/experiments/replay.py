@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from pydantic import TypeAdapter
 
 from ...memory.claas.weights import TrainingLog
 from ...memory.display import short
@@ -109,28 +110,12 @@ def _sweep(folder: Path, record: Mapping[str, Any]) -> Sweep:
     try:
         temperatures = record.get("paper_temperatures", {})
         arms = {
-            name: Arm(name, _typed(find_method(name).settings, values), name, temperatures.get(name))
+            name: Arm(name, TypeAdapter(find_method(name).settings).validate_python(values), name, temperatures.get(name))
             for name, values in record["methods"].items()
         }
         return Sweep(RunOptions(**given), arms, folder, tuple(record["seeds"]))
     except (TypeError, ValueError) as error:
         raise CommandError(f"{folder}/settings.json cannot be read ({error}); it may be of another version") from error
-
-
-def _typed(settings: Any, values: Mapping[str, Any]) -> Any:
-    """The settings of a method from JSON values: lists become tuples where the settings hold tuples, objects become settings."""
-    hints, given = get_type_hints(settings), {}
-    for one in fields(settings):
-        if one.name in values:
-            value = values[one.name]
-            if isinstance(value, dict) and hasattr(hints[one.name], "__dataclass_fields__"):
-                value = _typed(hints[one.name], value)
-            given[one.name] = _tuples(value)
-    return settings(**given)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _empty_memory() -> Any:

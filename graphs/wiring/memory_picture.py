@@ -13,7 +13,7 @@ from itertools import count
 
 from ...memory.display import short
 from ...memory.records import Experience
-from .picture import NotebookDrawing, quiet
+from .picture import COLOURS, NotebookDrawing, new_drawing, svg_document
 
 __all__ = ["MemoryPicture", "RememberedArrow", "picture_memory"]
 
@@ -62,14 +62,8 @@ class MemoryPicture(NotebookDrawing):
 
     def svg(self) -> str:
         """The picture as an SVG document."""
-        import pygraphviz  # type: ignore[import-untyped]
-
-        drawn = pygraphviz.AGraph(directed=True, strict=False, rankdir="TB", bgcolor="transparent", pad=0.1)
-        drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.35, dpi=72)
-        drawn.node_attr.update(
-            shape="box", style="rounded,filled", color="#9aa0a8", fillcolor="#fff0d1", fontname="Helvetica", fontsize=11
-        )
-        drawn.edge_attr.update(fontname="Helvetica", fontsize=9, arrowsize=0.7)
+        drawn = new_drawing("TD")
+        drawn.node_attr.update(fillcolor=COLOURS["memory"])
         for state, name in self.names().items():
             drawn.add_node(state, label=escape(name), tooltip=escape(state))
         if any(one.following not in self.states for one in self.arrows):
@@ -82,17 +76,14 @@ class MemoryPicture(NotebookDrawing):
             to = one.following if one.following in self.states else END
             look = {"color": colour, "fontcolor": colour, "penwidth": f"{0.8 + 2 * share:.2f}"}
             drawn.add_edge(one.state, to, key=str(number), label=escape(f" {_label(one)} "), **look)
-        with quiet():
-            text: str = drawn.draw(format="svg", prog="dot").decode()
-        return text[text.index("<svg") :]
+        return svg_document(drawn)
 
 
-def picture_memory(experiences: Iterable[Experience], least_visits: int = 1) -> MemoryPicture:
+def picture_memory(experiences: Iterable[Experience]) -> MemoryPicture:
     """The picture of a whole memory (`Experiences`), or of some of its experiences.
 
     Args:
         experiences: those of an episode follow each other, in the order of its steps.
-        least_visits: leave out arrows with fewer visits, and states that are then without any.
     """
     found: dict[tuple[str, str, str], list[float]] = {}
     steps = list(experiences)
@@ -102,10 +93,8 @@ def picture_memory(experiences: Iterable[Experience], least_visits: int = 1) -> 
     arrows = tuple(
         RememberedArrow(state, action, after, len(values), sum(values) / len(values))
         for (state, action, after), values in found.items()
-        if len(values) >= least_visits
     )
-    kept = {name for arrow in arrows for name in (arrow.state, arrow.following)}
-    return MemoryPicture(tuple(dict.fromkeys(one.state for one in steps if one.state in kept)), arrows)
+    return MemoryPicture(tuple(dict.fromkeys(one.state for one in steps)), arrows)
 
 
 def _follows(one: Experience, other: Experience) -> bool:

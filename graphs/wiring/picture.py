@@ -99,12 +99,11 @@ class Picture(NotebookDrawing):
 
     def svg(self) -> str:
         """The picture as an SVG document."""
-        text = _graphviz(self, "svg").decode()
-        return text[text.index("<svg") :]
+        return svg_document(_draw(self))
 
     def png(self) -> bytes:
         """The picture as a PNG file."""
-        return _graphviz(self, "png")
+        return _render(_draw(self, dpi=160), "png")
 
 
 def picture(graph: Graph | Position, direction: Literal["LR", "TD"] = "LR") -> Picture:
@@ -144,13 +143,7 @@ def save(graph: Graph, path: Path) -> None:
     if path.suffix != ".mmd" and not has_graphviz():
         raise PictureError(f"{path.suffix} needs Graphviz: pip install pygraphviz; .mmd needs nothing")
     shown = Picture(graph)
-    match path.suffix:
-        case ".svg":
-            data = shown.svg().encode()
-        case ".png":
-            data = shown.png()
-        case _:
-            data = shown.mermaid().encode()
+    data = shown.png() if path.suffix == ".png" else (shown.svg() if path.suffix == ".svg" else shown.mermaid()).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -158,18 +151,35 @@ def save(graph: Graph, path: Path) -> None:
         raise PictureError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _graphviz(picture: Picture, form: str) -> bytes:
+def new_drawing(direction: Literal["LR", "TD"], dpi: int = 72) -> Any:
+    """An empty drawing of Graphviz's, with the boxes and arrows of all our pictures."""
     import pygraphviz  # type: ignore[import-untyped]
 
-    graph, direction, left = picture.graph, picture.direction, dict(picture.passes)
     drawn = pygraphviz.AGraph(
         directed=True, strict=False, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1
     )
-    drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.4, dpi=160 if form == "png" else 72)
+    drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.4, dpi=dpi)
     drawn.node_attr.update(
         shape="box", style="rounded,filled", color="#9aa0a8", penwidth=1, fontname="Helvetica", fontsize=11, margin="0.14,0.08"
     )
     drawn.edge_attr.update(color="#5c636b", fontcolor="#3c4148", fontname="Helvetica", fontsize=9, arrowsize=0.7)
+    return drawn
+
+
+def svg_document(drawn: Any) -> str:
+    """A drawing of Graphviz's as an SVG document."""
+    text = _render(drawn, "svg").decode()
+    return text[text.index("<svg") :]
+
+
+def _render(drawn: Any, form: str) -> bytes:
+    with _quiet():
+        return cast(bytes, drawn.draw(format=form, prog="dot"))
+
+
+def _draw(picture: Picture, dpi: int = 72) -> Any:
+    graph, left = picture.graph, dict(picture.passes)
+    drawn = new_drawing(picture.direction, dpi)
     for end in ("START", "END"):
         drawn.add_node(end, label=end.lower(), shape="plain", style="", fontcolor="#5c636b", fontsize=10)
     for name, node in graph.builder.nodes.items():
@@ -183,12 +193,11 @@ def _graphviz(picture: Picture, form: str) -> bytes:
         look |= {"color": "#d1490a", "fontcolor": "#d1490a"} if times else {}
         look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
-    with quiet():
-        return cast(bytes, drawn.draw(format=form, prog="dot"))
+    return drawn
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """A context in which C code prints nothing: the bundled Fontconfig complains about the settings of a newer one."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -311,7 +311,6 @@ def drop_lines(path: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("method", "stop", "steps", "episodes"),
     [
-        ("jitrl", 40, 0, 0),
         ("jitrl", 40, 2, 1),
         ("tabular", 40, 25, 2),
         ("jitrl", None, 2, 0),

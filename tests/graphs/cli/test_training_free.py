@@ -330,20 +330,19 @@ def test_each_stage_has_a_model_of_its_own_temperature(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", ["--token-budget 9000", "--dollar-budget 0.02"])
 def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
-    budget: str, here: Path, sums: str, capsys: pytest.CaptureFixture[str]
+    here: Path, sums: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sums += " --concurrency 1"
     assert run(sums, "whole", compare=ARMS[:1]) == 0
     whole = Adds.asked.copy()
     assert "stopped" not in capsys.readouterr().out
     Adds.asked.clear()
-    assert run(f"{sums} {budget}", compare=ARMS[:1]) == 2
+    assert run(f"{sums} --token-budget 9000", compare=ARMS[:1]) == 2
     assert "the budget of" in capsys.readouterr().err
     calls = sum(usage.calls for usage in costs.ledger_usage(here / "out", costs.CACHE).values())
     assert calls == sum(Adds.asked.values())
-    assert calls == 9 if "token" in budget else 9 < calls < 13  # of 1100 tokens, or $0.002 by the length of the prompts
+    assert calls == 9  # of 1100 tokens
     assert not list((here / "out").glob("*/result.json"))
     assert run(sums, compare=ARMS[:1]) == 0  # a budget is no setting: the same run
     assert results(here / "out") == results(here / "whole")
@@ -603,11 +602,10 @@ def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [2, 14])
 def test_a_run_that_breaks_off_ends_with_the_same_numbers(
-    at: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It breaks off after so many rollouts, while learning or in the test, for a reason of nobody's."""
+    """It breaks off after 14 rollouts, while it learns, for a reason of nobody's."""
     from learngraph.nodes.extract.rollouts import RolloutPlayer
 
     assert run(SMALL, "whole", compare=ARMS) == 0
@@ -616,7 +614,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     def breaks(self: RolloutPlayer, *args: Any) -> Any:
         nonlocal count
         count += 1
-        if count == at:
+        if count == 14:
             raise MemoryError("out of memory")
         return kept(self, *args)
 
@@ -656,16 +654,15 @@ def test_what_nobody_can_verify_is_listed_and_counts_as_zero(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("down", ["/6", "/"])
 def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
-    down: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one problem of the test, or of all, while the library has been learned."""
+    """Of one problem of the test, while the library has been learned."""
     assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
     test, observe = play.LearningJob._test, KeywordKeep.observe
 
     def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
-        if down in task.id and len(actions) == 2:
+        if "/6" in task.id and len(actions) == 2:
             raise UserError("the server cannot be reached")
         return observe(self, task, actions)
 
@@ -676,7 +673,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     monkeypatch.setattr(play.LearningJob, "_test", breaks)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
     error = capsys.readouterr().err
-    assert f"{2 if down == '/6' else 6} of 6 rollouts of the test failed" in error
+    assert "2 of 6 rollouts of the test failed" in error
     assert "the server cannot be reached" in error
     assert "the same command goes on" in error
     assert not list((here / "out").glob("*/result.json"))

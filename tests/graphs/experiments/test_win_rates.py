@@ -55,7 +55,7 @@ def judged(theta: float, phi: float, count: int, longer_by: float, seed: int = 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("theta", "fair"), [(0.0, 0.5), (1.0, 0.731), (-1.0, 0.269)])
+@pytest.mark.parametrize(("theta", "fair"), [(0.0, 0.5), (1.0, 0.731)])
 def test_a_judge_who_prefers_length_is_corrected(theta: float, fair: float) -> None:
     row = win_rate("a", "b", judged(theta, phi=2.0, count=2000, longer_by=250))
     assert row is not None
@@ -73,18 +73,6 @@ def test_a_judge_who_does_not_look_at_length_is_left_alone() -> None:
     row = win_rate("a", "b", judged(0.8, phi=0.0, count=2000, longer_by=250))
     assert row is not None
     assert row.controlled == pytest.approx(row.rate, abs=0.04)
-
-
-@pytest.mark.slow
-def test_intervals_of_the_controlled_rate_cover_the_truth() -> None:
-    """Of 20 tables of 100 prompts, about 19 should have it; fewer than 16 would be a rare accident."""
-    rows = [win_rate("a", "b", judged(0.5, phi=1.5, count=100, longer_by=150, seed=seed)) for seed in range(20)]
-    truth = 1 / (1 + math.exp(-0.5))
-    inside = sum(
-        row is not None and row.controlled_ci is not None and row.controlled_ci[0] <= truth <= row.controlled_ci[1]
-        for row in rows
-    )
-    assert inside >= 16
 
 
 def test_a_method_that_always_wins_has_a_finite_fit() -> None:
