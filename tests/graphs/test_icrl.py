@@ -93,7 +93,7 @@ def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [180, 300, 600])
+@pytest.mark.parametrize("budget", [180, 600])
 def test_the_zero_reward_arm_is_blind(budget: int) -> None:
     """The same attempts with the rewards elsewhere make the same prompts and the same answer: nothing is chosen by them."""
 
@@ -133,12 +133,6 @@ def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
     assert scores == sorted(scores)
 
 
-def test_a_short_context_is_a_setting() -> None:
-    short = icrl.ICRL(selection="last")
-    assert (short.selection, short.last_n) == ("last", 3)
-    assert (icrl.ICRL.paper().instruction, icrl.ICRL.paper().selection) == ("preset", "all")
-
-
 def test_one_round_node_by_node() -> None:
     graph = icrl.build(MethodInputs(TOY, Journal(), BestPrefix), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -157,6 +151,9 @@ def test_one_round_node_by_node() -> None:
         ({"last_n": 0}, "last_n is at least 1, got 0"),
         ({"rearrange_every": 0}, "rearrange_every is at least 1"),
         ({"temperature": -1}, "at least 0"),
+        ({"instruction": "exploite"}, "icrl: instruction is one of "),
+        ({"selection": "best"}, "icrl: selection is one of "),
+        ({"rewards": "dence"}, "icrl: rewards is one of "),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
@@ -258,8 +255,7 @@ def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["budget", "last"])
-@pytest.mark.parametrize("window", [2500, 4000])
-def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> None:
+def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any) -> None:
     """Whole messages, counted exactly (a character a token): system, brief, task, attempts, actions, and room for the reply."""
 
     class Wordy(Sums):
@@ -275,7 +271,7 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
     make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
     for build in make:
         inputs = MethodInputs.with_chat_model(
-            Wordy(), Journal(), chat, stepwise=True, count_tokens=len, window=window, reserved_tokens=900, history_steps=None
+            Wordy(), Journal(), chat, stepwise=True, count_tokens=len, window=2500, reserved_tokens=900, history_steps=None
         )
         settings = {"settings": icrl.ICRL(selection=keep, last_n=2)} if build is icrl.build else {}
         if build in (reflexion.build, self_refine.build):
@@ -285,7 +281,7 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
             )
         play(build(inputs, **settings), 6)
         longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
-        assert 600 < longest <= window
+        assert 600 < longest <= 2500
 
 
 def test_a_budget_of_tokens_ends_a_run() -> None:
@@ -396,12 +392,6 @@ def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) 
     inputs = replace(answering(ScriptedChat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
     with pytest.raises(UserError, match="one finite number or None per step, got"):
         play(icrl.build(inputs), 1)
-
-
-@pytest.mark.parametrize("wrong", [{"instruction": "exploite"}, {"selection": "best"}, {"rewards": "dence"}])
-def test_a_word_that_is_none_of_the_settings_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"icrl: {next(iter(wrong))} is one of "):
-        icrl.ICRL(**wrong)
 
 
 def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:

@@ -16,6 +16,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from learngraph.graphs.arms import make_arm
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments import costs, dry_run, run_inputs
 from learngraph.graphs.experiments.folder import run_stem
@@ -220,27 +221,6 @@ def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_problems_of_the_toy_are_variants_of_the_seeds_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(SMALL) == 0
-    for seed in (0, 1):
-        problems = results(here / "out")[f"{METHOD}-s{seed}"]["problems"]
-        assert [len(problems[part]) for part in ("train", "held_out", "test")] == [3, 2, 3]
-        ids = [*problems["train"], *problems["held_out"], *problems["test"]]
-        assert len(set(ids)) == 8
-        assert {id.partition("/")[0] for id in ids} == {f"keep-test-{seed}"}
-        world = KeywordKeep()
-        assert len({world.path(world.variant(world.task(seed), int(id.partition("/")[2]))) for id in ids}) == 8
-
-
-@pytest.mark.slow
-def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{SMALL} --epochs 1 --same-problems") == 0
-    one, two = (results(here / "out")[f"{METHOD}-s{seed}"] for seed in (0, 1))
-    assert one["problems"] == two["problems"]
-    assert {row["head"].partition("/")[0] for row in two["rollouts"]} == {"s1"}, "draws of its own"
-
-
-@pytest.mark.slow
 def test_a_model_that_writes_a_line_learns_by_itself(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(SMALL.replace(" --author rule", ""), compare=ARMS[:1]) == 0
     assert Obeys.asked
@@ -424,6 +404,28 @@ def test_questions_are_answered_by_searching_and_reading(
     assert table["react"]["avg"] < 1
 
 
+def split_of(seed: int, **asked: Any) -> options.ProblemSplit:
+    """The problems of a seed: three to learn on, two held out, three unseen."""
+    arms = {METHOD: make_arm(METHOD, TrainingFreeGRPO(problems=3, held_out=2))}
+    found = options.problem_split(options.learning_options(options.LearningOptions(test_problems=3, **asked), arms), seed)
+    assert [len(part) for part in (found.train, found.held_out, found.test)] == [3, 2, 3]
+    return found
+
+
+def test_no_problem_is_in_two_parts_or_of_two_seeds_unless_asked_for(here: Path, sums: str) -> None:
+    world = KeywordKeep()
+    for seed in (0, 1):  # in the toy they are variants of the seed's task
+        found = split_of(seed)
+        tasks = [*found.train, *found.held_out, *found.test]
+        assert {task.id.partition("/")[0] for task in tasks} == {f"keep-test-{seed}"}
+        assert len({task.id for task in tasks}) == len({world.path(task) for task in tasks}) == 8
+    assert split_of(1, same_problems=True) == split_of(0, same_problems=True) != split_of(1)
+    two = [split_of(seed, env="math?file=sums.jsonl", splits="train,train,test") for seed in (0, 1)]
+    learned = [task.id for one in two for task in (*one.train, *one.held_out)]
+    assert len({*learned, *(task.id for one in two for task in one.test)}) == 16
+    assert all(id.startswith("math-train-") for id in learned)
+
+
 def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{sums} --seeds 9") == 2
     error = capsys.readouterr().err
@@ -431,18 +433,6 @@ def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytes
     assert "ask for fewer (--problems)" in error
     assert run(f"{sums} --seeds 2 --held-out 30", "other") == 2
     assert "30 tasks of dev from number 0 on" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
-    here: Path, sums: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(f"{sums} --splits train,train,test") == 0
-    found = results(here / "out")
-    parts = [found[f"{METHOD}-s{seed}"]["problems"][part] for seed in (0, 1) for part in ("train", "held_out", "test")]
-    ids = [id for part in parts for id in part]
-    assert len(set(ids)) == len(ids) == 20
-    assert all(id.startswith("math-train-") for part in (parts[0], parts[1], parts[3], parts[4]) for id in part)
 
 
 # Mistakes
