@@ -45,13 +45,13 @@ from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
-from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
+from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
 from ..nodes.state import DraftChannels, PrecedentChannels, StrategyChannels
 from ..nodes.synthesize.strategy import (
     MOST_WORDS,
     RecallStrategy,
-    StrategyPrompt,
+    StrategyPart,
     StrategyWriter,
     route_guidance,
     route_precedents,
@@ -341,13 +341,13 @@ def deciding_nodes(
     inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode, names: Collection[str] | None = None
 ) -> dict[str, Node]:
     """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
-    running: Any = {**inputs.prompt_arguments(), "max_steps": settings.history_steps}
     places, style = (memory, inputs.environment, inputs.journal), settings.wording
     excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
-    view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
+    guided = inputs.episode_prompt(StrategyPart(), max_steps=settings.history_steps)
+    raw = inputs.episode_prompt(PrecedentsPart(excerpts=excerpts), max_steps=settings.history_steps)
     nodes: dict[str, Node] = {
-        "consider": inputs.acting_policy(StrategyPrompt(**running), writing_style(style, "consider")),
-        "reconsider": inputs.acting_policy(StrategyPrompt(**running), writing_style(style, "reconsider")),
+        "consider": inputs.acting_policy(guided, writing_style(style, "consider")),
+        "reconsider": inputs.acting_policy(guided, writing_style(style, "reconsider")),
         "draft": Choose(settings.temperature),
         "decide": CheckTriggers(
             *places,
@@ -367,7 +367,11 @@ def deciding_nodes(
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "propose": inputs.acting_policy(view, writing_style(style, "raw" if mode.shows_precedents else "act")),
+        "propose": (
+            inputs.acting_policy(raw, writing_style(style, "raw"))
+            if mode.shows_precedents
+            else inputs.acting_policy(guided, writing_style(style, "act"))
+        ),
     }
     wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
     if "synthesize" in wanted:
@@ -381,7 +385,7 @@ def _synthesize(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, ex
     writes = inputs.make_writing_policy is not None
     writer = StrategyWriter(
         *(memory, inputs.environment, inputs.journal, excerpts),
-        layout=inputs.prompt_arguments()["layout"],
+        layout=inputs.running_layout(),
         count=inputs.prompting.count_tokens,
         window=inputs.prompting.max_prompt_tokens,
         prompt=inputs.prompting.load(prompt if writes else "adamem/line"),

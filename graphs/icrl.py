@@ -25,7 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.attempts.buffer import Buffer
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
-from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, plain_instructions, round_instructions
+from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
 from .wiring.inputs import MethodInputs, check_least, check_literals
@@ -139,8 +139,8 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
         ),
         "propose": settings.policy(
             inputs,
-            AttemptsPrompt(
-                buffer=buffer, earlier_layout=layout, instructions=instructions, **inputs.prompt_arguments(layout, brief)
+            inputs.episode_prompt(
+                AttemptsPart(buffer=buffer, layout=layout, instructions=instructions), layout=layout, brief=brief
             ),
         ),
         "judge": judges[settings.rewards]() if settings.rewards in judges else inputs.judge_node(),

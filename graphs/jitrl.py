@@ -58,7 +58,7 @@ from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, admit_remembered
 from ..nodes.act.episode import Act, Begin, Environment
 from ..nodes.act.policies import OptionsView, PromptView
-from ..nodes.retrieve.context import ContextPrompt, WorldWithContext
+from ..nodes.retrieve.context import ContextPart, WorldWithContext
 from ..nodes.retrieve.recall import Recall, Remember
 from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
@@ -324,7 +324,7 @@ def build(
         flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings, inputs)}
         inputs = replace(inputs, environment=WorldWithContext(inputs.environment))
         if inputs.chats:
-            view = ContextPrompt(max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments())
+            view = inputs.episode_prompt(ContextPart(), max_steps=inputs.prompting.history_steps)
     nodes: dict[str, Node] = {
         **keys,
         "begin": Begin(inputs.environment),

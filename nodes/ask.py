@@ -11,7 +11,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar
 
@@ -85,6 +85,8 @@ class Ask(Runnable[Input, Output]):
     """Texts that end a reply and are no part of it. Sent to LangChain's chat models, beside the model's own ones."""
     reply_schema: Mapping[str, Any] | None = None
     """The JSON schema of the reply (nodes/reply_schemas.py). Sent to models that can be held to one (`takes_reply_schema`)."""
+    view: Any = field(default=None, repr=False)
+    """The view of the state that `messages` shows (nodes/act/policies.py), if it shows one: the node reads what that reads."""
 
     def _dialogue(self, state: Any) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
         """Yields messages, with False where the reply may not be ended by `stop`, and receives replies."""

@@ -4,7 +4,8 @@
 
 `Recalled` and `Advice` are TypedDicts. LangGraph gives the node the channels of `Recalled` and no others; `NotRequired` marks what
 it can do without. `Recalled | State` says that it reads further channels, by how the node is made; LangGraph then gives it all.
-A node that sets such channels names them in a property `further_channels`, and one around another node has that as `inner_node`.
+A node that sets such channels names them in a property `further_channels`, one around another node has that as `inner_node`, and a
+policy's `view` says what its prompt shows (`shown_channels`).
 A node without types may read and write anything.
 """
 
@@ -51,7 +52,11 @@ def node_channels(node: Any) -> NodeChannels:
         found = node_channels(inner)
         reads, needs, writes = channels.reads | found.reads, channels.needs | found.needs, channels.writes | found.writes
         return replace(found, reads=reads, needs=needs, writes=writes)
-    further = getattr(node, "further_channels", None)
+    further, shown = getattr(node, "further_channels", None), getattr(getattr(node, "view", None), "shown_channels", None)
+    if shown is not None:
+        keys = [_keys(schema) for schema in shown]
+        reads, needs = channels.reads.union(*(one[0] for one in keys)), channels.needs.union(*(one[1] for one in keys))
+        channels = replace(channels, reads=reads, needs=needs, may_read_more=False)
     return channels if further is None else replace(channels, writes=channels.writes | set(further), is_open=False)
 
 

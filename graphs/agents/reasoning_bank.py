@@ -21,7 +21,6 @@ from ...memory.conversations.messages import last_user_message
 from ...memory.conversations.store import Reflection
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Task, Trajectory
-from ...memory.storage.journal import Journal
 from ...nodes.ask import Ask, estimate_tokens
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
@@ -30,10 +29,10 @@ from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.synthesize.reasoning_bank import (
     Consult,
     LessonExtractor,
-    ReasoningBankPrompt,
     bank_source,
     extractor_prompts,
     lesson_line,
+    lessons_text,
     study,
 )
 from ..baselines.reasoning_bank import ReasoningBank
@@ -137,8 +136,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         )
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
-        view = ReasoningBankPrompt(journal=Journal(), library=content, max_lesson_tokens=most, count_tokens=estimate_tokens)
-        lines = view.text_before(found)
+        lines = lessons_text(content, found["lessons"], most, estimate_tokens)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {

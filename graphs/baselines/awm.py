@@ -26,7 +26,7 @@ from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.workflows import (
     RouteInduction,
     WorkflowPrompt,
-    WorkflowsPrompt,
+    WorkflowsPart,
     WorkflowWriter,
     note_block,
     write_workflows,
@@ -108,11 +108,10 @@ def build(
             by_task=settings.cross_task and settings.variant == "induce",
         ),
         "propose": inputs.make_policy(
-            WorkflowsPrompt(
-                buffer=buffer,
-                lines=lines,
+            inputs.episode_prompt(
+                WorkflowsPart(buffer=buffer, lines=lines, brief=brief),
+                layout=inputs.layout(clip=None),
                 max_steps=inputs.prompting.history_steps,
-                **inputs.prompt_arguments(inputs.layout(clip=None), brief),
             )
         ),
         "induce": write_workflows(name, inputs.require_chat_model("awm"), writer, prompt, inputs.prompting.load("ask/again")),

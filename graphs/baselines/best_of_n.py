@@ -13,7 +13,6 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
-from ...nodes.retrieve.attempts import EpisodePrompt
 from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals
@@ -46,6 +45,6 @@ def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any)
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, Buffer(inputs.records)),
-        "propose": settings.policy(inputs, EpisodePrompt(**inputs.prompt_arguments(settings.layout(inputs)))),
+        "propose": settings.policy(inputs, inputs.episode_prompt(layout=settings.layout(inputs))),
     }
     return episode_graph("best-of-n", FLOW, nodes, **compile)

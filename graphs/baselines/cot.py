@@ -10,7 +10,6 @@ from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.retrieve.attempts import EpisodePrompt
 from ..wiring.episode import WordingSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
 from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, check_literals
@@ -56,6 +55,6 @@ def build(
     style = LONG if long else PAPER_OF_ICRL if settings.wording == "paper" else SHORT
     nodes: dict[str, Node] = {
         **episode_nodes(inputs),
-        "reason": reason(EpisodePrompt(**inputs.prompt_arguments(settings.layout(inputs))), style),
+        "reason": reason(inputs.episode_prompt(layout=settings.layout(inputs)), style),
     }
     return episode_graph(name, FLOW, nodes, **compile)

@@ -29,7 +29,7 @@ from ...nodes.update.configuration import (
     CodeRunner,
     Configuration,
     ConfigurationChannels,
-    ConfigurationPrompt,
+    ConfigurationPart,
     EvolutionInputs,
     RouteEvolution,
     RunRoutine,
@@ -91,11 +91,10 @@ def build(
     layout = inputs.layout()
     prompt = inputs.prompting.load("evotest/evolve")
     rules = f"{inputs.prompting.load('evotest/routine').text()}\n" if run_code else ""
-    view = ConfigurationPrompt(
-        buffer=buffer,
-        environment=inputs.environment,
+    view = inputs.episode_prompt(
+        ConfigurationPart(buffer=buffer, environment=inputs.environment, brief=inputs.prompting.load("evotest/brief").text()),
+        layout=inputs.layout(clip=None),
         max_steps=inputs.prompting.history_steps,
-        **inputs.prompt_arguments(inputs.layout(clip=None), inputs.prompting.load("evotest/brief").text()),
     )
     asked = sum(
         inputs.prompting.count_tokens(template.template) for _, template in prompt.parts

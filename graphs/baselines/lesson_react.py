@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin
-from ...nodes.extract.rollouts import LibraryPrompt, RolloutInput
+from ...nodes.extract.rollouts import LibraryPart, RolloutInput
 from ...nodes.state import LibraryChannels
 from ..wiring.episode import AttemptState, episode_graph
 from ..wiring.flow import Node
@@ -58,15 +58,9 @@ def build(
     settings = settings or LessonReAct()
     if not settings.show_rewards:
         inputs = inputs.without_verdicts()
-    view = LibraryPrompt(
-        versions=lessons,
-        lessons_per_prompt=settings.lessons_per_prompt,
-        show_ids=inputs.chats,
-        section=inputs.prompting.load("training_free_grpo/lessons") if inputs.chats else None,
-        **inputs.prompt_arguments(
-            inputs.layout("dense" if settings.show_rewards else "none"),
-            inputs.prompting.load("reasoning_bank/brief").text(),
-        ),
+    view = inputs.episode_prompt(
+        library_part(inputs, lessons, settings.lessons_per_prompt),
+        layout=inputs.layout("dense" if settings.show_rewards else "none"),
     )
     nodes: dict[str, Node] = {
         "begin": Begin(inputs.environment),
@@ -75,6 +69,17 @@ def build(
         "act": Act(inputs.environment, inputs.journal, clear_lists=("candidates",)),
     }
     return episode_graph("lesson-react", FLOW, nodes, state=LessonReActState, input_schema=RolloutInput, **compile)
+
+
+def library_part(inputs: MethodInputs, versions: LibraryVersions, lessons_per_prompt: int = 0) -> LibraryPart:
+    """The lessons of an episode's library in its prompts, for a prompt of this method or of another (`EpisodePrompt.show`)."""
+    return LibraryPart(
+        versions=versions,
+        lessons_per_prompt=lessons_per_prompt,
+        show_ids=inputs.chats,
+        section=inputs.prompting.load("training_free_grpo/lessons") if inputs.chats else None,
+        brief=inputs.prompting.load("reasoning_bank/brief").text(),
+    )
 
 
 def agent_settings(settings: ComparisonSettings, temperature: float | None) -> LessonReAct:

@@ -18,7 +18,7 @@ from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.retrieve.attempts import AttemptsPrompt
+from ...nodes.retrieve.attempts import AttemptsPart
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs
@@ -48,11 +48,11 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
         **attempt_nodes(inputs, settings.temperature, buffer),
         "compose": compose_node(inputs, buffer, layout.attempt, brief, keep="all"),
         "propose": inputs.make_policy(
-            AttemptsPrompt(
-                buffer=buffer,
-                earlier_layout=layout,
+            inputs.episode_prompt(
+                AttemptsPart(buffer=buffer, layout=layout),
+                layout=layout,
+                brief=brief,
                 max_steps=inputs.prompting.history_steps,
-                **inputs.prompt_arguments(layout, brief),
             )
         ),
     }

@@ -26,8 +26,9 @@ from ...memory.errors import UserError
 from ...memory.returns.experiences import Experiences
 from ...nodes.act.decide import ListActions, route_known_actions
 from ...nodes.act.episode import Act
-from ...nodes.retrieve.advantages import AdvantagesPrompt, AdvantagesWithContext
-from ...nodes.retrieve.context import WorldWithContext
+from ...nodes.retrieve.advantages import AdvantagesPart
+from ...nodes.retrieve.attempts import PromptPart
+from ...nodes.retrieve.context import ContextPart, WorldWithContext
 from ...nodes.retrieve.recall import Remember
 from ...nodes.state import AdviceChannels, RecallChannels
 from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
@@ -118,17 +119,17 @@ def build(
     if memory is None:
         memory = open_memory(jitrl, inputs)
     check_needs(settings, inputs)
-    flow, keys, view_form = FLOW, dict[str, Node](), AdvantagesPrompt
+    flow, keys = FLOW, dict[str, Node]()
+    shown: list[PromptPart[Any]] = [
+        AdvantagesPart(advice=inputs.prompting.load("prompt_update/advantages") if inputs.chats else None)
+    ]
     if settings.state_key != "room":
         flow, keys = FLOW_WITH_HISTORY, {"trace": make_trace_node(settings, inputs)}
         inputs = replace(inputs, environment=WorldWithContext(inputs.environment))
-        view_form = AdvantagesWithContext if inputs.chats else AdvantagesPrompt
+        if inputs.chats:
+            shown.insert(0, ContextPart())
     same = VARIANT_NODES[settings.advantage_estimator](jitrl, memory, inputs.environment, inputs.journal)
-    view = view_form(
-        max_steps=inputs.prompting.history_steps,
-        advice=inputs.prompting.load("prompt_update/advantages") if inputs.chats else None,
-        **inputs.prompt_arguments(inputs.layout(clip=None)),
-    )
+    view = inputs.episode_prompt(*shown, layout=inputs.layout(clip=None), max_steps=inputs.prompting.history_steps)
     nodes: dict[str, Node] = {
         **keys,
         **episode_nodes(inputs, settings.temperature),

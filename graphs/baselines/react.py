@@ -11,7 +11,6 @@ from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.retrieve.attempts import EpisodePrompt
 from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
 from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
@@ -37,7 +36,7 @@ class ReAct(ChoiceSettings):
 def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
-    view = EpisodePrompt(max_steps=settings.history_steps, **inputs.prompt_arguments())
+    view = inputs.episode_prompt(max_steps=settings.history_steps)
     nodes: dict[str, Node] = {
         **episode_nodes(inputs, settings.temperature),
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),

@@ -38,7 +38,7 @@ from ...nodes.synthesize.reasoning_bank import (
     FindUnread,
     LessonChannels,
     LessonExtractor,
-    ReasoningBankPrompt,
+    LessonsPart,
     RouteExtraction,
     VerdictByReturn,
     extract,
@@ -152,12 +152,15 @@ def build(
     layout = inputs.layout(clip=settings.max_state_chars)
     again = inputs.prompting.load("ask/again")
     extractor = _extractor(inputs, settings, layout)
-    view = ReasoningBankPrompt(
-        library=lessons,
-        max_lesson_tokens=inputs.prompting.max_prompt_tokens // 2
-        if settings.max_memory_tokens is None
-        else settings.max_memory_tokens,
-        **inputs.prompt_arguments(layout, inputs.prompting.load("reasoning_bank/brief").text()),
+    view = inputs.episode_prompt(
+        LessonsPart(
+            library=lessons,
+            max_lesson_tokens=inputs.prompting.max_prompt_tokens // 2
+            if settings.max_memory_tokens is None
+            else settings.max_memory_tokens,
+            brief=inputs.prompting.load("reasoning_bank/brief").text(),
+        ),
+        layout=layout,
     )
     if settings.verdict == "model" and settings.online:
         judge_success: Node = verdict(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.retrieve.attempts import ReflectionsPrompt, note_line
+from ...nodes.retrieve.attempts import NotesPart, note_line
 from ...nodes.synthesize.reflect import route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
@@ -69,8 +69,8 @@ def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: An
         "compose": compose_node(inputs, buffer, partial(note_line, names_task=settings.cross_task), brief, **selection),
         "propose": settings.policy(
             inputs,
-            ReflectionsPrompt(
-                buffer=buffer, max_steps=inputs.prompting.history_steps, **inputs.prompt_arguments(layout, brief)
+            inputs.episode_prompt(
+                NotesPart(buffer=buffer), layout=layout, brief=brief, max_steps=inputs.prompting.history_steps
             ),
         ),
         "reflect": write_about_attempt(

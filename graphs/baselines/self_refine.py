@@ -25,7 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...nodes.evaluate.judge import NoJudge
-from ...nodes.retrieve.attempts import AttemptsPrompt
+from ...nodes.retrieve.attempts import AttemptsPart
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
@@ -78,7 +78,7 @@ def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: A
             inputs, buffer, layout.attempt, brief, keep=settings.selection, budget=settings.max_memory_tokens
         ),
         "propose": settings.policy(
-            inputs, AttemptsPrompt(buffer=buffer, earlier_layout=layout, **inputs.prompt_arguments(layout, brief))
+            inputs, inputs.episode_prompt(AttemptsPart(buffer=buffer, layout=layout), layout=layout, brief=brief)
         ),
         "judge": NoJudge() if settings.rewards == "none" else inputs.judge_node(),
         "feedback": write_about_attempt(

@@ -20,7 +20,7 @@ from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
-from ...nodes.retrieve.synapse import Exemplars, ExemplarsPrompt
+from ...nodes.retrieve.synapse import Exemplars, ExemplarsPart
 from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
@@ -98,7 +98,7 @@ def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any)
     brief = inputs.prompting.load("synapse/brief").text()
     room = inputs.prompting.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
     exemplars = Exemplars(memory, layout, count_tokens=inputs.prompting.count_tokens, max_tokens=room)
-    view = ExemplarsPrompt(exemplars=exemplars, **inputs.prompt_arguments(layout, brief))
+    view = inputs.episode_prompt(ExemplarsPart(exemplars=exemplars, brief=brief), layout=layout)
     nodes: dict[str, Node] = {
         **episode_nodes(inputs, settings.temperature, {"precedents": [], "used": []}),
         "retrieve": Recollect(memory, inputs.environment, inputs.journal, k=settings.k, kind=settings.outcomes),

@@ -147,7 +147,7 @@ def precedent_excerpts(
     room = min(inputs.prompting.max_prompt_tokens // 2, inputs.max_precedent_tokens)
     if inputs.make_writing_policy is None:
         return Excerpts(memory, inputs.prompting.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
-    layout = inputs.prompt_arguments()["layout"]
+    layout = inputs.running_layout()
     layout = replace(layout, notes=True) if inputs.of_conversations else layout
     sizes = memory, inputs.prompting.count_tokens, room, following_steps, max_state_chars
     return SituationExcerpts(*sizes, layout=layout, of_conversations=inputs.of_conversations)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args, get_origin,
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
-from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
 from ...memory.storage.journal import Journal
@@ -31,7 +30,7 @@ from ...nodes.act.policies import (
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import EpisodePrompt, Layout
+from ...nodes.retrieve.attempts import EpisodePrompt, Layout, PromptPart
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from .flow import Node
 
@@ -129,18 +128,6 @@ class ScoringModel(Scorer, Protocol):
     def get_num_tokens(self, text: str) -> int:
         """Tokens of a text."""
         ...
-
-
-class PromptArguments(TypedDict):
-    """The arguments of `nodes.retrieve.attempts.EpisodePrompt` that every method shares."""
-
-    journal: Journal
-    layout: Layout
-    count_tokens: Callable[[str], int]
-    window: int
-    list_actions: bool
-    brief: str
-    world: str
 
 
 @dataclass(frozen=True)
@@ -317,32 +304,45 @@ class MethodInputs:
             shows_answers=self.prompting.list_actions or not isinstance(self.environment, WorldWithoutVerdicts),
         )
 
-    def prompt_arguments(self, layout: Layout | None = None, brief: str = "") -> PromptArguments:
-        """The arguments of `EpisodePrompt` and its subclasses, by name.
+    def running_layout(self, layout: Layout | None = None) -> Layout:
+        """The layout of the running attempt, as `layout` says for earlier ones.
 
-        The running attempt is written as `layout` says, but without rewards where a judge will give them at the end, and with
-        whole states for a model that writes: it needs what it has read (a page, a passage) at later steps, too.
+        It is without rewards where a judge will give them at the end, and with whole states for a model that writes: it needs what
+        it has read (a page, a passage) at later steps, too.
         """
         layout = layout or self.layout()
         rewards: Any = "none" if self.judge else layout.rewards
         if isinstance(layout, ChatLayout):
-            running: Layout = replace(layout, rewards=rewards, max_observation_tokens=None)
-        else:
-            running = replace(layout, rewards=rewards, clip=None if self.chats else layout.clip)
-        return {
-            "journal": self.journal,
-            "layout": running,
-            "count_tokens": self.prompting.count_tokens,
-            "window": self.prompting.max_prompt_tokens,
-            "list_actions": self.prompting.list_actions,
-            "brief": brief,
-            "world": getattr(self.environment, "brief", "") if self.chats else "",
-        }
+            return replace(layout, rewards=rewards, max_observation_tokens=None)
+        return replace(layout, rewards=rewards, clip=None if self.chats else layout.clip)
+
+    def episode_prompt(
+        self, *show: PromptPart[Any], layout: Layout | None = None, brief: str = "", max_steps: int | None = None
+    ) -> EpisodePrompt:
+        """The view of the running episode and of these parts, for `make_policy` and `acting_policy`.
+
+        Args:
+            show: lessons, a strategy, earlier attempts: nodes' parts, in the order of the prompt.
+            layout: layout of earlier attempts, which the running one follows; `layout()` if not given.
+            brief: the method's part of the system message.
+            max_steps: steps of the episode that are shown at most; None: as many as fit.
+        """
+        return EpisodePrompt(
+            journal=self.journal,
+            show=show,
+            layout=self.running_layout(layout),
+            count_tokens=self.prompting.count_tokens,
+            window=self.prompting.max_prompt_tokens,
+            list_actions=self.prompting.list_actions,
+            brief=brief,
+            world=getattr(self.environment, "brief", "") if self.chats else "",
+            max_steps=max_steps,
+        )
 
     def recent_steps_view(self) -> PromptView:
         """A view of the task, the last `history_steps` of the episode and the present observation."""
         if self.chats:
-            return EpisodePrompt(max_steps=self.prompting.history_steps, **self.prompt_arguments())
+            return self.episode_prompt(max_steps=self.prompting.history_steps)
         return RecentStepsPrompt(self.journal, self.prompting.history_steps)
 
     def success_threshold(self, given: float | None) -> float | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NotRequired, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -45,7 +45,7 @@ from ..read_reply import (
     unlisted_message,
 )
 from ..reply_schemas import OPTIONS, reply_schema
-from ..state import CandidateChannels, ObservationChannel, PlanChannels, TaskChannel
+from ..state import CandidateChannels, HeadChannel, ObservationChannel, PlanChannels, TaskChannel
 from ..text import shorten
 from .choose import log_softmax
 
@@ -87,10 +87,17 @@ class Scorer(Protocol):
         ...
 
 
+class ShownEpisode(TaskChannel, ObservationChannel, HeadChannel):
+    """The channels that every prompt of an episode shows."""
+
+    step: NotRequired[int]
+
+
 class PromptView(Protocol):
     """A view of the state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts.
 
-    A method may give `request` too: what this attempt is for, which stands at the end of the prompt.
+    A method may give `request` too: what this attempt is for, which stands at the end of the prompt. A view that has
+    `shown_channels`, a tuple of TypedDicts, says which channels it reads: they count as read by the policy (nodes/channels.py).
     """
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
@@ -110,6 +117,11 @@ class OptionsView(PromptView):
     listed: str = "act/admissible"
     """The name of the text with which the prompt lists the actions."""
 
+    @property
+    def shown_channels(self) -> tuple[type, ...] | None:
+        """Those of the view."""
+        return getattr(self.view, "shown_channels", None)
+
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         return self.view(state)
 
@@ -117,6 +129,8 @@ class OptionsView(PromptView):
 @dataclass(frozen=True)
 class RecentStepsPrompt(PromptView):
     """A view of the task, the last steps of the episode and the present observation."""
+
+    shown_channels: ClassVar[tuple[type, ...]] = (ShownEpisode,)
 
     journal: Journal
     max_steps: int | None = None
@@ -249,7 +263,9 @@ def logprobs_policy(
         raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {shorten(text(reply), 40)}")
 
     again = Prompt.load("ask/again", prompts)
-    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step)
+    return Ask(
+        "act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step, view=view
+    )
 
 
 def _lose_step(bad: BadReply, state: Any) -> Proposal:
@@ -298,7 +314,7 @@ def verbalized_policy(
         return proposed
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
-    return Ask(asked.prompt, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form)
+    return Ask(asked.prompt, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form, view=view)
 
 
 def act_policy(
@@ -350,7 +366,7 @@ def act_policy(
     again = Prompt.load("ask/again", prompts)
     # A model that is told to think in tags may write the text of `STOP` there.
     stop = () if "<think>" in "".join(template.template for _, template in prompt.parts) else STOP
-    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, stop=stop)
+    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, stop=stop, view=view)
 
 
 def _takes_any_text(action: str, free_text: bool | Sequence[str]) -> bool:
@@ -365,6 +381,11 @@ class AnswerPolicy(Runnable[State, PlanChannels]):
     role: ClassVar[str] = "model"
 
     ask: Ask[State, PlanChannels]
+
+    @property
+    def view(self) -> Any:
+        """The view of the prompt."""
+        return self.ask.view
 
     @property
     def asks(self) -> str:
@@ -422,7 +443,7 @@ def answer_policy(
     def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(**{"request": "", **view(state)})
 
-    return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply))
+    return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, view=view))
 
 
 def _next(state: State) -> PlanChannels | None:

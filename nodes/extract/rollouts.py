@@ -8,7 +8,7 @@
     = 1
     gate wolf                        what the agent sees
 
-`LibraryPrompt` writes the prompts of the default episode graph: the same in learning, in the accept test and in use.
+`LibraryPart` writes the prompts of the default episode graph: the same in learning, in the accept test and in use.
 `RolloutPlayer` plays an episode graph and makes a `Rollout` of the result: a record with all that a critic needs. A rollout that
 fails (an error, no reward, out of time) is a `Rollout` too, with the reason.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from threading import Thread
 from typing import Any, ClassVar, cast
 
@@ -43,11 +43,11 @@ from ..act.episode import Environment
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
 from ..lesson_prompts import render_lessons, select_lessons
 from ..prompt import Prompt
-from ..retrieve.attempts import EpisodePrompt, Layout
-from ..state import EpisodeInput, LibraryChannels, TaskChannel
+from ..retrieve.attempts import EpisodePrompt, Layout, PromptPart
+from ..state import EpisodeInput, HeadChannel, LibraryChannels, ObservationChannel, TaskChannel
 from .trim import trim_transcript
 
-__all__ = ["LibraryPrompt", "PlayRollout", "RolloutPlayer", "RolloutSettings"]
+__all__ = ["LibraryPart", "PlayRollout", "RolloutPlayer", "RolloutSettings"]
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"sk-[\w-]{4,}")
@@ -66,9 +66,13 @@ class RolloutSettings:
     """Seconds that a rollout may take; None: any time. Reference code: 3600 whatever is set."""
 
 
+class ShownLibrary(TaskChannel, ObservationChannel, HeadChannel, LibraryChannels):
+    """The problem, where it stands, and the name of the library."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class LibraryPrompt(EpisodePrompt):
-    """The prompt view of an episode with the lessons of its library; without lessons the same as ReAct's."""
+class LibraryPart(PromptPart[ShownLibrary]):
+    """The lessons of the episode's library."""
 
     versions: LibraryVersions
     lessons_per_prompt: int = 0
@@ -81,12 +85,12 @@ class LibraryPrompt(EpisodePrompt):
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Libraries by name. A version never changes."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: ShownLibrary, prompt: EpisodePrompt) -> str:
         """The lessons before the steps, where they do not stand in the system message."""
-        lessons = self._lessons(state)
+        lessons = self._lessons(state, prompt)
         return f"Lessons:\n{lessons}" if lessons and self.section is None else ""
 
-    def _lessons(self, state: Mapping[str, Any]) -> str:
+    def _lessons(self, state: ShownLibrary, prompt: EpisodePrompt) -> str:
         """The lessons as text, the same at every step of an episode. If only some are shown, they are chosen by the task's
         instruction and its first observation."""
         name = state["library"]
@@ -97,21 +101,22 @@ class LibraryPrompt(EpisodePrompt):
             select_lessons(
                 library,
                 state["task"],
-                self._first_observation(state) if self.lessons_per_prompt else "",
+                _first_observation(state, prompt.journal) if self.lessons_per_prompt else "",
                 self.lessons_per_prompt,
             ),
             self.show_ids,
         )
 
-    def _first_observation(self, state: Mapping[str, Any]) -> str:
-        """The text of the first observation."""
-        steps = self.journal.history(state["head"])
-        return steps[0].observation_text if steps else str(state["observation"].text)
+    def system_text(self, state: ShownLibrary, prompt: EpisodePrompt) -> str:
+        """The lessons in the system message, or what it says of those before the steps."""
+        lessons = self._lessons(state, prompt)
+        return self.section.text(lessons=lessons.rstrip()) if self.section and lessons else self.brief if lessons else ""
 
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        lessons = self._lessons(state)
-        brief = self.section.text(lessons=lessons.rstrip()) if self.section and lessons else self.brief if lessons else ""
-        return super(LibraryPrompt, replace(self, brief=brief)).__call__(state)
+
+def _first_observation(state: ShownLibrary, journal: Journal) -> str:
+    """The text of the episode's first observation."""
+    steps = journal.history(state["head"])
+    return steps[0].observation_text if steps else str(state["observation"].text)
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:

@@ -23,31 +23,37 @@ scored 8.4 of 10 with whole numbers, 6.6 with quarters and 4.7 with tenths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired
 
 from ...memory.records import Estimate, Transition
 from ..prompt import Prompt
-from .attempts import EpisodePrompt, Layout
-from .context import ContextPrompt
+from ..state import ObservationChannel
+from .attempts import EpisodePrompt, Layout, PromptPart
 
-__all__ = ["AdvantagesPrompt", "AdvantagesWithContext"]
+__all__ = ["AdvantagesPart"]
 
 MAX_ALIKE = 2
 """Untried actions with one number that have a line each; more of them share one."""
 
 
+class ShownAdvantages(ObservationChannel):
+    """The present observation, and what memory says of each action."""
+
+    estimates: NotRequired[list[Estimate]]
+
+
 @dataclass(frozen=True, kw_only=True)
-class AdvantagesPrompt(EpisodePrompt):
-    """A view of the episode so far and of the advantages of the actions; without them, that of the method that recalls nothing."""
+class AdvantagesPart(PromptPart[ShownAdvantages]):
+    """The advantages of the actions."""
 
     advice: Prompt | None = None
     """The text around the lines, which stand at the end of the prompt; None: they stand before the steps, as attempts of one step."""
     one_step_layout: Layout = field(default=Layout())
     """Layout of those attempts."""
 
-    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+    def texts(self, state: ShownAdvantages, prompt: EpisodePrompt) -> Iterator[str]:
         """The advantages as attempts of one step; then without the smallest, the two smallest, and so on."""
         rated = _rated(state) if self.advice is None else []
         known = sorted((e for e in rated if not _is_untried(e)), key=lambda e: -abs(e.shift))
@@ -57,17 +63,12 @@ class AdvantagesPrompt(EpisodePrompt):
             for number, estimate in enumerate(sorted(known[:count], key=lambda e: e.shift), 1):
                 text += head(number) + write([Transition(state["observation"].text, estimate.action, round(estimate.shift))])
             yield text + head(count + 1)
-        yield self.text_before(state)
+        yield ""
 
-    def request(self, state: Mapping[str, Any]) -> str:
+    def request(self, state: ShownAdvantages) -> str:
         """The advantages as lines under the text that says what they are."""
         rated = _rated(state) if self.advice is not None else []
         return f"{self.advice.text(actions=advantage_lines(rated))}\n\n" if self.advice is not None and rated else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantagesWithContext(AdvantagesPrompt, ContextPrompt):
-    """The same, begun with how the present state was reached, for a model that chats."""
 
 
 def advantage_lines(estimates: Sequence[Estimate]) -> str:
@@ -88,7 +89,7 @@ def advantage_lines(estimates: Sequence[Estimate]) -> str:
     return "\n".join(f"{round(estimate.shift, 2) + 0.0:+.2f} {line}" for estimate, line in lines)  # no -0.00
 
 
-def _rated(state: Mapping[str, Any]) -> list[Estimate]:
+def _rated(state: ShownAdvantages) -> list[Estimate]:
     """The estimates of this step; none where memory tells no action from another."""
     estimates: list[Estimate] = state.get("estimates") or []
     return estimates if any(estimate.shift for estimate in estimates) else []

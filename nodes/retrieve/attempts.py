@@ -25,31 +25,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...memory.records import Shown, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
-from ..act.policies import PromptView, steps_text
+from ..act.policies import PromptView, ShownEpisode, steps_text
 from ..ask import State
 from ..prompt import Prompt
-from ..state import EpisodeInput, ObservationChannel, PromptChannels
+from ..state import EpisodeInput, ObservationChannel, PromptChannels, ShownChannel
 from .budget import KnownAttempts, select_within_budget
 
 __all__ = [
     "AttemptMemory",
-    "AttemptsPrompt",
+    "AttemptsPart",
     "Compose",
     "ContextError",
     "EpisodePrompt",
     "InstructionStrategy",
     "Layout",
+    "NotesPart",
+    "PromptPart",
     "Push",
     "ReadOnlyMemory",
-    "ReflectionsPrompt",
     "attempts_in_prompt",
+    "channels_of_part",
     "fit_steps",
     "note_line",
     "notes_text",
@@ -314,11 +316,53 @@ class Compose:
         return self._sizes[text]
 
 
+Read = TypeVar("Read")
+"""The TypedDict of the channels that a part of a prompt reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPart(Generic[Read]):
+    """One thing that a prompt shows beside the running episode: earlier attempts, lessons, a strategy.
+
+    A subclass says in `Read` which channels it reads. `learngraph list nodes` and the check of a drawing go by it.
+    """
+
+    brief: str = ""
+    """What the system message says of this part, where it shows something."""
+
+    def text(self, state: Read, prompt: EpisodePrompt) -> str:
+        """The text before the steps."""
+        return ""
+
+    def texts(self, state: Read, prompt: EpisodePrompt) -> Iterator[str]:
+        """The text before the steps, then shorter ones to take its place if it does not fit."""
+        yield self.text(state, prompt)
+
+    def system_text(self, state: Read, prompt: EpisodePrompt) -> str:
+        """The text in the system message: `brief`, if there is something before the steps."""
+        return self.brief if self.brief and next(self.texts(state, prompt)) else ""
+
+    def text_after(self, state: Read) -> str:
+        """The text between the steps and the present observation."""
+        return ""
+
+    def request(self, state: Read) -> str:
+        """The text at the end of the prompt: what this attempt is for. Empty: nothing but the task."""
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodePrompt(PromptView):
-    """A view of the episode so far: its steps in the layout of attempts, the newest ones if not all fit."""
+    """A view of the episode so far: its steps in the layout of attempts, the newest ones if not all fit, and what `show` names.
+
+    Parts of two methods in one prompt are two methods in one agent:
+
+        EpisodePrompt(journal=journal, show=[LibraryPart(versions=versions), StrategyPart()])
+    """
 
     journal: Journal
+    show: Sequence[PromptPart[Any]] = ()
+    """What the prompt shows beside the episode, in this order. Where not all fits, the last part is shortened first."""
     layout: Layout = Layout()
     """Layout of the running attempt; without rewards where a judge gives them at the end."""
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
@@ -334,29 +378,30 @@ class EpisodePrompt(PromptView):
     max_steps: int | None = None
     """Greatest number of steps; None: as many as fit."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
-        """The text before the steps."""
-        return ""
+    @property
+    def shown_channels(self) -> tuple[type, ...]:
+        """The TypedDicts of the channels that this prompt shows."""
+        return (ShownEpisode, *(channels_of_part(type(part)) for part in self.show))
 
-    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
-        """The text before the steps, then shorter ones to take its place if it does not fit."""
-        yield self.text_before(state)
-
-    def text_after(self, state: Mapping[str, Any]) -> str:
-        """The text between the steps and the present observation."""
-        return ""
-
-    def request(self, state: Mapping[str, Any]) -> str:
-        """The text at the end of the prompt: what this attempt is for. Empty: nothing but the task."""
-        return ""
+    def _texts(self, state: Mapping[str, Any]) -> Iterator[str]:
+        """The texts of all parts, then shorter ones: of the last part first."""
+        choices = [part.texts(state, self) for part in self.show]
+        texts = [next(one) for one in choices]
+        yield "".join(texts)
+        for number, choice in reversed([*enumerate(choices)]):
+            for texts[number] in choice:
+                yield "".join(texts)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = self.journal.history(state["head"], last=self.max_steps) if self.max_steps != 0 else ()
-        after, request, taken = self.text_after(state), self.request(state), state.get("step", len(steps))
-        situation = self.layout.situation(state)
+        after, request = (
+            "".join(texts) for texts in ((p.text_after(state) for p in self.show), (p.request(state) for p in self.show))
+        )
+        briefs = [self.world, self.brief, *(part.system_text(state, self) for part in self.show)]
+        situation, taken = self.layout.situation(state), state.get("step", len(steps))
         rest = f"{after}{_observation_with_actions(situation, state, self.list_actions)}{request}"
-        for before in self.texts_before(state):
-            frame = f"{self.world}{self.brief}Task: {state['task'].instruction}\n{before}{rest}"
+        for before in self._texts(state):
+            frame = f"{''.join(briefs)}Task: {state['task'].instruction}\n{before}{rest}"
             shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window, taken - len(steps) + 1)
             if shown is not None:
                 break
@@ -366,12 +411,19 @@ class EpisodePrompt(PromptView):
                 f"has room for {self.window}; use a model with a larger window, or show fewer attempts"
             )
         return {
-            "brief": " ".join(filter(None, (self.world, self.brief))),
+            "brief": " ".join(filter(None, briefs)),
             "instruction": state["task"].instruction,
             "steps": self.layout.arrange(before, shown, after),
             "observation": situation,
             **({"request": request} if request else {}),
         }
+
+
+def channels_of_part(part: type[PromptPart[Any]]) -> type:
+    """The TypedDict of the channels that a class of parts reads."""
+    bases = (base for kind in part.__mro__ for base in getattr(kind, "__orig_bases__", ()) if get_origin(base) is PromptPart)
+    found: type = get_args(next(bases))[0]
+    return found
 
 
 def fit_steps(
@@ -395,39 +447,47 @@ def _observation_with_actions(observation: str, state: Mapping[str, Any], listed
     return "".join([observation, "\n", *(f"- {action}\n" for action in state["observation"].actions if listed)])
 
 
+class ShownAttempts(EpisodeInput, PromptChannels):
+    """The attempts that `Compose` chose for a task, and this round's instruction."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class AttemptsPrompt(EpisodePrompt):
-    """A view of the attempts that `Compose` chose, the running one, the instruction and the observation."""
+class AttemptsPart(PromptPart[ShownAttempts]):
+    """The attempts that `Compose` chose, the number of the running one, and the instruction. It goes last among the parts."""
 
     buffer: Buffer
-    earlier_layout: Layout = Layout()
+    layout: Layout = Layout()
     """Layout of earlier attempts."""
 
     instructions: Callable[[Mapping[str, Any]], str] | None = field(default=None, repr=False)
     """State -> the instruction of this round in full, for the end of the prompt; None: its name stands before the observation."""
 
-    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+    def texts(self, state: ShownAttempts, prompt: EpisodePrompt) -> Iterator[str]:
         """The earlier attempts, and the header of the running one; then without the oldest, the two oldest, and so on."""
-        texts = [self.earlier_layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)]
+        texts = [self.layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)]
         for first in range(len(texts) + 1):
-            yield "".join(texts[first:]) + self.layout.running_head(state["episode"] + 1)
+            yield "".join(texts[first:]) + prompt.layout.running_head(state["episode"] + 1)
 
-    def text_after(self, state: Mapping[str, Any]) -> str:
+    def text_after(self, state: ShownAttempts) -> str:
         """The name of this round's instruction, if its text does not stand at the end."""
         return f"Now: {state['mode']}\n" if state["mode"] and self.instructions is None else ""
 
-    def request(self, state: Mapping[str, Any]) -> str:
+    def request(self, state: ShownAttempts) -> str:
         """The instruction of this round in full."""
         return self.instructions(state) if self.instructions else ""
 
 
+class ShownNotes(EpisodeInput, ShownChannel):
+    """The attempts that `Compose` chose for a task."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ReflectionsPrompt(EpisodePrompt):
-    """A view of the notes on earlier attempts, without the attempts: Reflexion."""
+class NotesPart(PromptPart[ShownNotes]):
+    """The notes on earlier attempts, without the attempts: Reflexion."""
 
     buffer: Buffer
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: ShownNotes, prompt: EpisodePrompt) -> str:
         """The notes on the attempts that `Compose` chose."""
         return notes_text(self.buffer, state)
 

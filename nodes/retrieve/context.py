@@ -33,9 +33,9 @@ from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..state import HeadChannel, ObservationChannel, TaskChannel
-from .attempts import EpisodePrompt, Layout, fit_steps
+from .attempts import EpisodePrompt, Layout, PromptPart, fit_steps
 
-__all__ = ["HISTORY", "STATE", "SUMMARY", "ContextPrompt", "TraceHistory", "WorldWithContext", "write_summary"]
+__all__ = ["HISTORY", "STATE", "SUMMARY", "ContextPart", "TraceHistory", "WorldWithContext", "write_summary"]
 
 HISTORY, STATE, SUMMARY = "history", "state", "summary"
 """The sections of a key."""
@@ -172,10 +172,10 @@ def _read_marked(reply: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextPrompt(EpisodePrompt):
-    """A view of the episode so far, begun with how its present state was reached."""
+class ContextPart(PromptPart[ObservationChannel]):
+    """How the present state was reached."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: ObservationChannel, prompt: EpisodePrompt) -> str:
         """The summary, milestones and path of the state key."""
         key = split_sections(state["observation"].key)
         told = [f"summary: {key[SUMMARY]}"] if key.get(SUMMARY) else []

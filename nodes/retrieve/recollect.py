@@ -25,14 +25,14 @@ from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..act.policies import steps_text
 from ..fence import escape_tags
-from ..state import HeadChannel, Situation
+from ..state import HeadChannel, PrecedentsChannel, Situation, TaskChannel
 from ..text import clip_text
-from .attempts import EpisodePrompt, Layout
+from .attempts import EpisodePrompt, Layout, PromptPart
 
 __all__ = [
     "Excerpts",
     "PrecedentMemory",
-    "PrecedentsPrompt",
+    "PrecedentsPart",
     "Recollect",
     "SituationExcerpts",
     "key_of",
@@ -294,12 +294,16 @@ class Recollect:
         return {"precedents": found, "nearest_similarity": max(similar, default=0.0), "used": list(dict.fromkeys(used))}
 
 
+class ShownPrecedents(TaskChannel, PrecedentsChannel):
+    """A task, and the remembered steps like the present one."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class PrecedentsPrompt(EpisodePrompt):
-    """A view of the raw precedents and the episode so far: AdaMEM without a strategy."""
+class PrecedentsPart(PromptPart[ShownPrecedents]):
+    """The raw precedents: AdaMEM without a strategy."""
 
     excerpts: Excerpts
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: ShownPrecedents, prompt: EpisodePrompt) -> str:
         """The text of the precedents."""
         return self.excerpts(state["precedents"], state["task"])

@@ -15,15 +15,14 @@ They are retrieved once, at the start of an episode, and are the same in all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ...memory.records import Precedent, Trajectory, Transition
-from .attempts import EpisodePrompt, Layout
-from .recollect import PrecedentMemory
+from .attempts import EpisodePrompt, Layout, PromptPart
+from .recollect import PrecedentMemory, ShownPrecedents
 
-__all__ = ["Exemplars", "ExemplarsPrompt"]
+__all__ = ["Exemplars", "ExemplarsPart"]
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,11 @@ class Exemplars:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExemplarsPrompt(EpisodePrompt):
-    """A view of the exemplars and the episode so far; without exemplars, that of ReAct."""
+class ExemplarsPart(PromptPart[ShownPrecedents]):
+    """The exemplars: whole trajectories of tasks like this one."""
 
     exemplars: Exemplars
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: ShownPrecedents, prompt: EpisodePrompt) -> str:
         """The exemplars, the same at every step of an episode."""
         return self.exemplars(state["task"].instruction, state["precedents"])
-
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if self.text_before(state) else replace(self, brief="")
-        return super(ExemplarsPrompt, shown).__call__(state)

@@ -15,7 +15,7 @@ A lesson has a title, a description of the situation in which it applies, and a 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -36,7 +36,7 @@ from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote
 from ..reply_schemas import BOOLEAN, LESSONS, TEXT, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
-from ..retrieve.attempts import EpisodePrompt
+from ..retrieve.attempts import EpisodePrompt, PromptPart
 from ..state import EpisodeInput, EpisodeNumber, NoteChannels, StepRewards
 from ..text import shorten
 
@@ -46,13 +46,14 @@ __all__ = [
     "FindUnread",
     "LessonChannels",
     "LessonExtractor",
-    "ReasoningBankPrompt",
+    "LessonsPart",
     "RouteExtraction",
     "VerdictByReturn",
     "bank_source",
     "extract",
     "extractor_prompts",
     "lesson_line",
+    "lessons_text",
     "route_unread",
     "study",
     "verdict",
@@ -395,8 +396,8 @@ class Consult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningBankPrompt(EpisodePrompt):
-    """A view of the looked-up lessons and the episode so far; without lessons, that of ReAct."""
+class LessonsPart(PromptPart[PromptLessons]):
+    """The lessons that were looked up."""
 
     library: Lessons
     max_lesson_tokens: int = 2**31
@@ -404,31 +405,29 @@ class ReasoningBankPrompt(EpisodePrompt):
     _rendered_lessons: dict[tuple[str, ...], str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last text by its lessons: each prompt of an episode needs it again."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: PromptLessons, prompt: EpisodePrompt) -> str:
         """The lessons, the same at every step of an episode. Equal lessons are shown once."""
         asked = tuple(state["lessons"])
         shown = self._rendered_lessons.get(asked)
         if shown is None:
-            shown = self._render_lessons(asked)
+            shown = lessons_text(self.library, asked, self.max_lesson_tokens, prompt.count_tokens)
             self._rendered_lessons.clear()  # another thread may do so at any time
             self._rendered_lessons[asked] = shown
         return shown
 
-    def _render_lessons(self, ids: Sequence[str]) -> str:
-        lines, shown = "", set[str]()
-        for id in ids:  # a task may have thousands: those after the first that does not fit are not looked at
-            line = lesson_line(self.library.lesson(id))
-            if line in shown:
-                continue
-            if self.count_tokens(f"Lessons:\n{line}{lines}") > self.max_lesson_tokens:
-                break
-            shown.add(line)
-            lines = line + lines
-        return f"Lessons:\n{lines}" if lines else ""
 
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if self.text_before(state) else replace(self, brief="")
-        return super(ReasoningBankPrompt, shown).__call__(state)
+def lessons_text(library: Lessons, ids: Sequence[str], max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Lessons as a list in a prompt, the most fitting last, as many as `max_tokens` have room for. Equal lessons are shown once."""
+    lines, shown = "", set[str]()
+    for id in ids:  # a task may have thousands: those after the first that does not fit are not looked at
+        line = lesson_line(library.lesson(id))
+        if line in shown:
+            continue
+        if count_tokens(f"Lessons:\n{line}{lines}") > max_tokens:
+            break
+        shown.add(line)
+        lines = line + lines
+    return f"Lessons:\n{lines}" if lines else ""
 
 
 def lesson_line(lesson: Lesson) -> str:

@@ -7,7 +7,7 @@ tables of results name it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired
@@ -22,7 +22,7 @@ from ..act.episode import Environment
 from ..ask import Ask, BadReply, text
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
-from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
+from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, PromptPart, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
 from ..retrieve.triggers import REASONS, Trigger
 from ..state import (
@@ -39,7 +39,7 @@ from ..text import shorten
 __all__ = [
     "RecallStrategy",
     "StrategyInputs",
-    "StrategyPrompt",
+    "StrategyPart",
     "StrategyWriter",
     "advice_items",
     "route_guidance",
@@ -314,10 +314,10 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyPrompt(EpisodePrompt):
-    """A view of the strategy, if there is one, and the episode so far, without the precedents."""
+class StrategyPart(PromptPart[StrategyChannel]):
+    """The strategy, if there is one, without the precedents."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
+    def text(self, state: StrategyChannel, prompt: EpisodePrompt) -> str:
         """The text of the strategy."""
         return f"{strategy_text(state['strategy'])}\n" if state["strategy"] else ""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -30,7 +30,7 @@ from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
-from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, attempts_in_prompt, note_line
+from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, PromptPart, ShownNotes, attempts_in_prompt, note_line
 from ..state import NoteChannels
 from .reflect import AttemptWithNotes, JudgedAttempt, attempt_text, route_next_attempt
 
@@ -38,7 +38,7 @@ __all__ = [
     "RouteInduction",
     "WorkflowPrompt",
     "WorkflowWriter",
-    "WorkflowsPrompt",
+    "WorkflowsPart",
     "has_succeeded",
     "note_block",
     "write_workflows",
@@ -174,19 +174,15 @@ class RouteInduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkflowsPrompt(EpisodePrompt):
-    """A view of the workflows and the episode so far; without workflows, that of the policy alone."""
+class WorkflowsPart(PromptPart[ShownNotes]):
+    """The workflows that earlier attempts left."""
 
     buffer: Buffer
     lines: bool = False
     """True for a model that writes only lines."""
 
-    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+    def texts(self, state: ShownNotes, prompt: EpisodePrompt) -> Iterator[str]:
         """The workflows; then without those of the oldest attempt, of the two oldest, and so on."""
         shown = state["shown"]
         for first in range(len(shown) + 1):
             yield _workflows(self.buffer, {**state, "shown": shown[first:]}, lines=self.lines)
-
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if next(self.texts_before(state)) else replace(self, brief="")
-        return super(WorkflowsPrompt, shown).__call__(state)

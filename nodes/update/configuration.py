@@ -33,7 +33,7 @@ from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object
 from ..reply_schemas import NUMBER, TEXT, reply_schema
-from ..retrieve.attempts import EpisodePrompt, Layout
+from ..retrieve.attempts import EpisodePrompt, Layout, PromptPart
 from ..state import EpisodeInput, HeadChannel, NoteChannels, ObservationChannel, StepRewards
 from ..synthesize.reflect import JudgedAttempt, attempt_text, route_next_attempt
 from ..synthesize.workflows import has_succeeded
@@ -44,7 +44,7 @@ __all__ = [
     "CodeRunner",
     "Configuration",
     "ConfigurationChannels",
-    "ConfigurationPrompt",
+    "ConfigurationPart",
     "EvolutionInputs",
     "RouteEvolution",
     "RunRoutine",
@@ -417,26 +417,30 @@ class _EarnedRewards:
             return {action: list(rewards) for action, rewards in self._rewards.get(situation, {}).items()}
 
 
+class ShownConfiguration(EpisodeInput, ConfigurationChannel, DigestChannel, ObservationChannel):
+    """An episode, its configuration, and what the routine says of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationPrompt(EpisodePrompt):
-    """A view of the guide, the episode so far, what the routine says, and the examples."""
+class ConfigurationPart(PromptPart[ShownConfiguration]):
+    """The guide, what the routine says, and the examples."""
 
     buffer: Buffer
     environment: Environment
     _earned: _EarnedRewards = field(default_factory=_EarnedRewards, repr=False, compare=False)
 
-    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+    def texts(self, state: ShownConfiguration, prompt: EpisodePrompt) -> Iterator[str]:
         """The guide; then nothing, where it does not fit."""
         guide = state["configuration"]["guide"]
         if guide:
             yield f"<guide>\n{guide}\n</guide>\n\n"
         yield ""
 
-    def text_after(self, state: Mapping[str, Any]) -> str:
+    def text_after(self, state: ShownConfiguration) -> str:
         """The text that the routine made of the episode."""
         return f"Summary of this attempt so far:\n{state['digest']}\n" if state["digest"] else ""
 
-    def request(self, state: Mapping[str, Any]) -> str:
+    def request(self, state: ShownConfiguration) -> str:
         """The examples: actions that earned or cost something in this very situation."""
         count = state["configuration"]["examples"]
         earned = self._earned_here(state) if count else {}
@@ -449,10 +453,6 @@ class ConfigurationPrompt(EpisodePrompt):
         )
         return f"In this very situation earlier attempts earned:\n{lines}\n"
 
-    def _earned_here(self, state: Mapping[str, Any]) -> dict[str, list[float]]:
+    def _earned_here(self, state: ShownConfiguration) -> dict[str, list[float]]:
         key = self.environment.abstract(state["observation"])
         return self._earned.find(self.buffer.attempts(state["run"], state["task"].id, state["episode"]), key)
-
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if state["configuration"]["guide"] else replace(self, brief="")
-        return super(ConfigurationPrompt, shown).__call__(state)

@@ -24,7 +24,7 @@ from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Shown
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end
-from learngraph.nodes.retrieve.attempts import AttemptsPrompt, Layout, Push
+from learngraph.nodes.retrieve.attempts import AttemptsPart, Push
 from learngraph.nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -89,7 +89,7 @@ def build(inputs: MethodInputs, settings: ReST | None = None, **compile: Any) ->
     nodes: dict[str, Node] = {
         "begin": Begin(inputs.environment),
         "filter": FilterAttempts(buffer, settings.max_attempts),
-        "propose": inputs.make_policy(AttemptsPrompt(buffer=buffer, earlier_layout=Layout(), **inputs.prompt_arguments())),
+        "propose": inputs.make_policy(inputs.episode_prompt(AttemptsPart(buffer=buffer))),
         "choose": Choose(settings.temperature),
         "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": inputs.judge_node(),

@@ -35,8 +35,8 @@ from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
-from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.synthesize.reasoning_bank import ReasoningBankPrompt
+from learngraph.nodes.retrieve.attempts import EpisodePrompt, Layout
+from learngraph.nodes.synthesize.reasoning_bank import LessonsPart, lessons_text
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep(horizon=4)
@@ -423,8 +423,7 @@ def test_such_a_model_cannot_give_verdicts() -> None:
 def test_lessons_fit_their_room_and_the_best_stay(room: int, texts: list[str]) -> None:
     library, kept = Lessons(), [text.strip() or "x" for text in texts]
     library.add([Lesson(f"r/0/{n}", text) for n, text in enumerate(kept)])
-    taught = ReasoningBankPrompt(journal=Journal(), count_tokens=len, library=library, max_lesson_tokens=room)
-    told = taught.text_before({"lessons": [f"r/0/{n}" for n in range(len(kept))]})
+    told = lessons_text(library, [f"r/0/{n}" for n in range(len(kept))], room, len)
     assert len(told) <= room
     lines = told.splitlines()[1:]
     expected = list(dict.fromkeys(f"- {' '.join(text.split())}" for text in kept))
@@ -444,9 +443,9 @@ class Emptied(dict[Any, str]):
 def test_threads_may_share_the_lessons_that_are_shown() -> None:
     library = Lessons()
     library.add([Lesson("r/0/0", "wait")])
-    taught = ReasoningBankPrompt(journal=Journal(), library=library)
-    object.__setattr__(taught, "_told", Emptied())
-    assert taught.text_before({"lessons": ["r/0/0"]}) == "Lessons:\n- wait\n"
+    part = LessonsPart(library=library)
+    object.__setattr__(part, "_rendered_lessons", Emptied())
+    assert part.text({"lessons": ["r/0/0"], "used": []}, EpisodePrompt(journal=Journal())) == "Lessons:\n- wait\n"
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,12 +11,12 @@ from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.retrieve.attempts import (
-    AttemptsPrompt,
+    AttemptsPart,
     Compose,
     ContextError,
     EpisodePrompt,
     Layout,
-    ReflectionsPrompt,
+    NotesPart,
     instruction,
     note_line,
 )
@@ -106,7 +106,7 @@ def test_of_all_attempts_the_newest_that_fit_are_shown() -> None:
 
 def test_attempts_give_way_to_what_is_seen_now() -> None:
     """A text of the running attempt that is longer than any before leaves out the oldest attempts; it never ends the run."""
-    view = AttemptsPrompt(buffer=filled(), journal=Journal(), window=250, count_tokens=len)
+    view = EpisodePrompt(show=[AttemptsPart(buffer=filled())], journal=Journal(), window=250, count_tokens=len)
     shown = [Shown(f"r/{n}") for n in range(6)]
     long = view({**state(6), "shown": shown, "mode": "", "observation": Observation("a letter " * 15, ("lamp",))})
     assert "word5" in long["steps"]
@@ -117,7 +117,7 @@ def test_attempts_give_way_to_what_is_seen_now() -> None:
 
 def test_the_prompt_ends_with_what_changes() -> None:
     journal, buffer = Journal(), filled(1)
-    seen = AttemptsPrompt(buffer=buffer, journal=journal, brief="the brief")
+    seen = EpisodePrompt(show=[AttemptsPart(buffer=buffer)], journal=journal, brief="the brief")
     head = journal.append(Journal.start("r", 1, "t"), Transition("door black", "fern", 1.0))
     values = seen({**state(1), "head": head, "shown": [Shown("r/0")], "mode": "exploit"})
     assert values == {
@@ -126,20 +126,23 @@ def test_the_prompt_ends_with_what_changes() -> None:
         "steps": "Attempt 1:\ndoor black\n> word0\n= 0\ntotal 0\nAttempt 2:\ndoor black\n> fern\n= 1\nNow: exploit\n",
         "observation": "gate wolf\nsnores",
     }
-    hidden = AttemptsPrompt(buffer=buffer, journal=journal, layout=Layout("none"))
+    hidden = EpisodePrompt(show=[AttemptsPart(buffer=buffer)], journal=journal, layout=Layout("none"))
     assert "> fern\nNow" in hidden({**state(1), "head": head, "shown": [], "mode": "exploit"})["steps"]
 
 
 def test_what_a_user_puts_into_shown_must_exist() -> None:
     with pytest.raises(ContextError, match="'r/9', which the buffer does not hold"):
-        AttemptsPrompt(buffer=filled(), journal=Journal())({**state(2), "shown": [Shown("r/9")], "mode": ""})
+        EpisodePrompt(show=[AttemptsPart(buffer=filled())], journal=Journal())(
+            {**state(2), "shown": [Shown("r/9")], "mode": ""}
+        )
 
 
 def test_lessons_are_shown_and_attempts_are_not() -> None:
     buffer = filled(3)
-    values = ReflectionsPrompt(buffer=buffer, journal=Journal())({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
+    view = EpisodePrompt(show=[NotesPart(buffer=buffer)], journal=Journal())
+    values = view({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
     assert values["steps"] == "Lessons:\n- no 1\n- no 2\n"
-    assert ReflectionsPrompt(buffer=buffer, journal=Journal())({**state(0), "shown": []})["steps"] == ""
+    assert view({**state(0), "shown": []})["steps"] == ""
     assert note_line(Trajectory("r/0", TASK, ()), Shown("r/0")) == ""
 
 

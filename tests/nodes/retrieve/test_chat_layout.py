@@ -198,6 +198,6 @@ def test_the_exploiting_instruction_keeps_steps_that_led_to_a_reward() -> None:
 def test_a_model_whose_actions_are_scored_keeps_its_layout() -> None:
     inputs = MethodInputs(environment=KeywordKeep())
     assert type(inputs.layout()) is Layout
-    assert type(inputs.prompt_arguments()["layout"]) is Layout
+    assert type(inputs.running_layout()) is Layout
     writes = MethodInputs.with_chat_model(KeywordKeep(), Journal(), ScriptedChat(replies=["on"]))
-    assert type(writes.prompt_arguments()["layout"]) is ChatLayout
+    assert type(writes.running_layout()) is ChatLayout

@@ -15,12 +15,12 @@ from langchain_core.messages import AIMessage
 from learngraph.memory.records import Candidate, Observation, Precedent, Strategy, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.retrieve.attempts import ContextError, Layout
+from learngraph.nodes.retrieve.attempts import ContextError, EpisodePrompt, Layout
 from learngraph.nodes.retrieve.chat_layout import ChatLayout
 from learngraph.nodes.retrieve.recollect import Excerpts, SituationExcerpts
 from learngraph.nodes.retrieve.triggers import CheckTriggers, is_hesitant, is_repeated, is_stalled
 from learngraph.nodes.synthesize.strategy import (
-    StrategyPrompt,
+    StrategyPart,
     StrategyWriter,
     advice_items,
     route_guidance,
@@ -282,9 +282,10 @@ def test_acting_shows_the_strategy_and_not_the_experiences() -> None:
         "strategy": Strategy("door black mist"),
         "precedents": [Precedent("a/0", 0, 1.0)],
     }
-    shown = StrategyPrompt(journal=journal)(state)
+    view = EpisodePrompt(journal=journal, show=[StrategyPart()])
+    shown = view(state)
     assert shown["steps"] == "Strategy: door black mist\n"
-    assert StrategyPrompt(journal=journal)({**state, "strategy": None})["steps"] == ""
+    assert view({**state, "strategy": None})["steps"] == ""
 
 
 def step(state: str, action: str = "x", reward: float | None = 0.0) -> Transition:
