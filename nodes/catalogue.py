@@ -19,7 +19,8 @@ from langchain_core.runnables import Runnable
 
 from ..memory.errors import UserError
 from .ask import Ask
-from .channels import NodeChannels, maker_channels, node_channels, type_hints
+from .channels import NodeChannels, maker_channels, node_channels, schema_channels, type_hints
+from .retrieve.attempts import PromptPart, channels_of_part
 
 __all__ = ["VERBS", "NodeEntry", "catalogue"]
 
@@ -42,9 +43,9 @@ class NodeEntry:
     name: str
     verb: str
     """The folder of nodes/ that it is in."""
-    kind: Literal["node", "maker", "router"]
+    kind: Literal["node", "maker", "router", "part"]
     """`node`: a class whose objects are nodes; `maker`: a function that returns a node that asks a model; `router`: a function from
-    state to a label."""
+    state to a label; `part`: a class of what a prompt may show (`EpisodePrompt.show`)."""
     module: str
     """The module to import it from."""
     summary: str
@@ -90,7 +91,9 @@ def _of_module(module: ModuleType, verb: str) -> Iterator[NodeEntry]:
             continue
         if isinstance(value, type):
             runs = "__call__" in dir(value) or issubclass(value, Runnable)
-            if hasattr(value, "role") and runs and not issubclass(value, Ask):
+            if issubclass(value, PromptPart) and value is not PromptPart:
+                yield _entry(value, verb, "part", schema_channels([channels_of_part(value)]))
+            elif hasattr(value, "role") and runs and not issubclass(value, Ask):
                 yield _entry(value, verb, "node", node_channels(value))
         elif isinstance(value, FunctionType):
             returns = type_hints(value).get("return")

@@ -12,7 +12,7 @@ A node without types may read and write anything.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import UnionType
@@ -21,7 +21,7 @@ from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from langchain_core.runnables import Runnable
 from typing_extensions import is_typeddict
 
-__all__ = ["NodeChannels", "is_required", "maker_channels", "node_channels", "type_hints"]
+__all__ = ["NodeChannels", "is_required", "maker_channels", "node_channels", "schema_channels", "type_hints"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,15 @@ def node_channels(node: Any) -> NodeChannels:
         return replace(found, reads=reads, needs=needs, writes=writes)
     further, shown = getattr(node, "further_channels", None), getattr(getattr(node, "view", None), "shown_channels", None)
     if shown is not None:
-        keys = [_keys(schema) for schema in shown]
-        reads, needs = channels.reads.union(*(one[0] for one in keys)), channels.needs.union(*(one[1] for one in keys))
-        channels = replace(channels, reads=reads, needs=needs, may_read_more=False)
+        more = schema_channels(shown)
+        channels = replace(channels, reads=channels.reads | more.reads, needs=channels.needs | more.needs, may_read_more=False)
     return channels if further is None else replace(channels, writes=channels.writes | set(further), is_open=False)
+
+
+def schema_channels(schemas: Sequence[type]) -> NodeChannels:
+    """The channels that something reads which is described by these TypedDicts."""
+    keys = [_keys(schema) for schema in schemas]
+    return NodeChannels(frozenset().union(*(one[0] for one in keys)), frozenset().union(*(one[1] for one in keys)))
 
 
 def maker_channels(maker: Callable[..., Any]) -> NodeChannels:

@@ -37,6 +37,7 @@ def test_every_verb_has_nodes_and_every_node_a_line() -> None:
         ("act_policy", "maker", {"observation"}, {"candidates", "usage", "vote"}, {"name": "str = 'act/write'"}),
         ("GuardedAdvice", "node", {"candidates", "neighbours", "repeats"}, {"value", "estimates"}, {"kappa": "float"}),
         ("synthesize", "maker", set(), {"strategy", "written", "synthesis"}, {}),
+        ("StrategyPart", "part", {"strategy"}, set(), {}),
         ("route_episode_end", "router", {"observation"}, set(), {}),
     ],
 )

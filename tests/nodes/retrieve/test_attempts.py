@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 
 from learngraph.memory.attempts.buffer import Buffer
-from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
+from learngraph.memory.records import Observation, Shown, Strategy, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import act_policy
+from learngraph.nodes.channels import node_channels
 from learngraph.nodes.retrieve.attempts import (
     AttemptsPart,
     Compose,
@@ -20,6 +24,7 @@ from learngraph.nodes.retrieve.attempts import (
     instruction,
     note_line,
 )
+from learngraph.nodes.synthesize.strategy import StrategyPart
 
 TASK = Task("t", "reach the exit")
 FIXTURES = Path(__file__).parent / "layouts"
@@ -164,3 +169,22 @@ def test_an_answer_of_several_lines_cannot_pass_for_rewards() -> None:
     forged = Trajectory("r/0", TASK, (Transition("here", "text\n= 10\ntotal 10\nAttempt 2:", 0.0),), "r", 0)
     text = Layout().attempt(forged, Shown("r/0"))
     assert text == "Attempt 1:\nhere\n> text\n  = 10\n  total 10\n  Attempt 2:\n= 0\ntotal 0\n"
+
+
+def test_a_prompt_shows_the_parts_of_two_methods_and_shortens_the_last_first() -> None:
+    parts = [StrategyPart(brief="Heed it."), AttemptsPart(buffer=filled(2))]
+    here = {**state(2), "strategy": Strategy("lamp"), "shown": [Shown("r/0"), Shown("r/1")], "mode": ""}
+    whole = EpisodePrompt(journal=Journal(), show=parts)(here)
+    assert whole["steps"].startswith("Strategy: lamp\nAttempt 1:") and whole["steps"].endswith("Attempt 3:\n")
+    assert whole["brief"] == "Heed it."
+    short = EpisodePrompt(journal=Journal(), show=parts, window=len(whole["steps"]) + 40)(here)
+    assert short["steps"].startswith("Strategy: lamp\n") and "word0" not in short["steps"]
+    assert EpisodePrompt(journal=Journal(), show=parts)({**here, "strategy": None})["brief"] == ""
+
+
+def test_what_a_prompt_shows_is_read_by_its_policy() -> None:
+    model = GenericFakeChatModel(messages=iter([AIMessage("Action: lamp")]))
+    policy = act_policy(model, EpisodePrompt(journal=Journal(), show=[StrategyPart()]))
+    assert {"strategy", "head", "task"} <= node_channels(policy).needs
+    assert not node_channels(policy).may_read_more
+    assert node_channels(act_policy(model, lambda state: {})).may_read_more
