@@ -175,10 +175,12 @@ def test_a_prompt_shows_the_parts_of_two_methods_and_shortens_the_last_first() -
     parts = [StrategyPart(brief="Heed it."), AttemptsPart(buffer=filled(2))]
     here = {**state(2), "strategy": Strategy("lamp"), "shown": [Shown("r/0"), Shown("r/1")], "mode": ""}
     whole = EpisodePrompt(journal=Journal(), show=parts)(here)
-    assert whole["steps"].startswith("Strategy: lamp\nAttempt 1:") and whole["steps"].endswith("Attempt 3:\n")
+    assert whole["steps"].startswith("Strategy: lamp\nAttempt 1:")
+    assert whole["steps"].endswith("Attempt 3:\n")
     assert whole["brief"] == "Heed it."
     short = EpisodePrompt(journal=Journal(), show=parts, window=len(whole["steps"]) + 40)(here)
-    assert short["steps"].startswith("Strategy: lamp\n") and "word0" not in short["steps"]
+    assert short["steps"].startswith("Strategy: lamp\n")
+    assert "word0" not in short["steps"]
     assert EpisodePrompt(journal=Journal(), show=parts)({**here, "strategy": None})["brief"] == ""
 
 
