@@ -186,7 +186,7 @@ def read_strategies(folder: Path) -> tuple[list[mft.Pair], int]:
     """The strategies that agents wrote in mode `high` in a run folder, each with draft, action and score, and the number of steps."""
     there, found, steps = RecordedFolder(folder), list[mft.Pair](), 0
     threshold = next(iter(there.settings["methods"].values())).get("success_threshold")
-    for run, seed, episodes in read_runs(there):
+    for run, _, episodes in read_runs(there):
         for episode in episodes:
             rows = read_steps(run, episode)
             pairs, _ = mft.collect_pairs(
@@ -194,8 +194,6 @@ def read_strategies(folder: Path) -> tuple[list[mft.Pair], int]:
                 episode["id"],
                 episode["score"],
                 solved=run.result().get("solved") if threshold is None else threshold,
-                seed=seed,
-                split=str(there.settings["split"]),
                 domain=re.split("[?:]", there.settings["env"])[0],
             )
             found, steps = [*found, *pairs], steps + len(rows)

@@ -6,31 +6,25 @@ In the runs, the agent drafts an action a', reads a strategy z, and acts again (
     2. the action changed: a != a'. Otherwise the strategy cannot have helped (Proposition 3.1, for greedy agents).
 
 Agents that sample also change their actions by chance (a strategy without effect passes filter 2 at the rate 1 - sum p(a)^2), and
-a changed action need not be a better one. `advantage` estimates what it is worth: it plays on after both actions, in worlds that can be
-replayed.
+a changed action need not be a better one (tests/equations/test_adamem.py).
 
 These are pure functions over plain records. tools/training/sft.py trains on the selected pairs, as may any trainer (`chat`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from ...memory.errors import UserError
-from ...memory.records import NO_ACTION, Task
-from ..act.episode import Environment
+from ...memory.records import NO_ACTION
 from ..read_reply import normal_form
 
 __all__ = [
-    "Advantage",
     "MftError",
     "Pair",
-    "Policy",
-    "advantage",
     "chat",
     "collect_pairs",
     "outcome_set",
@@ -43,7 +37,7 @@ ROLES = {"human": "user", "ai": "assistant", "system": "system", "user": "user",
 
 
 class MftError(UserError, ValueError):
-    """An error: pairs cannot be collected, filtered or estimated."""
+    """An error: pairs cannot be collected or filtered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +62,8 @@ class Pair:
     """Sum of the environment's rewards in the episode, in its units."""
     solved: float | None = None
     """The score from which the task counts as solved, if known."""
-    before: tuple[str, ...] = ()
-    """The earlier actions of the episode."""
     task: str = ""
     """Id of the task."""
-    seed: int = 0
-    """Number of the task within its split."""
-    split: str = "train"
     domain: str = ""
     """Name of the environment, without its settings (`webshop`)."""
 
@@ -88,8 +77,6 @@ def collect_pairs(
     score: float,
     *,
     solved: float | None = None,
-    seed: int = 0,
-    split: str = "train",
     domain: str = "",
 ) -> tuple[list[Pair], int]:
     """One pair per step of a finished episode at which a strategy was written and used.
@@ -101,7 +88,6 @@ def collect_pairs(
         episode: its id.
         score: of the episode.
         solved: the score from which the task counts as solved.
-        seed, split: the number of the task that was played, and its split.
         domain: the environment that was played.
 
     Returns:
@@ -129,10 +115,7 @@ def collect_pairs(
                 action=row["action"],
                 score=score,
                 solved=solved,
-                before=tuple(earlier["action"] for earlier in rows[:t] if earlier["action"] != NO_ACTION),
                 task=row["task"],
-                seed=seed,
-                split=split,
                 domain=domain,
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -200,74 +183,3 @@ def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
     """The pair in the form of chat trainers: the prompt's messages, and the reply as the assistant's message."""
     turns = [*pair.prompt, ("assistant", pair.reply)]
     return {"messages": [{"role": role, "content": text} for role, text in turns]}
-
-
-# Estimating
-
-
-class Policy(Protocol):
-    """The base policy, without memory."""
-
-    def __call__(self, task: Task, actions: Sequence[str], name: str, /) -> str:
-        """The next action after these. Name and number of actions seed the draw: the same call gives the same action."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Advantage:
-    """The advantage A(s, z) = Q(s, a) - Q(s, a') of a strategy, estimated by paired rollouts, in reward units."""
-
-    mean: float
-    error: float | None
-    """Standard error of the mean; None for a single rollout."""
-    action: float
-    """Q(s, a): the mean return from this step on, with a and then the base policy."""
-    tentative: float
-    """Q(s, a'): the same with a'."""
-    rollouts: int
-
-
-def advantage(
-    environment: Environment, task: Task, pair: Pair, policy: Policy, rollouts: int, name: str = "advantage"
-) -> Advantage | None:
-    """The advantage of a strategy: play on after a and after a' with the base policy, and compare the returns.
-
-    Rollout i of both sides makes the same draws (common random numbers): where a and a' lead to the same state, the difference
-    is exactly 0.
-
-    Args:
-        environment: the pair's environment, a function of its history.
-        task: the pair's task.
-        pair: with its earlier actions.
-        policy: the base policy.
-        rollouts: number of rollouts after each action, at least 1.
-        name: seeds the random draws, together with the pair's id.
-
-    Returns:
-        The estimate, or None if a reward is missing.
-    """
-    sides: list[list[float]] = []
-    for action in (pair.action, pair.tentative):
-        earned = [play_on(environment, task, [*pair.before, action], policy, f"{name}/{pair.id}/{i}") for i in range(rollouts)]
-        known = [value for value in earned if value is not None]
-        if len(known) < rollouts:
-            return None
-        sides.append(known)
-    gains = [a - b for a, b in zip(*sides, strict=True)]
-    mean = math.fsum(gains) / rollouts
-    spread = math.fsum((gain - mean) ** 2 for gain in gains)
-    error = math.sqrt(spread / (rollouts - 1) / rollouts) if rollouts > 1 else None
-    return Advantage(mean, error, math.fsum(sides[0]) / rollouts, math.fsum(sides[1]) / rollouts, rollouts)
-
-
-def play_on(environment: Environment, task: Task, actions: Sequence[str], policy: Policy, name: str) -> float | None:
-    """The undiscounted return from the last of these actions on, played on by the policy; None if a reward is missing."""
-    taken = list(actions)
-    shown = environment.observe(task, taken)
-    rewards = [shown.reward]
-    while not shown.over:
-        taken.append(policy(task, taken, name))
-        shown = environment.observe(task, taken)
-        rewards.append(shown.reward)
-    known = [reward for reward in rewards if reward is not None]
-    return math.fsum(known) if len(known) == len(rewards) else None

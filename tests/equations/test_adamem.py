@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from random import Random
 from typing import Any
 
 import pytest
@@ -88,16 +87,6 @@ WAYS: Sequence[Sequence[str]] = ([], ["left"], ["right"], ["right", "climb"], ["
 PAIR = Pair("six/0/0", (), "", "", "model", tentative="right", action="left", score=1.0, solved=1.0, task="six")
 
 
-def follows(policy: Stochastic) -> mft.Policy:
-    """The policy with draws as nodes/synthesize/mft.py wants them."""
-
-    def choose(task: Task, actions: Sequence[str], name: str) -> str:
-        chances = policy[WORLD.observe(task, actions).text]
-        return Random(f"{name}/{len(actions)}").choices([*chances], [float(p) for p in chances.values()])[0]
-
-    return choose
-
-
 # Greedy decoding: the proposition holds
 
 
@@ -112,10 +101,6 @@ def test_under_greedy_decoding_a_is_the_difference_of_two_qs() -> None:
             assert gain == q(before, action, policy) - q(before, draft, policy)
             assert gain == 0 or action != draft
             gains.append((gain, action != draft))
-            pair = replace(PAIR, before=tuple(before), action=action, tentative=draft)
-            estimate = mft.advantage(WORLD, TASK, pair, follows(policy), 2)
-            assert estimate is not None
-            assert (estimate.mean, estimate.error) == (gain, 0.0), "two rollouts of a greedy agent say it exactly"
     assert all(change for gain, change in gains if gain > 0), "necessary"
     assert {gain for gain, change in gains if change} == {-1, 0, 1}, "and not sufficient"
 
@@ -135,12 +120,9 @@ def test_a_step_of_a_success_may_have_lost() -> None:
     played = ["right", "climb", "on", "open"]  # right by a strategy, climb by another one
     end = WORLD.observe(TASK, played)
     assert (end.reward, end.over) == (1.0, True)
-    step = replace(PAIR, before=(), action="right", tentative="left", score=1.0)
+    step = replace(PAIR, action="right", tentative="left", score=1.0)
     assert mft.step_set([step]) == [step]
     assert worth([], policy, surely("right")) == -1
-    estimate = mft.advantage(WORLD, TASK, step, follows(policy), 3)
-    assert estimate is not None
-    assert estimate.mean == -1, "rollouts find it"
 
 
 # Sampling: it does not
@@ -184,24 +166,6 @@ def test_different_draws_do_not_make_a_strategy_worth_something() -> None:
     assert mft.step_set([lucky]) == [lucky], "a worthless strategy passes both filters"
     # What is more, success picks such draws: of the changed pairs in successful episodes all went left.
     assert (q([], "left", base), q([], "right", base)) == (1, 0)
-    # The rollouts compare the drawn actions, and call it luck of 1.
-
-
-def test_paired_rollouts_estimate_the_difference_of_two_qs() -> None:
-    """Q(left) - Q(right) = 4/5 - 2/5, within four standard errors. By hand, with one draw u on both sides at the second step: the
-    difference is 1 for 1/2 < u < 4/5, and for u < 1/2 if the hall then fails the right side (1/5), else 0. Its variance is that
-    of 2/5, 6/25, where independent rollouts have 4/25 + 6/25."""
-    base: Stochastic = {
-        "start": surely("right"),
-        "hall": {"on": Fraction(4, 5), "off": Fraction(1, 5)},
-        "pit": {"climb": Fraction(1, 2), "stay": Fraction(1, 2)},
-        "gate": surely("open"),
-    }
-    found = mft.advantage(WORLD, TASK, PAIR, follows(base), 1000)
-    assert found is not None
-    assert found.error is not None
-    assert abs(found.mean - 0.4) < 4 * found.error
-    assert found.error == pytest.approx(math.sqrt(0.24 / 1000), rel=0.05)
 
 
 # Noise

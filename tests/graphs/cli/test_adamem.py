@@ -149,10 +149,7 @@ def test_the_strategies_of_a_run_by_hand(here: Path) -> None:
         action=GOLD[2],
         score=10.0,
         solved=9.0,
-        before=GOLD[:2],
         task="keep-train-3",
-        seed=3,
-        split="train",
         domain="toy",
     )
     steps = here / "played" / "adamem-s3" / "steps.jsonl"
