@@ -35,10 +35,11 @@ class AgentIdentity:
     """
 
     def __init__(self, store: BaseStore | str | Path | None, name: str | None) -> None:
+        self._opened: BaseStore | None = None
         if isinstance(store, str | Path):
             from ...memory.storage.open_store import open_agent_store
 
-            store = open_agent_store(os.fspath(store))
+            store = self._opened = open_agent_store(os.fspath(store))
         if store is not None and not isinstance(store, BaseStore):
             entered = hasattr(store, "__enter__") or hasattr(store, "__aenter__")
             remedy = "; enter it first: `with ... as store:`" if entered else ""
@@ -50,10 +51,10 @@ class AgentIdentity:
         self._store, self._given, self._of_run = store, name, ""
         self._tools = set[str]()
 
-    @property
-    def open_store(self) -> BaseStore | None:
-        """The store, if one is known yet."""
-        return self._store
+    def close(self) -> None:
+        """Close the store that was opened here, of a folder or a URL; one that the app gave is the app's."""
+        if callable(close := getattr(self._opened, "close", None)):
+            close()
 
     @property
     def store(self) -> BaseStore:

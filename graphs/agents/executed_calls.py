@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from langchain.agents.middleware.types import ToolCallRequest
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, Callbacks
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.types import Command
 
@@ -39,10 +39,11 @@ class _Listener(BaseCallbackHandler):
 def watch_call(request: ToolCallRequest) -> tuple[ToolCallRequest, Callable[[Result], Result]]:
     """The request with a tool that is listened to, and a function that marks its result with the call that was made."""
     listener = _Listener()
-    if request.tool is None:
-        return request, lambda result: result
-    callbacks = [*(request.tool.callbacks or []), listener] if not hasattr(request.tool.callbacks, "handlers") else [listener]
-    watched = request.override(tool=request.tool.model_copy(update={"callbacks": callbacks}))
+    watched = request
+    if request.tool is None:  # nobody can listen to it: the call is taken as made, whatever its result says of itself
+        listener.call = dict(request.tool_call)
+    else:
+        watched = request.override(tool=request.tool.model_copy(update={"callbacks": _with(request.tool.callbacks, listener)}))
     id = request.tool_call["id"]
     state = request.state if isinstance(request.state, Mapping) else {}
 
@@ -62,6 +63,15 @@ def watch_call(request: ToolCallRequest) -> tuple[ToolCallRequest, Callable[[Res
         return replace(result, update={**result.update, "messages": marked})
 
     return watched, mark
+
+
+def _with(callbacks: Callbacks, listener: _Listener) -> Callbacks:
+    """The callbacks of a tool, a list or a manager, with a listener beside them."""
+    if isinstance(callbacks, BaseCallbackManager):
+        manager = callbacks.copy()
+        manager.add_handler(listener, inherit=False)
+        return manager
+    return [*(callbacks or []), listener]
 
 
 def _proposed_call(state: Mapping[str, Any], id: str | None) -> Mapping[str, Any] | None:

@@ -209,22 +209,22 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             ScopeError: the run does not say whose memory is meant.
         """
         if (source := self._source_of_turn_before(state, runtime)) is not None:
-            self._rate(state, runtime, source)
+            self._rate(state, runtime, *source)
 
     async def abefore_agent(self, state: Any, runtime: Any) -> None:
         """Rate the turn before, in an agent that is awaited."""
         if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
-            await self._arate(state, runtime, source)
+            await self._arate(state, runtime, *source)
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward)
+            self._rate(state, runtime, self._reward, _turn_id(state["messages"]))
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward)
+            await self._arate(state, runtime, self._reward, _turn_id(state["messages"]))
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         request.runtime.stream_writer({"learning": entry})
         return ExtendedModelResponse(advice.response, Command(update={"learning": [entry]}))
 
-    def _source_of_turn_before(self, state: Any, runtime: Any) -> RewardSource | None:
-        """The source that rates the turn before the one that begins; None if there is none, or no such turn."""
+    def _source_of_turn_before(self, state: Any, runtime: Any) -> tuple[RewardSource, str] | None:
+        """The source that rates the turn before the one that begins, and the id of that turn; None without a source or such a turn."""
         if self.mode == "off":
             return None
         scope = self._run_scope(runtime)
@@ -277,36 +277,37 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         try:
             place = self._place(state, runtime)
             known = self._memory(scope).conversations.turns.get(place.thread)
-            return self._next_turn if known is not None and known.turns and known.turns[-1].id != place.turn else None
+            last = known.turns[-1].id if known is not None and known.turns else place.turn
+            return None if last == place.turn else (self._next_turn, last)
         except Exception as error:
             LOG.warning("%s: the turn before is not rated, since it cannot be read: %s", self.method, error)
             return None
 
-    def _rate(self, state: Any, runtime: Any, source: RewardSource) -> None:
-        """Rate the last recorded turn by what a source says; one that says nothing leaves it without a reward."""
+    def _rate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
+        """Rate a recorded turn by what a source says; one that says nothing leaves it without a reward."""
         try:
             said = source(state["messages"])
             if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
                     said = thread.submit(asyncio.run, _await(said)).result()
-            self._keep_rating(state, runtime, source, said)
+            self._keep_rating(state, runtime, source, turn, said)
         except Exception as error:
             LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
 
-    async def _arate(self, state: Any, runtime: Any, source: RewardSource) -> None:
+    async def _arate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
         try:
             said = await asyncio.to_thread(source, state["messages"])
             said = await said if inspect.isawaitable(said) else said
-            await asyncio.to_thread(self._keep_rating, state, runtime, source, said)
+            await asyncio.to_thread(self._keep_rating, state, runtime, source, turn, said)
         except Exception as error:
             LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
 
-    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, said: Any) -> None:
+    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, turn: str, said: Any) -> None:
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
-            self.add_rating(place.scope, place.thread, reward, found[1], source=describe_source(source))
+            self.add_rating(place.scope, place.thread, reward, found[1], turn=turn, source=describe_source(source))
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""

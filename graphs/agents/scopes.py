@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
-from ...memory.conversations.screen import Screen
+from ...memory.conversations.screen import Screen, others_texts
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
@@ -163,6 +164,7 @@ class ScopedLearner(Generic[Index]):
         self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
         self.state_key, self._raters = self.screen.state_key(state_key), raters
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
+        self._stores: WeakValueDictionary[tuple[str, ...], ConversationStore] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def make_index(self) -> Index:
@@ -296,22 +298,26 @@ class ScopedLearner(Generic[Index]):
     def import_trajectories(self, path: Path | str, **scope: str) -> int:
         """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number.
 
-        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others.
+        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. They pass
+        the screen: one that reads like instructions is quarantined, and is taken in by another import once it is released.
         """
+        labels = self._labels(scope)
 
         def adopt(one: Trajectory) -> Trajectory:
             *before, last = one.transitions
             reward = None if last.reward is None else self.rewards.read(last.reward)
             task = one.task if self._task is not None else replace(one.task, id=DOMAIN)
             done = (*before, replace(last, reward=reward))
-            return replace(one, transitions=done, score=reward or 0.0, domain=DOMAIN, task=task)
+            one = replace(one, transitions=done, score=reward or 0.0, domain=DOMAIN, task=task)
+            if (found := self.screen.suspicion(*others_texts(one))) is not None:
+                self.keep_out(labels, one.run or one.id.rpartition("/")[0], f"what was imported {found.reason}", found.digest)
+            return self.screen.redacted(one)
 
-        return self._conversations(scope).import_trajectories(path, adopt)
+        return self._memory(labels).conversations.import_trajectories(path, adopt)
 
     def close(self) -> None:
-        """Close the store, which another learner may open then; for stores that are a folder."""
-        if callable(close := getattr(self.agent.open_store, "close", None)):
-            close()
+        """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""
+        self.agent.close()
 
     def explain(self, thread_id: str, **scope: str) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""
@@ -379,7 +385,9 @@ class ScopedLearner(Generic[Index]):
     def _memory(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
         with self._lock:
             if scope not in self._scopes:
-                store = ConversationStore(self.agent.store, scope, self._reason_to_hold)
+                # A thread may still write to a scope that was closed: two stores of one scope would write over each other.
+                if (store := self._stores.get(scope)) is None:
+                    store = self._stores[scope] = ConversationStore(self.agent.store, scope, self._reason_to_hold)
                 self._scopes[scope] = ScopeMemory(store, self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -195,6 +196,7 @@ class DecisionMemory:
     """Tool -> decisions with it, of stretches with several decisions."""
     _ends: Counter[str] = field(default_factory=Counter)
     """Tool -> those of them that came last."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, trajectory: Trajectory) -> None:
         """Take in a stretch; one with a known id takes the place of the former.
@@ -202,6 +204,10 @@ class DecisionMemory:
         A decision that a person rejected (`REJECTED`) is remembered by itself, after the decisions before it: it earned the least,
         whatever the conversation earned.
         """
+        with self._lock:
+            self._add(trajectory)
+
+    def _add(self, trajectory: Trajectory) -> None:
         made = list[Transition]()
         for number, step in enumerate(trajectory.transitions):
             if step.action.startswith(REJECTED):
@@ -226,10 +232,11 @@ class DecisionMemory:
     ) -> dict[str, list[float]]:
         """The returns of decisions in states equal to this one, after the same earlier decisions: action -> returns."""
         earned = dict[str, list[float]]()
-        for _, one in self.returns.raw_neighbours(state, threshold=EQUAL, **scope):
-            stretch, _, step = one.id.rpartition("/")
-            if one.action in actions and self.decisions[stretch][: int(step)] == before:
-                earned.setdefault(one.action, []).append(one.value)
+        with self._lock:  # a stretch that is rated again changes its decisions and its returns together
+            for _, one in self.returns.raw_neighbours(state, threshold=EQUAL, **scope):
+                stretch, _, step = one.id.rpartition("/")
+                if one.action in actions and self.decisions[stretch][: int(step)] == before:
+                    earned.setdefault(one.action, []).append(one.value)
         return earned
 
     def _count(self, decisions: Sequence[str], by: int) -> None:

@@ -12,16 +12,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from ..records import Trajectory, Transition
 from .messages import StateKey
 
-__all__ = ["Screen", "Suspicion"]
+__all__ = ["Screen", "Suspicion", "others_texts"]
 
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
@@ -79,6 +80,21 @@ class Screen:
         """A text with its secrets blackened."""
         return _redacted(text, self.pii) if self.redacts else text
 
+    def redacted(self, trajectory: Trajectory) -> Trajectory:
+        """A trajectory with the secrets in all of its texts blackened."""
+
+        def plain(step: Transition) -> Transition:
+            said = [self.redact(text) for text in (step.state, step.action, step.observation)]
+            return replace(step, state=said[0], action=said[1], observation=said[2])
+
+        return replace(
+            trajectory,
+            task=replace(trajectory.task, instruction=self.redact(trajectory.task.instruction)),
+            transitions=tuple(map(plain, trajectory.transitions)),
+            note=self.redact(trajectory.note),
+            last_observation=self.redact(trajectory.last_observation),
+        )
+
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
         for text in texts if self.finds_instructions else ():
@@ -131,6 +147,12 @@ class Screen:
         if isinstance(value, dict):
             return {name: self._values(one) for name, one in value.items()}
         return [self._values(one) for one in value] if isinstance(value, list) else value
+
+
+def others_texts(trajectory: Trajectory) -> list[str]:
+    """The texts of a trajectory that users and tools wrote: all but the agent's own actions."""
+    read = [text for step in trajectory.transitions for text in (step.state, step.observation)]
+    return [trajectory.task.instruction, trajectory.note, trajectory.last_observation, *read]
 
 
 @lru_cache(maxsize=8_192)

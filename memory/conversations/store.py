@@ -347,6 +347,8 @@ class ConversationStore:
         if made:
             self.trajectories.put(made)
             self._announce([one.id for one in made])
+            if self.is_held(conversation.id):  # another process has quarantined it meanwhile
+                self._withdraw({conversation.id})
 
     def _is_held(self, conversation: Conversation) -> bool:
         """True if a rated conversation is quarantined, which `hold` decides where nothing was decided before."""
@@ -404,13 +406,17 @@ class ConversationStore:
             if self.trajectories.get(trajectory) is None:
                 return False
             self.reflections.put([clean(reflection)])
+            if self.trajectories.get(trajectory) is None:  # another process has withdrawn it meanwhile
+                self.reflections.delete([reflection.id])
+                return False
             self._announce([trajectory])
             return True
 
     def _announce(self, ids: Sequence[str]) -> None:
         self._count += len(ids)
         self.has_news = True
-        self._newest = [*self._newest, *ids][-CHANGES_KEPT:]
+        mine = self._changes.get(self._writer)  # another process may have blanked what it has forgotten
+        self._newest = [*(mine.newest if mine else self._newest), *ids][-CHANGES_KEPT:]
         self._changes.put([_Changes(self._writer, self._count, tuple(self._newest))])
 
     def changes(self, seen: Mapping[str, int] | None) -> tuple[list[Trajectory] | None, dict[str, int]]:
@@ -456,6 +462,11 @@ class ConversationStore:
         self.trajectories.delete(doomed)
         self.reflections.delete([one.id for one in self.reflections.all() if threads is None or one.thread in threads])
         self._announce([""])
+        gone = set(doomed) if threads is not None else None
+        for one in self._changes.all():  # the ids of threads go, too: an empty one says that something was deleted
+            newest = tuple("" if gone is None or id in gone else id for id in one.newest)
+            if newest != one.newest:
+                self._changes.put([replace(one, newest=newest)])
         return len(doomed)
 
     def export(self) -> Iterator[dict[str, Any]]:
