@@ -11,7 +11,7 @@ The order below is that of `high`; `low` begins at recollect, and its drafts are
                scores actions votes yes if its best one is less probable than min_confidence)    Alg. 1
     decide     ask memory if the vote or another trigger says so                                 nodes/retrieve/triggers.py
     recollect  E_ret = the k steps of M most similar to the key phi(s_t)                         Alg. 1
-    synthesize z_t ~ pi(z | s_t, E_ret); skipped if nothing is alike enough                      Alg. 1
+    synthesize z_t ~ pi(z | s_t, E_ret); skipped if nothing of use is alike enough               Alg. 1
     propose    a_t ~ pi(a | s_t, z_t); the precedents themselves are not shown                   Alg. 1
     judge      the rewards of the episode; their sum marks its steps in M as a success or a failure, which a strategy's prompt shows
     remember   M <- M + (s_0, a_0, r_1, s_1, a_1, r_2, ...)                                      ours; the paper's M is fixed
@@ -26,7 +26,8 @@ The order below is that of `high`; `low` begins at recollect, and its drafts are
 | `raw` | at every step; the precedents themselves stand in the prompt (ablation) | 1 |
 | `no-precedents` | never: a strategy from the state alone (ablation) | 2 |
 
-Where nothing is alike enough, the draft is carried out, or, without a draft, an action is proposed; a strategy at hand stays.
+Where nothing is alike enough, or a strategy was asked of these trajectories in vain, the draft is carried out, or, without a draft, an
+action is proposed; a strategy at hand stays.
 `author=rule` writes without a call.
 """
 
@@ -319,7 +320,7 @@ MODES: Mapping[str, Mode] = {
 
 def _frame(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes that every mode has."""
-    start = {"used": [], "precedents": [], "reasons": [], "vote": False, "written": -1}
+    start = {"used": [], "precedents": [], "reasons": [], "declined": [], "vote": False, "written": -1}
     lists, values = ("candidates", "reasons", "precedents"), ("tentative", "nearest_similarity", "synthesis")
     every = (*values, "strategy")
     return {

@@ -254,6 +254,8 @@ class StrategyChannels(StrategyChannel):
     """t at which a strategy was written last; -1: never."""
     synthesis: Synthesis | None
     """Record of the strategy's synthesis at this step; None at other steps."""
+    declined: NotRequired[list[str]]
+    """Ids of the trajectories in which the strategist has found nothing of use for this episode."""
 
 
 class ReasonsChannel(TypedDict):

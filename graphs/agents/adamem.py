@@ -44,7 +44,7 @@ from ...nodes.ask import estimate_tokens
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.triggers import REASONS, route_memory_request
-from ...nodes.synthesize.strategy import route_precedents, strategy_text
+from ...nodes.synthesize.strategy import are_declined, route_precedents, strategy_text
 from ...nodes.text import cut_middle
 from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
@@ -137,7 +137,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                 return Advice(draft.response, _entry(state, Usage(), drafted=True) | {"consulted": False})
         state |= nodes["recollect"](state)
         usage, failure, written = Usage(), "", False
-        if route_precedents(state) == "precedents" and not _was_declined(state):  # type: ignore[arg-type]
+        if route_precedents(state) == "precedents":  # type: ignore[arg-type]
             try:
                 found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
             except Exception as error:
@@ -259,10 +259,6 @@ def _quoted(text: str) -> str:
     return escape_tags(cut_middle(text, MAX_PRESENT_TOKENS, estimate_tokens))
 
 
-def _was_declined(state: Mapping[str, Any]) -> bool:
-    return {one.trajectory for one in state["precedents"]} <= {*state["declined"]}
-
-
 def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, failure: str = "") -> dict[str, Any]:
     strategy: Strategy | None = state["strategy"]
     precedents, nearest = state["precedents"], state.get("nearest_similarity")
@@ -295,7 +291,7 @@ def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) 
         said.append(f"no strategy was written: {usage.unreadable} replies of the strategist cannot be read")
     elif state["precedents"] and strategy is None and state.get("synthesis"):
         said.append("the strategist found the precedents of no use")
-    elif state["precedents"] and strategy is None and _was_declined(state):
+    elif state["precedents"] and strategy is None and are_declined(state):  # type: ignore[arg-type]
         said.append("the strategist was not asked again about what it found of no use in this turn")
     nearest = state.get("nearest_similarity")
     if not state["precedents"] and nearest is not None:

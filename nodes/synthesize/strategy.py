@@ -42,6 +42,7 @@ __all__ = [
     "StrategyPart",
     "StrategyWriter",
     "advice_items",
+    "are_declined",
     "route_guidance",
     "route_precedents",
     "route_precedents_or_draft",
@@ -62,6 +63,7 @@ class StrategyInputs(TaskChannel, ObservationChannel, HeadChannel, PrecedentsCha
     strategy: NotRequired[Strategy | None]
     tentative: NotRequired[str | None]
     reasons: NotRequired[list[Trigger]]
+    declined: NotRequired[list[str]]
     agent: NotRequired[str]
     """The tools and instructions of an agent with tools, as the strategist reads them."""
 
@@ -166,9 +168,11 @@ class StrategyWriter:
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
         key = key_of(self.memory, self.environment, self.journal, state)
         asked = [(message.type, text(message)) for message in self.messages(state)]
+        declined = [p.trajectory for p in state["precedents"]] if author == "model" and not advice else []
         return {
             "strategy": Strategy(advice, sources, state["step"], key, author) if advice else None,
             "written": state["step"],
+            "declined": [*state.get("declined", ()), *declined],
             "synthesis": {"prompt": asked, "reply": reply},
             "usage": Usage(refreshes=int(bool(advice))),
         }
@@ -179,8 +183,8 @@ def synthesize(
 ) -> Ask[StrategyInputs, NewStrategy]:
     """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
 
-    After a reply of `nothing`, or after replies that could not be read in all tries, there is no strategy, and the agent acts
-    without one. Unreadable ones are counted (`Usage.malformed`).
+    After a reply of `nothing`, or after replies that could not be read in all tries, there is no strategy: the agent acts without, and
+    the model is not asked again until another trajectory is found (`declined`). Unreadable replies are counted (`Usage.malformed`).
     """
 
     def read(reply: AIMessage, state: StrategyInputs) -> NewStrategy:
@@ -322,18 +326,29 @@ class StrategyPart(PromptPart[StrategyChannel]):
         return f"{strategy_text(state['strategy'])}\n" if state["strategy"] else ""
 
 
-def route_precedents(state: PrecedentsChannel) -> Literal["precedents", "nothing alike"]:
-    """Router: were precedents found? A strategy without precedents does worse than none (AdaMEM, ablations)."""
-    return "precedents" if state["precedents"] else "nothing alike"
+class WeighedPrecedents(PrecedentsChannel):
+    """The precedents, and the trajectories that the strategist has found of no use."""
+
+    declined: NotRequired[list[str]]
 
 
-class PrecedentsForDraft(PrecedentsChannel, ReasonsChannel):
+def are_declined(state: WeighedPrecedents) -> bool:
+    """True if the strategist has found all trajectories of the precedents of no use."""
+    return {one.trajectory for one in state["precedents"]} <= {*state.get("declined", ())}
+
+
+def route_precedents(state: WeighedPrecedents) -> Literal["precedents", "nothing alike"]:
+    """Router: were precedents found that may be of use? A strategy without precedents does worse than none (AdaMEM, ablations)."""
+    return "nothing alike" if are_declined(state) else "precedents"
+
+
+class PrecedentsForDraft(WeighedPrecedents, ReasonsChannel):
     """The precedents, and the reasons for which memory was asked about a draft."""
 
 
 def route_precedents_or_draft(state: PrecedentsForDraft) -> Literal["precedents", "keep the draft", "nothing alike"]:
-    """Router of low mode: were precedents found, and if not, is there a draft to carry out?"""
-    if state["precedents"]:
+    """Router of low mode: were precedents found that may be of use, and if not, is there a draft to carry out?"""
+    if not are_declined(state):
         return "precedents"
     return "keep the draft" if state["reasons"] else "nothing alike"
 

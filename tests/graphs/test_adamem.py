@@ -297,6 +297,9 @@ def test_a_draft_is_known_only_where_one_was_made(bank: str) -> None:
     _, rows = play(AdaMEM(bank=bank), chat)
     assert [row["strategy"] for row in rows] == [None] * len(rows)
     assert [row["tentative"] for row in rows] == [None] * len(rows)  # never a strategy, so never a reconsideration
+    assert chat.kinds().count("strategy") == 1, (
+        "a strategist that found nothing of use is not asked about the same attempt again"
+    )
 
 
 def test_tasks_with_a_written_answer_are_played_step_by_step() -> None:
