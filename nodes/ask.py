@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar
@@ -26,7 +26,19 @@ from ..memory.records import Usage
 from .prompt import Prompt
 from .read_reply import CutOff, DoubtfulReply, Unreadable, refusal_text, visible_text
 
-__all__ = ["Ask", "BadReply", "State", "answer", "call_usage", "estimate_tokens", "log", "text"]
+__all__ = [
+    "Ask",
+    "BadReply",
+    "State",
+    "answer",
+    "call_usage",
+    "estimate_tokens",
+    "is_refused_request",
+    "log",
+    "note_refused_options",
+    "refused_options",
+    "text",
+]
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +141,7 @@ class Ask(Runnable[Input, Output]):
             found["stop"] = [*own_stop, *self.stop]
         if self.reply_schema is not None and getattr(self.model, "takes_reply_schema", False):
             found["reply_schema"] = dict(self.reply_schema)
-        return {name: value for name, value in found.items() if name not in _refused_options(model)} if found else {}
+        return {name: value for name, value in found.items() if name not in refused_options(model)} if found else {}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
@@ -143,10 +155,10 @@ class Ask(Runnable[Input, Output]):
             try:
                 reply = self.model.invoke(messages, config, **options, **form)
             except Exception as error:
-                if not form or not _is_refused_request(error):
+                if not form or not is_refused_request(error):
                     raise
                 reply = self.model.invoke(messages, config, **options)
-                _note_refused_options(self.model, form)
+                note_refused_options(self.model, form)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
@@ -160,10 +172,10 @@ class Ask(Runnable[Input, Output]):
             try:
                 reply = await answer(self.model, messages, config, {**options, **form})
             except Exception as error:
-                if not form or not _is_refused_request(error):
+                if not form or not is_refused_request(error):
                     raise
                 reply = await answer(self.model, messages, config, options)
-                _note_refused_options(self.model, form)
+                note_refused_options(self.model, form)
 
 
 async def answer(model: Any, messages: Messages, config: RunnableConfig | None, options: Mapping[str, Any]) -> Any:
@@ -200,20 +212,22 @@ _REFUSED: dict[int, set[str]] = {}
 """Id of a model in this process -> names of the options that its server has refused."""
 
 
-def _refused_options(model: Any) -> set[str]:
+def refused_options(model: Any) -> set[str]:
+    """Names of the options that the server of a model has refused, or takes no notice of."""
     if id(model) not in _REFUSED:
         _REFUSED[id(model)] = set()
         weakref.finalize(model, _REFUSED.pop, id(model), None)
     return _REFUSED[id(model)]
 
 
-def _note_refused_options(model: Runnable[Any, Any], options: Mapping[str, Any]) -> None:
+def note_refused_options(model: Runnable[Any, Any], options: Iterable[str]) -> None:
+    """Leave out these options from now on, and say so."""
     inner, _ = _inner_model(model)
-    _refused_options(inner).update(options)
+    refused_options(inner).update(options)
     log.info("%s: requests go without %s, which the server refuses", type(inner).__name__, ", ".join(options))
 
 
-def _is_refused_request(error: Exception) -> bool:
+def is_refused_request(error: Exception) -> bool:
     """True if a server refused the request itself (HTTP 400 or 422), whichever client raised the error."""
     states = (getattr(one, name, None) for one in (error, error.__cause__) for name in ("status", "status_code"))
     return any(status in (400, 422) for status in states)

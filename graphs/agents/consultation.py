@@ -5,7 +5,8 @@ The base class of the middlewares (learner.py) runs it, in agents that are await
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ class PendingCall:
     """Something that a method waits for: model requests, or a runnable with its input."""
 
     requests: Sequence[ModelRequest[Any]] = ()
-    """To be answered side by side by the agent's model. Its errors are the agent's."""
+    """To be answered side by side by the agent's model. Its errors are the agent's, unless the call may fail."""
+    may_fail: bool = False
+    """True: an error of the agent's model is raised in the generator, which may catch it."""
     runnable: Runnable[Any, Any] | None = None
     """A call of the method's own. Its error is raised in the generator, which may catch it."""
     input: Any = None
@@ -119,10 +122,27 @@ def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequ
 _THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")
 
 
-def answer_all(requests: Sequence[ModelRequest[Any]], handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]]:
-    """Answers of the agent's model, asked side by side in threads; the first request is asked in this one."""
-    rest = [_THREADS.submit(copy_context().run, handler, one) for one in requests[1:]]
-    return [model_response(handler(requests[0])), *(model_response(one.result()) for one in rest)]
+def answer_all(asked: PendingCall, handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]] | Exception:
+    """Answers of the agent's model, asked side by side in threads, the first request in this one; its error where it may fail."""
+    rest = [_THREADS.submit(copy_context().run, handler, one) for one in asked.requests[1:]]
+    try:
+        return [model_response(handler(asked.requests[0])), *(model_response(one.result()) for one in rest)]
+    except Exception as error:
+        if not asked.may_fail or isinstance(error, GraphBubbleUp):
+            raise
+        return error
+
+
+async def aanswer_all(
+    asked: PendingCall, handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
+) -> list[ModelResponse[Any]] | Exception:
+    """As `answer_all`, in an agent that is awaited."""
+    try:
+        return [model_response(one) for one in await asyncio.gather(*map(handler, asked.requests))]
+    except Exception as error:
+        if not asked.may_fail or isinstance(error, GraphBubbleUp):
+            raise
+        return error
 
 
 def model_response(answer: Any) -> ModelResponse[Any]:

@@ -6,8 +6,9 @@ A capable model knows more than a memory of rewards does. So memory advises it f
 
     recall     the decisions that were taken where conversations read as this one does now, and what they earned
     advise     the model reads these, in words, and answers (nodes/prompts/jitrl/chat_advice.md)
-    propose    where it takes a decision, it is asked `samples` times; its proposals are the decisions that it makes at least half
-               as often as chance would. Their logits are the logs of their shares (or what it says of each, see `candidates`)
+    propose    where it takes a decision, `samples` replies are drawn: in one request, if it takes `n`. Its proposals are the decisions
+               that it makes at least half as often as chance would. Their logits are the logs of their shares (or what it says
+               of each, see `candidates`)
     choose     among several proposals by the nodes of JitRL's graph (graphs/jitrl.py): advise, modulate, choose
     overrule   a decision that it did not propose is taken only where the turn has come exactly this far before, with the same
                decisions, and earned more there than what the model prefers, by two standard errors where it is certain
@@ -23,9 +24,10 @@ earned is the reward of the feedback: only the end of a conversation pays, so th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack, get_args
@@ -52,6 +54,7 @@ from .agent_identity import DOMAIN
 from .consultation import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
+from .samples import ask_for_samples
 from .status import LearnerStatus
 from .tool_decisions import (
     DecisionForm,
@@ -65,6 +68,7 @@ from .tool_decisions import (
 
 __all__ = ["JitRLMiddleware"]
 
+LOG = logging.getLogger(__name__)
 CandidateSource = Literal["samples", "logprobs", "confidences", "scores"]
 MOST_OPTIONS = 5
 """Calls that the model is asked to name with its confidence."""
@@ -85,8 +89,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         samples: times that the model is asked at a decision, at the temperature that it has.
         candidates: where the candidates and their logits come from. `samples`: the model's calls, and the logs of their shares.
             `logprobs`: its calls, and the log-probabilities that the server gives for the replies (the model has to ask for them:
-            `logprobs=True`). `confidences`: all calls that the tool's schema allows, and what the model says of each when it is
-            asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
+            `logprobs=True`). `confidences`: all calls that the schemas of the deciding tools allow, and what the model says of each when
+            it is asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
         scorer: the model of `scores`, with a method `score` (`learngraph.tools.local`); the agent's own if not given.
         settings: JitRL's. The default compares states by the words of `state_key`, which in prose are never the same: a
             `state_key` that names the kind of issue, a smaller `min_similarity`, or embeddings are what makes states alike. It
@@ -154,7 +158,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         )  # else there is nothing to weigh, and the model is asked once
         if knows:  # what may be replaced is not shown to a client before it is sure
             guided = guided.override(model=not_streamed(guided.model))
-        (first,) = yield PendingCall([guided])
+        draws = self.samples if knows and self.candidates in ("samples", "logprobs") else 1
+        first, *more = yield from ask_for_samples(guided, draws, request.model)
         made = self._decisions(first)
         if not made:
             return Advice(first, {"decision": False, "consulted": False})
@@ -163,10 +168,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             return Advice(
                 first, {"decision": True, "recalled": recalled_ids(state["neighbours"]), "chosen": chosen, "changed": False}
             )
-        proposed = [first]
-        if knows and self.candidates in ("samples", "logprobs") and self.samples > 1:
-            more = yield PendingCall([guided] * (self.samples - 1))
-            proposed += [one for one in more if len(self._decisions(one)) == len(made)]
+        if len(more) < draws - 1:
+            more += yield PendingCall([guided] * (draws - 1 - len(more)))
+        proposed = [first, *(one for one in more if len(self._decisions(one)) == len(made))]
         entries: Any = request.state.get("learning") or ()
         mine = [one for one in entries if one.get("method") == self.method and one.get("turn") == place.turn]
         overrules, fruitless = count_changes(mine, request.messages, self.state_key)
@@ -174,16 +178,17 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         states = list[dict[str, Any]]()
         for number, (form, _) in enumerate(made):  # several decisions of one message are taken one after the other
             forms, logits = {str(form): form}, {str(form): 0.0}
-            if knows and self.candidates in ("confidences", "scores") and len(self.decisions.alternatives(form)) > 1:
-                found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, form))
-                forms = {str(one): one for one in self.decisions.alternatives(form)} | forms
+            if knows and self.candidates in ("confidences", "scores") and len(others := self.decisions.alternatives(form)) > 1:
+                found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, others))
+                forms = {str(one): one for one in others} | forms
                 logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or logits
             elif knows and self.candidates in ("samples", "logprobs"):
                 logits = self._logits(proposed, number)
                 forms |= {str(other): other for one in proposed for other, _ in [self._decisions(one)[number]]}
             arguments = {call["name"]: call["args"] for one in reversed(proposed) for _, call in [self._decisions(one)[number]]}
             before = (*state["before"], *(one["action"] for one in states))
-            states.append(self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory))
+            decided = self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory)
+            states.append((yield from self._filled_in(guided, decided)))
         taken = [one["action"] for one in states]
         response = next((one for one in proposed if [str(form) for form, _ in self._decisions(one)] == taken), None)
         return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step))
@@ -238,14 +243,29 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             not_streamed(request.model), OptionsView(_view, "agents/options", MOST_OPTIONS, listed="agents/calls")
         )
 
-    def _policy_input(self, request: ModelRequest[Any], place: Place, form: DecisionForm) -> dict[str, Any]:
-        alternatives = tuple(map(str, self.decisions.alternatives(form)))
+    def _filled_in(self, request: ModelRequest[Any], state: dict[str, Any]) -> Generator[PendingCall, Any, dict[str, Any]]:
+        """The channels of a decision, for which the model writes the call if it has written none with the tool; its own if it does not."""
+        form: DecisionForm = state["forms"][state["action"]]
+        is_known = self.decisions.complete(form, state["arguments"].get(form.tool, {})) is not None
+        if state["action"] == state["first"] or is_known:
+            return state
+        try:
+            (response,) = yield PendingCall([request.override(tool_choice=form.tool)], may_fail=True)
+            written = {call["name"]: call["args"] for _, call in self._decisions(response)}.get(form.tool, {})
+        except Exception as error:
+            LOG.warning("%s: the model cannot be asked for a call of %s: %s", self.method, form.tool, error)
+            written = {}
+        if self.decisions.complete(form, written) is None:
+            return {**state, "action": state["first"], "overruled": False}
+        return {**state, "arguments": {**state["arguments"], form.tool: written}}
+
+    def _policy_input(self, request: ModelRequest[Any], place: Place, alternatives: Sequence[DecisionForm]) -> dict[str, Any]:
         return {
             "task": place.task,
             "step": place.step,
             "brief": request.system_prompt or "",
             "messages": request.messages,
-            "observation": Observation(text_read(request.messages), alternatives),
+            "observation": Observation(text_read(request.messages), tuple(map(str, alternatives))),
         }
 
     def _recall(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> dict[str, Any]:

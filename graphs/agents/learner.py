@@ -53,6 +53,7 @@ from .consultation import (
     Consultation,
     PendingCall,
     Place,
+    aanswer_all,
     add_to_system_message,
     ainvoke,
     answer_all,
@@ -158,8 +159,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if asked.runnable is not None:
                     answer = invoke(asked)
                 else:
-                    answer = answer_all(asked.requests, handler)
-                    first = first or answer[:1]
+                    answer = answer_all(asked, handler)
+                    first = first or (answer if isinstance(answer, list) else [])
             found = self._finish(asked, request, first) or handler(request)
         except Exception:
             self._record_so_far(request, None)
@@ -179,8 +180,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if asked.runnable is not None:
                     answer = await ainvoke(asked)
                 else:
-                    answer = [model_response(one) for one in await asyncio.gather(*(handler(one) for one in asked.requests))]
-                    first = first or answer[:1]
+                    answer = await aanswer_all(asked, handler)
+                    first = first or (answer if isinstance(answer, list) else [])
             found = self._finish(asked, request, first) or await handler(request)
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,8 +13,10 @@ from help_desk import play
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from pydantic import Field
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
@@ -157,3 +160,48 @@ def test_states_in_prose_are_compared_by_their_embeddings() -> None:
     assert JitRLMiddleware(
         InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds())
     ).settings.min_similarity == (pytest.approx(CosineSimilarity(Kinds()).default_floor))
+
+
+class Choosy(desk.GuessingClerk):
+    """Has its own calls, and finds one call of all that it is shown the best."""
+
+    best: str = "escalate(order=...)"
+    shown: list[str] = Field(default_factory=list)
+
+    def say(self, messages: Any) -> AIMessage:
+        asked = str(messages[-1].text)
+        if "Calls to choose from" not in asked:
+            return super().say(messages)
+        self.shown.append(asked)
+        return AIMessage(json.dumps({"options": [{"action": self.best, "confidence": 100}]}))
+
+
+def test_confidences_weigh_the_calls_of_all_deciding_tools() -> None:
+    from langchain_core.tools import tool
+
+    @tool
+    def escalate(order: str, note: str = "") -> str:
+        """Hand an order to a colleague."""
+        return "escalated"
+
+    class Escalates(Choosy):
+        def bind_tools(self, tools: Any, *, tool_choice: Any = None, **more: Any) -> Any:
+            return RunnableLambda(lambda messages: self._call(tool_choice, messages))
+
+        def _call(self, chosen: str | None, messages: Any) -> AIMessage:
+            found = self.say(messages)
+            for call in found.tool_calls if chosen else ():
+                call |= {"name": chosen, "args": {"order": call["args"]["order"]}}
+            return found
+
+    store, model = InMemoryStore(), Escalates()
+    learner = JitRLMiddleware(
+        store, decide=["resolve", "escalate"], candidates="confidences", state_key=desk.issue, settings=JitRL(temperature=0.0)
+    )
+    tools = [desk.lookup_order, desk.resolve, escalate]
+    agent = create_agent(model, tools, middleware=[learner], checkpointer=InMemorySaver())
+    play(agent, learner, range(12))
+    assert [f"- resolve(how={how!r}, order=...)\n" in model.shown[0] for how in desk.HOWS] == [True] * 4
+    assert "- escalate(order=...)\n" in model.shown[0]
+    entries = [one for n in range(12) for one in learner.conversation(f"t{n}", tenant="acme").turns[0].advice]
+    assert "escalate(order=...)" in [entry.get("chosen") for entry in entries]
