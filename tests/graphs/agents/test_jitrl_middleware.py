@@ -14,13 +14,16 @@ from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
+from openai_server import OpenAIServer
 from pydantic import Field
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
+from learngraph.tools.models.openai_model import OpenAIChatModel
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -171,7 +174,7 @@ class Choosy(desk.GuessingClerk):
     def say(self, messages: Any) -> AIMessage:
         asked = str(messages[-1].text)
         if "Calls to choose from" not in asked:
-            return super().say(messages)
+            return AIMessage("It is done.") if getattr(messages[-1], "name", "") == "escalate" else super().say(messages)
         self.shown.append(asked)
         return AIMessage(json.dumps({"options": [{"action": self.best, "confidence": 100}]}))
 
@@ -205,3 +208,47 @@ def test_confidences_weigh_the_calls_of_all_deciding_tools() -> None:
     assert "- escalate(order=...)\n" in model.shown[0]
     entries = [one for n in range(12) for one in learner.conversation(f"t{n}", tenant="acme").turns[0].advice]
     assert "escalate(order=...)" in [entry.get("chosen") for entry in entries]
+
+
+def _completion(request: dict[str, Any], count: int) -> dict[str, Any]:
+    """A reply of OpenAI's protocol with so many choices: calls of resolve, and a word after its result."""
+    message: dict[str, Any] = {"role": "assistant", "content": "It is done."}
+    if request["messages"][-1]["role"] != "tool":
+        call = {"name": "resolve", "arguments": json.dumps({"how": "refund", "order": "A1"})}
+        message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+    choices = [{"index": n, "message": message, "finish_reason": "stop"} for n in range(count)]
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+    return {
+        "body": json.dumps(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": choices, "usage": usage}
+        )
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", [OpenAIChatModel, ChatOpenAI])
+@pytest.mark.parametrize(
+    ("server_does", "sent"),
+    [("give n", [4, 4]), ("ignore n", [4, *[None] * 4]), ("refuse n", [4, *[None] * 5])],
+)
+def test_samples_come_in_one_request_where_the_server_takes_n(
+    server_does: str, sent: list[int | None], model_class: Any
+) -> None:
+    def say(request: dict[str, Any]) -> Any:
+        if server_does == "refuse n" and "n" in request:
+            return {"status": 400, "body": '{"error": {"message": "Unsupported parameter: n", "param": "n"}}'}
+        return _completion(request, request.get("n", 1) if server_does == "give n" else 1)
+
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
+    with OpenAIServer(say) as server:
+        model = model_class(model=f"m-{server_does}-{server.url}", base_url=server.url, api_key="x")
+        agent = create_agent(model, [desk.resolve], middleware=[learner], checkpointer=InMemorySaver())
+        for n in range(2):
+            agent.invoke(
+                {"messages": "My order A1 arrived broken."}, {"configurable": {"thread_id": f"t{n}", "tenant": "acme"}}
+            )
+            learner.feedback(f"t{n}", reward=1.0, tenant="acme")
+        asked = [request.get("n") for request in server.requests]
+    assert asked == [None, None, *sent]
+    (entry,) = [one for one in learner.conversation("t1", tenant="acme").turns[0].advice if one["decision"]]
+    assert [(row["action"], row["prior"]) for row in entry["candidates"]] == [("resolve(how='refund', order=...)", 0.0)]
