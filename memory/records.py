@@ -575,6 +575,14 @@ class Reply:
     """What the model thought before it replied. Its tokens are in `token_ids`, its text is not in `text`."""
     flaw: str = ""
     """Reason why nothing can be learned from it; empty: there is none."""
+    billed: tuple[int, ...] = ()
+    """Tokens of the prompt and of the reply, as another's service bills them that shows no token ids; empty: the ids are all there."""
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Numbers of tokens of the prompt and of the reply."""
+        asked, said = self.billed or (len(self.prompt_ids), len(self.token_ids))
+        return asked, said
 
 
 @record

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-QUICK = "not slow and not long and not dev and not jericho"
+QUICK = "not slow and not long and not dev and not vllm and not jericho"
 SPIN = "while True: pass"
 STRETCH = (0.2, 5.0)
 """The least and the most that a second of `time.sleep` takes."""

@@ -3,6 +3,7 @@
     learngraph serve --model pocket --api-key secret --out runs/claas
     learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --loss.kind reinforce
     learngraph serve --model vllm:Qwen/Qwen3-8B --weights local:Qwen/Qwen3-8B --base-url http://127.0.0.1:8001/v1 --api-key secret
+    learngraph serve --model openai:NAME --learn reasoning-bank --keys keys.yaml
     learngraph serve --model vllm:Qwen/Qwen3-8B --base-url http://gpu-0:8001/v1 --engine-path /srv/adapters \\
         --learner ray://head:10001 --device cuda --dtype bfloat16 --api-key secret
 
@@ -22,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,8 @@ def find_tenants(options: ServeOptions) -> Any:
 
 async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
     def ready(service: Service, url: str) -> None:
-        learns = "answers only" if options.learner == "off" else f"learns by {settings.loss.kind}"
+        by = options.learn or settings.loss.kind
+        learns = "answers only" if options.learner == "off" and not options.learn else f"learns by {by}"
         _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
         # Modules and the model stay for good. Beside their 300,000 objects the collector would let 80,000 of ended requests pile up,
         # and then stop all threads for as long as it takes to look at all of them.
@@ -189,15 +191,22 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     _make_private(options.out)
     if not options.buffer and (options.out / "service.json").exists() and not (options.out / "replay.sqlite").exists():
         LOG.warning("%s is gone: a new buffer begins, without what was said so far", options.out / "replay.sqlite")
-    replay = Replay(options.buffer or options.out / "replay.sqlite", settings.replay)
+    # Where nothing is trained, nothing is held out from training.
+    kept = replace(settings.replay, held_out_share=0.0) if options.learn else settings.replay
+    replay = Replay(options.buffer or options.out / "replay.sqlite", kept)
+    name = options.name or Path(options.model.rpartition(":")[2]).name
     try:
+        if options.learn:
+            from .serve_context import base_of, build_context_service
+
+            _check_base(options, settings, base_of(options.learn))
+            return build_context_service(options, settings, replay, root, name)
         made: list[Service] = []
         parts = ServeParts(options, settings, lambda: made[0])
         engine = parts.open_engine()
         _check_base(options, settings, engine.base)
         _check_buffer(options, replay, engine.base)
         learner = parts.open_learner(engine)
-        name = options.name or Path(options.model.rpartition(":")[2]).name
         retention = _retention(options, parts.opened)
         made.append(Service(engine, learner, replay, root, settings, name, retention))
     except BaseException:

@@ -19,6 +19,8 @@ HEADINGS: Mapping[str, Sequence[str]] = {
     "options": (
         "model",
         "base_url",
+        "learn",
+        "graph",
         "weights",
         "name",
         "host",
@@ -42,9 +44,15 @@ class ServeOptions:
     """Options of the service: its model, its clients, and the folder of what it learns."""
 
     model: str = "guard"
-    """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
+    """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`); with --learn also
+    `openai:MODEL`."""
     base_url: str | None = None
-    """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
+    """The server behind the model, for `vllm:MODEL` and `openai:MODEL`, such as `http://127.0.0.1:8001/v1`."""
+    learn: str = ""
+    """Learn in the model's context in the place of its weights, which may then be somebody else's: `reasoning-bank`, `adamem`, `icrl`,
+    `lessons`."""
+    graph: str = ""
+    """With --learn, a graph of your own: `my_app:make_agent`, a function of (model, middleware) that returns an agent."""
     weights: str | None = None
     """With `vllm:`, the same model for the learner, `local:PATH_OR_NAME`. Default with --learner ray, which alone opens it: `local:MODEL`."""
     name: str | None = None
@@ -106,7 +114,18 @@ class ServeOptions:
             raise UserError(f"serve: --buffer is postgresql://USER@HOST/DATABASE, got {self.buffer!r}; a file lies in --out")
         if not 0 <= self.learner_nice < 20:
             raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
-        if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
+        if self.learn:
+            self._check_context()
+        elif self.model.startswith("openai:"):
+            raise UserError(
+                f"serve: the weights of {self.model} are not ours to train; --learn reasoning-bank learns in its context, and vllm:MODEL "
+                "is a server whose adapters are"
+            )
+        elif self.graph:
+            raise UserError(
+                "serve: --graph is an agent that learns in its context; give --learn reasoning-bank or another method"
+            )
+        elif self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
             raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
         if self.max_connections < 1:
             raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
@@ -116,7 +135,7 @@ class ServeOptions:
             raise UserError(
                 f"serve: --no-auth lets every client in and needs --host 127.0.0.1, not {self.host}; give --api-key KEY"
             )
-        if self.model.startswith("vllm:") != (self.base_url is not None):
+        if not self.learn and self.model.startswith("vllm:") != (self.base_url is not None):
             raise UserError("serve: a vLLM server is named by --model vllm:MODEL and --base-url URL, both or neither")
         if self.learner not in ("process", "inline", "ray", "off") and not self.learner.startswith("ray://"):
             raise UserError(f"serve: --learner is process, inline, ray, ray://HOST:PORT or off, got {self.learner!r}")
@@ -128,3 +147,13 @@ class ServeOptions:
             raise UserError("serve: --learner inline takes turns with replies of this process; with vllm: it is another one")
         if self.engine_path and not self.model.startswith("vllm:"):
             raise UserError("serve: --engine-path is where a vLLM server sees the adapters; it needs --model vllm:MODEL")
+
+    def _check_context(self) -> None:
+        """Raise `UserError` for what does not go with --learn."""
+        if self.model.startswith("vllm:"):
+            raise UserError(f"serve: with --learn a server is named openai:{self.model[5:]}, with the same --base-url")
+        given = {"--weights": self.weights, "--retention-file": self.retention_file, "--engine-path": self.engine_path}
+        if wrong := [flag for flag, value in given.items() if value]:
+            raise UserError(f"serve: {wrong[0]} is for weights that learn; with --learn, leave it out")
+        if self.graph and ":" not in self.graph:
+            raise UserError(f"serve: --graph is MODULE:FUNCTION, such as my_app:make_agent, got {self.graph!r}")

@@ -181,8 +181,9 @@ class Service(Administration):
                     if isinstance(item, Exchange):
                         is_finished = True
                         self._metrics.latency_seconds.observe(time.perf_counter() - began)
-                        self._metrics.prompt_tokens.inc(len(item.reply.prompt_ids))
-                        self._metrics.reply_tokens.inc(len(item.reply.token_ids))
+                        asked, said = item.reply.lengths
+                        self._metrics.prompt_tokens.inc(asked)
+                        self._metrics.reply_tokens.inc(said)
                         if call.store and not self._live.has(served):  # the adapter was deleted meanwhile
                             await asyncio.to_thread(self.replay.delete, call.tenant, call.id)
                     yield item
@@ -206,7 +207,8 @@ class Service(Administration):
                 pieces.put_nowait(item)
 
         state = {each.name: getattr(call, each.name) for each in fields(call)}
-        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {STREAM_CALLBACK: receive}}))
+        whose = {"thread_id": call.id, "tenant": call.tenant, "adapter": call.adapter}  # for an engine that is an agent
+        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {STREAM_CALLBACK: receive, **whose}}))
         run.add_done_callback(lambda done: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

@@ -304,7 +304,7 @@ def pack(exchange: Exchange) -> str:
         raise UserError(f"an exchange's id has 1 to 200 printable characters, got {exchange.id[:60]!r}")
     what, reply = f"exchange {exchange.id!r}", exchange.reply
     tokens, given = len(reply.token_ids), len(reply.logprobs)
-    if not reply.flaw and not tokens:
+    if not reply.flaw and not tokens and not reply.billed:
         raise UserError(f"{what} has no token ids: only what was sampled can be learned from")
     if not reply.flaw and tokens != given:
         raise UserError(f"{what} has {given} log-probabilities for {tokens} token ids: one each, the end of turn included")

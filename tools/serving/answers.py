@@ -19,7 +19,7 @@ def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
     each = max(1, len(replies) // max(1, prompts))
     first = replies[::each]
     thinks = any(reply.thoughts for reply in replies)  # how many of the tokens are thoughts is not known
-    asked, said = sum(len(reply.prompt_ids) for reply in first), sum(len(reply.token_ids) for reply in replies)
+    asked, said = sum(reply.lengths[0] for reply in first), sum(reply.lengths[1] for reply in replies)
     return {
         "prompt_tokens": asked,
         "completion_tokens": said,

@@ -1,10 +1,9 @@
-"""The vLLM engine against a server that mimics vLLM's endpoints and traps (vllm_server.py), and against a real one ($VLLM_URL)."""
+"""The vLLM engine against a server that mimics vLLM's endpoints and traps (vllm_server.py); test_real_vllm.py has a real one."""
 
 import asyncio
 import hashlib
 import json
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -488,23 +487,3 @@ async def test_a_hundred_streams_at_once(engine: VllmEngine, folders: dict[str, 
     found = await asyncio.gather(*(heard(engine, asked(f"to {n}", seed=n), label) for n, label in enumerate(labels)))
     weights = {"": vllm_server.BASE} | {label: contents(folder) for label, folder in folders.items()}
     assert all(made_by(reply, f"to {n}", weights[labels[n]]) for n, (_, reply) in enumerate(found))
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif("VLLM_URL" not in os.environ, reason="NOT TESTED: needs a vLLM server ($VLLM_URL, $VLLM_MODEL)")
-async def test_a_real_server() -> None:
-    """With $VLLM_LORA, the folder of a PEFT adapter of its model, versions, too."""
-    engine = VllmEngine(os.environ["VLLM_MODEL"], os.environ["VLLM_URL"])
-    _, reply = await heard(engine, asked("Say yes.", max_tokens=16, seed=1))
-    assert reply.text
-    assert len(reply.token_ids) == len(reply.logprobs) > 0
-    assert reply.prompt_ids
-    if folder := os.environ.get("VLLM_LORA"):
-        await engine.load(ONE, Path(folder))
-        _, changed = await heard(engine, asked("Say yes.", max_tokens=16, seed=1), ONE)
-        assert changed.version == ONE
-        await engine.unload(ONE)
-        assert engine.loaded_versions() == ()
-    with pytest.raises(WindowError):
-        await heard(engine, asked("word " * (engine.window + 1)))
-    await engine.close()

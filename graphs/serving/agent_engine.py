@@ -1,0 +1,185 @@
+"""An agent of LangGraph as an `Engine`: somebody else's model answers, and a learning middleware puts what was learned into its context.
+
+The agent runs within the serving graph, under the id of the response as its thread and with the tenant and the adapter as its scope
+(`Service` puts them into the run's config): so feedback on a response finds the conversation, in that tenant's memory only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, SystemMessage, convert_to_messages
+from langgraph.config import get_config
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.errors import Unavailable, UserError
+from ...memory.records import ChatRequest, Piece, Reply
+
+__all__ = ["AgentEngine"]
+
+LOG = logging.getLogger("learngraph.service")
+REQUEST = "chat_request"
+"""Key of a run's `configurable`: what the client asked for."""
+CHAT_FEATURES = frozenset({"tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty"})
+DEFAULT_WINDOW = 2**31
+"""Window of a model that does not tell: its provider refuses what is too long."""
+REFUSALS = (400, 413, 422)
+"""A provider's statuses that put the fault into the request."""
+
+
+class ClientRequest(AgentMiddleware[Any, Any, Any]):
+    """Makes a model call the client's: with his system message in the agent's, his tools and his sampling."""
+
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
+        """Ask the model as the client wants it asked."""
+        asked: ChatRequest = get_config()["configurable"][REQUEST]
+        own = [request.system_message] if request.system_message else []
+        given = [message for message in request.messages if isinstance(message, SystemMessage)]
+        rest = [message for message in request.messages if not isinstance(message, SystemMessage)]
+        system = "\n\n".join(message.text for message in [*own, *given] if message.text)
+        changed: dict[str, Any] = {"messages": rest, "model_settings": {**request.model_settings, **_options(asked)}}
+        if system:
+            changed["system_message"] = SystemMessage(system)
+        if asked.tools:
+            changed |= {"tools": [*request.tools, *asked.tools], "tool_choice": asked.tool_choice or request.tool_choice}
+        return await handler(request.override(**changed))
+
+
+def _options(asked: ChatRequest) -> dict[str, Any]:
+    """What a client asked for beyond messages and tools; a value that changes nothing is left to the provider."""
+    sampling = asked.sampling
+    options: dict[str, Any] = {"max_tokens": sampling.max_tokens}
+    options |= {name: value for name in ("temperature", "top_p") if (value := getattr(sampling, name)) != 1}
+    options |= {"seed": sampling.seed} if sampling.seed is not None else {}
+    options |= {"stop": list(sampling.stop)} if sampling.stop else {}
+    options |= {"response_format": asked.response_format} if asked.response_format is not None else {}
+    return options | {name: value for name, value in asked.more.items() if value is not None}
+
+
+@dataclass
+class AgentEngine:
+    """An agent as an `Engine` (nodes/learn/chat_turn.py). It holds no versions: what was learned is the learner's.
+
+    Args:
+        model: the chat model.
+        learner: the learning middleware, of the scope `("tenant", "adapter")`.
+        base: a name for what the exchanges belong to.
+        make_agent: (model, middleware) -> the agent, a compiled graph; None: the model alone, with the client's tools.
+
+    Raises:
+        UserError: `make_agent` returns something else.
+    """
+
+    model: BaseChatModel
+    learner: AgentMiddleware[Any, Any, Any]
+    base: str
+    make_agent: Callable[[BaseChatModel, Sequence[AgentMiddleware[Any, Any, Any]]], Any] | None = field(
+        default=None, repr=False
+    )
+    features: frozenset[str] = field(init=False)
+    window: int = field(init=False)
+    running: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        middleware = [ClientRequest(), self.learner]
+        if self.make_agent is None:
+            self._agent: Any = create_agent(self.model, middleware=middleware)
+        else:
+            self._agent = self.make_agent(self.model, middleware)
+        if not isinstance(self._agent, CompiledStateGraph):
+            raise UserError(
+                f"serve: --graph names a function of (model, middleware) that returns a compiled graph, such as that of "
+                f"create_agent(model, tools, middleware=middleware); it returned a {type(self._agent).__name__}"
+            )
+        # An agent calls its own tools within its own graph; a client's calls would have nobody to answer them there.
+        self.features = CHAT_FEATURES if self.make_agent is None else CHAT_FEATURES - {"tools", "tool_choice"}
+        self.window = int((getattr(self.model, "profile", None) or {}).get("max_input_tokens") or DEFAULT_WINDOW)
+
+    async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
+        """Pieces of the reply as the provider sends them, and then the whole reply.
+
+        Raises:
+            UserError: the provider refuses the request, or it asks for log-probabilities.
+            Unavailable: the provider, or the graph, fails.
+        """
+        if request.top_logprobs is not None:
+            raise UserError("logprobs: the model behind this service is another's, whose log-probabilities are not passed on")
+        given = convert_to_messages(list(request.messages))
+        said, messages = "", list[Any]()
+        self.running += 1
+        try:
+            run = self._agent.astream(
+                {"messages": given}, {"configurable": {REQUEST: request}}, stream_mode=["messages", "values"]
+            )
+            async for kind, part in run:
+                if kind == "values":
+                    messages = part["messages"]
+                elif isinstance(part[0], AIMessage) and part[0].text:
+                    said += part[0].text
+                    yield Piece(part[0].text)
+        except Exception as error:
+            raise _failure(error) from error
+        finally:
+            self.running -= 1
+        yield _reply([message for message in messages[len(given) :] if isinstance(message, AIMessage)], said)
+
+    async def load(self, version: str, folder: Path) -> None:
+        """Refuse a version: there are none."""
+        raise UserError("this service learns in the context of its model's prompts: it has no versions to load")
+
+    async def unload(self, version: str) -> None:
+        """Do nothing: there are no versions."""
+
+    def loaded_versions(self) -> tuple[str, ...]:
+        """No labels."""
+        return ()
+
+    async def vitals(self) -> dict[str, float]:
+        """The number of replies under way; the provider is not asked, which would cost money."""
+        return {"running": float(self.running)}
+
+    async def close(self) -> None:
+        """Close the learner and its store."""
+        self.learner.close()  # type: ignore[attr-defined]
+
+
+def _reply(made: Sequence[AIMessage], streamed: str) -> Reply:
+    """The reply of an agent's messages; all text that it said, as it was streamed, or else the last message's."""
+    if not made:
+        raise Unavailable("the graph ended without a message of its model", "the agent has made no reply; try again")
+    last = made[-1]
+    usages = [message.usage_metadata for message in made if message.usage_metadata]
+    billed = sum(one["input_tokens"] for one in usages), sum(one["output_tokens"] for one in usages)
+    finish = "tool_calls" if last.tool_calls else str(last.response_metadata.get("finish_reason") or "stop")
+    calls = tuple(
+        {"id": one["id"], "type": "function", "function": {"name": one["name"], "arguments": json.dumps(one["args"])}}
+        for one in last.tool_calls
+    )
+    return Reply(streamed or last.text, (), (), (), finish=finish, tool_calls=calls, billed=billed)
+
+
+def _failure(error: Exception) -> UserError:
+    """What a client is told of a provider's or a graph's error: whose fault it is, and no address or key."""
+    if isinstance(error, Unavailable):
+        return error
+    cause: Any = error.__cause__ if isinstance(error, UserError) and error.__cause__ is not None else error
+    status = getattr(cause, "status_code", getattr(cause, "status", None))
+    if status in REFUSALS:
+        refused = UserError(str(error))
+        reason = str(getattr(cause, "reason", "") or getattr(cause, "message", "") or cause)
+        refused.public_message = f"the model's provider refuses this request: {' '.join(reason.split())[:300]}"
+        return refused
+    if not isinstance(error, UserError) and not isinstance(status, int):
+        LOG.exception("the graph failed")
+        return Unavailable(f"{type(error).__name__}: {error}", "the agent behind this service failed; try again later")
+    why = {401: "refuses this service's key", 403: "refuses this service's key", 404: "does not know the model", 429: "is busy"}
+    told = why.get(status or 0, "does not answer")
+    return Unavailable(f"{type(error).__name__}: {error}", f"the model's provider {told}; try again later")

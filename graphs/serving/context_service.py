@@ -1,0 +1,120 @@
+"""A service in front of somebody else's model: what its users say stands in the context of later replies, in the place of weights.
+
+    learngraph serve --model openai:NAME --learn reasoning-bank --keys keys.yaml
+
+Chats, their ids and all feedback lie in the replay buffer, as with a model whose weights learn (service.py). Feedback goes on to a
+learning middleware (graphs/agents), whose scope is the tenant with his adapter. It is acknowledged when both have it on disk; a client
+whose feedback was not, because the service was killed, sends it again, and it counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from ...memory.claas.replay import Replay
+from ...memory.errors import UserError
+from ...memory.records import Feedback, FeedbackReceipt
+from ..agents.critic import CriticMiddleware
+from ..agents.learner import LearningMiddleware
+from ..claas import CLaaS
+from .agent_engine import AgentEngine
+from .service import Service
+
+__all__ = ["LEARNERS", "ContextService"]
+
+LEARNERS = {
+    "adamem": "AdaMEMMiddleware",
+    "icrl": "ICRLMiddleware",
+    "lessons": "TrainingFreeGRPOMiddleware",
+    "reasoning-bank": "ReasoningBankMiddleware",
+}
+"""Value of --learn -> the class in graphs/agents."""
+SCOPE = ("tenant", "adapter")
+
+
+def make_learner(method: str, store: Path, model: BaseChatModel) -> LearningMiddleware[Any]:
+    """The learning middleware of a name, with its memory in a folder; `model` is the critic, where there is one."""
+    module = "training_free_grpo" if method == "lessons" else method.replace("-", "_")
+    kind = getattr(import_module(f"..agents.{module}", __package__), LEARNERS[method])
+    more: dict[str, Any] = {"critic": model} if issubclass(kind, CriticMiddleware) else {}
+    made: LearningMiddleware[Any] = kind(store=store, scope=SCOPE, name="serve", **more)
+    return made
+
+
+class ContextService(Service):
+    """A service whose learner is a middleware.
+
+    Args:
+        engine: the agent with the learner.
+        replay: the buffer of all tenants.
+        root: a folder for the names of adapters.
+        model: the model's public name.
+    """
+
+    def __init__(self, engine: AgentEngine, replay: Replay, root: Path, model: str) -> None:
+        super().__init__(engine, None, replay, root, CLaaS(), model)
+        self._learner: Any = engine.learner
+
+    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
+        """Store feedback on a reply, and rate the conversation with it in the learner's memory of the tenant.
+
+        Raises:
+            UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.add_feedback`.
+        """
+        receipt = await super().feedback(tenant, response_id, feedback, key)
+        row = await asyncio.to_thread(self.replay.get, tenant, response_id)
+        if row is not None and (kept := row.exchange.feedback) is not None:  # of a repeated key, what was said first
+            words = [kept.text, f"The reply should have been: {kept.correction}" if kept.correction else ""]
+            await self._learner.afeedback(
+                response_id,
+                reward=kept.reward,
+                text="\n".join(filter(None, words)) or None,
+                source=kept.source,
+                tenant=tenant,
+                adapter=row.exchange.adapter,
+            )
+        return receipt
+
+    async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """An exchange with `explain`: what was recalled for it, what it was told, and how it was rated, a line each."""
+        row = await super().experience(tenant, id)
+        return None if row is None else row | {"explain": await self._explain(tenant, row["adapter"], id)}
+
+    async def _explain(self, tenant: str, adapter: str, id: str) -> list[str]:
+        told: str = await self._learner.aexplain(id, tenant=tenant, adapter=adapter)
+        return told.splitlines() or ["nothing is recorded of this reply"]
+
+    async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
+        """Delete exchanges, or all of a tenant's (None), with the conversations and the lessons that were drawn from them."""
+        for adapter in self._live.names(tenant):
+            await self._learner.aforget(ids, tenant=tenant, adapter=adapter)
+        return await super().forget(tenant, ids, withdraw)
+
+    async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
+        """Delete an adapter with all that it learned."""
+        found = await super().remove(tenant, adapter, version)
+        await self._learner.aforget(None, tenant=tenant, adapter=adapter)
+        return found
+
+    async def freeze(self, tenant: str, adapter: str, is_frozen: bool) -> dict[str, Any]:
+        """Refuse: each reply is rated by itself, and what is said of it is learned at once."""
+        raise UserError("freeze: this service learns in context, and each feedback counts at once; serve another --out instead")
+
+    async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
+        """Refuse: there are no gradient steps."""
+        raise UserError("train: this service takes no gradient steps; what is said counts by itself")
+
+    async def status(self, tenant: str | None = None) -> dict[str, Any]:
+        """The state of the service, with the learner's of each of the tenant's adapters under `learned`, in words."""
+        found = await super().status(tenant)
+        found["learner"] = {"state": "idle", "error": "", "method": self._learner.method}
+        for row in found.get("scopes", ()):
+            about = await self._learner.astatus(tenant=tenant, adapter=row["adapter"])
+            row["learned"] = str(about).splitlines()
+        return found
