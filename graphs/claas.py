@@ -240,7 +240,9 @@ def read_hindsight(model: str, teacher: TeacherSettings, prompts: Path | None = 
     return template
 
 
-def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, **compile: Any) -> Graph:
+def build_serving(
+    engine: Engine, replay: Replay, route: Route = route_to_base, must_store: bool = True, **compile: Any
+) -> Graph:
     """The graph of one chat turn: from `ChatInput` (id, request; tenant, adapter, family if wanted) to `ServedChat`.
 
     The custom stream (`stream_mode="custom"`) has the pieces of the reply, and then the exchange. With a checkpointer the turn waits
@@ -250,12 +252,13 @@ def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, 
         engine: the model that answers.
         replay: the buffer that keeps the exchanges.
         route: names the version that answers; default: the base model.
+        must_store: a chat fails if the buffer cannot store its exchange; else it is answered, and takes no feedback.
         compile: options of `StateGraph.compile`. A checkpointer of your own needs
             `serde=memory.storage.checkpoints.serializer()`, which knows the records in the state.
     """
     nodes: dict[str, Node] = {
         "respond": Respond(engine, route),
-        "record": RecordExchange(replay, engine.base),
+        "record": RecordExchange(replay, engine.base, must_store=must_store),
         "await_feedback": AwaitFeedback(),
         "keep": KeepFeedback(replay),
     }

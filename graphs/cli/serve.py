@@ -61,7 +61,8 @@ def serve(args: Sequence[str]) -> int:
     tenants = find_tenants(options)
     from ...tools.serving.chat_server import check_address
 
-    check_address(options.host, options.port)
+    for port in filter(None, (options.port, options.livez_port)):
+        check_address(options.host, port)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
@@ -161,6 +162,7 @@ async def run_server(options: ServeOptions, settings: CLaaS, tenants: Any, on_re
             *(application, options.host, options.port),
             on_ready=lambda url: on_ready(service, url),
             max_connections=options.max_connections,
+            livez_port=options.livez_port,
         )
 
 
@@ -208,7 +210,7 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
         _check_buffer(options, replay, engine.base)
         learner = parts.open_learner(engine)
         retention = _retention(options, parts.opened)
-        made.append(Service(engine, learner, replay, root, settings, name, retention))
+        made.append(Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded))
     except BaseException:
         replay.close()
         raise

@@ -32,9 +32,18 @@ HEADINGS: Mapping[str, Sequence[str]] = {
         "learner",
         "device",
     ),
-    "clients": ("no_auth", "log_requests", "open_metrics", "max_body_bytes", "max_connections"),
+    "clients": ("no_auth", "log_requests", "open_metrics", "livez_port", "max_body_bytes", "max_connections"),
     "replies": ("thinking", "max_streams", "reply_gib", "dtype", "threads"),
-    "learning": ("buffer", "retention_file", "prompts", "seed", "engine_path", "learner_threads", "learner_nice"),
+    "learning": (
+        "buffer",
+        "answer_unrecorded",
+        "retention_file",
+        "prompts",
+        "seed",
+        "engine_path",
+        "learner_threads",
+        "learner_nice",
+    ),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
 
@@ -65,6 +74,8 @@ class ServeOptions:
     """The output: a folder for the replay buffer and all versions."""
     buffer: str = ""
     """The replay buffer: `postgresql://USER@HOST/DATABASE`, where several services share it. Default: a SQLite file in --out."""
+    answer_unrecorded: bool = False
+    """Answer also while nothing can be stored (a full disk). Such replies take no feedback, and the log names them."""
     api_key: Annotated[tuple[str, ...], UseAppendAction] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
@@ -78,6 +89,8 @@ class ServeOptions:
     """Accept any key; only on 127.0.0.1."""
     open_metrics: bool = False
     """/metrics needs no key."""
+    livez_port: int | None = None
+    """A port on which a thread of its own says that the server is alive, however busy it is; 503 once it has hung for 30 s."""
     learner: str = "process"
     """The learner's place: `process`, another process at low priority; `inline`, this one, in turns with the replies; `ray` or
     `ray://HOST:PORT`, an actor on a Ray cluster, with a GPU if --device is not `cpu`; `off`."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ __all__ = ["Administration"]
 RECORD_STATES = ("pending", "ready", "held", "leased", "consumed", "rejected")
 READY_SECONDS = 5.0
 """Seconds in which the engine must answer to count as ready: it does so between two passes."""
+VITALS_SECONDS = 1.0
+"""Seconds for which an engine's sign of life is passed on: whoever has no key asks for it, too."""
 SURVEY_SHARE = 0.05
 """Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
@@ -75,6 +78,8 @@ class Administration:
         self._survey_lock, self._surveyed_until = threading.Lock(), float("-inf")
         self._survey: dict[str, list[Obstacle]] = {}
         self._tokens_seen = (0.0, time.monotonic())
+        self._vitals: asyncio.Task[dict[str, float]] | None = None
+        self._vitals_until = float("-inf")
 
     def _require_open(self) -> None:
         if self._state != "open":
@@ -137,7 +142,10 @@ class Administration:
         """Withdraw a tainted live version, or else the tainted canary alone; returns the label. The caller holds `switch_lock`."""
         why, live, canary = "it learned from exchanges that were deleted", served.live, served.canary
         if live in tainted:
-            await self._live.switch_back(served, None, why)
+            # What else the withdrawn versions learned from teaches again: the next steps learn it without what was deleted.
+            back = await asyncio.to_thread(served.versions.rollback_target, live)
+            await asyncio.to_thread(partial(self.replay.set_head, *served.scope, back, give_back=True))
+            await self._live.switch_back(served, back, why)
             return live
         await asyncio.to_thread(self._live.drop_canary, served, why)
         self._live.on_live_change(*served.scope)
@@ -374,12 +382,18 @@ class Administration:
         }
 
     async def ready(self) -> dict[str, float]:
-        """A sign of life from the engine itself, see `Engine.vitals`.
+        """A sign of life from the engine itself, see `Engine.vitals`; asked at most once in `VITALS_SECONDS`, however many want it.
 
         Raises:
             Unavailable: the service is not open, or the engine does not answer.
         """
         self._require_open()
+        now = time.monotonic()
+        if self._vitals is None or (self._vitals.done() and now >= self._vitals_until):
+            self._vitals, self._vitals_until = asyncio.create_task(self._ask_engine()), now + VITALS_SECONDS
+        return await asyncio.shield(self._vitals)
+
+    async def _ask_engine(self) -> dict[str, float]:
         try:
             async with asyncio.timeout(READY_SECONDS):
                 return await self.engine.vitals()

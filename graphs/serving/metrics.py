@@ -18,6 +18,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 COUNTERS = {
     "requests": "Chats that were begun.",
     "unfinished": "Chats that failed, or whose client went away.",
+    "unrecorded": "Chats that were answered without a record, since none could be stored.",
     "prompt_tokens": "Tokens of the prompts of finished chats.",
     "reply_tokens": "Tokens of the replies of finished chats.",
     "feedbacks": "Feedbacks, each counted once.",

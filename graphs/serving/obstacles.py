@@ -18,6 +18,7 @@ __all__ = ["Obstacle"]
 KINDS = {
     "failure": "the service's log says more; it tries again by itself, and nothing is lost",
     "frozen": "POST /v1/adapters/NAME/thaw",
+    "erased": "DELETE /v1/experiences with withdraw=true, or POST /v1/adapters/NAME/rollback",
     "too few": "more feedback",
     "ahead": "feedback on new replies",
     "nothing to learn": "words, or rewards that differ: feedback on good replies and on bad ones",
@@ -61,6 +62,8 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
     """
     if pause:
         yield Obstacle("failure", pause, KINDS["failure"])
+    if (live := versions.current) and versions.version(live).tainted:
+        yield Obstacle("erased", f"{live} answers, which learned from exchanges that were deleted since", KINDS["erased"])
     scope = versions.tenant, versions.adapter
     counts, ahead = replay.counts(*scope), steps_ahead(replay, *scope, settings.max_lead_steps)
     ready = counts.get("ready", 0) + counts.get("leased", 0)

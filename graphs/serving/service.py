@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -23,7 +24,7 @@ from typing import Any
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
-from ...memory.errors import UserError
+from ...memory.errors import UnknownExchange, UserError
 from ...memory.records import ChatCall, Exchange, Feedback, FeedbackReceipt, Piece
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gradient_step import AdapterLearner
@@ -39,6 +40,8 @@ __all__ = ["Service"]
 LOG = logging.getLogger("learngraph.service")
 CLOSE_TIMEOUT = 1.0
 """Seconds that the engine may take to end when the service closes."""
+MAX_UNRECORDED = 10_000
+"""Newest replies without a record of which the service knows why they take no feedback."""
 FEEDBACK_THREADS = 4
 """Threads for feedback. Those that write at the same time share one wait for the disk (memory/claas/replay_file.py)."""
 
@@ -54,6 +57,7 @@ class Service(Administration):
         settings: CLaaS's settings.
         model: the model's public name.
         retention: chats whose replies must stay likely, for the gate.
+        must_store: a chat whose exchange cannot be stored is not answered.
 
     `async with service:` starts the learner, and at the end closes everything, the engine and the buffer too.
     """
@@ -67,6 +71,7 @@ class Service(Administration):
         settings: CLaaS | None = None,
         model: str = "claas",
         retention: Sequence[Exchange] = (),
+        must_store: bool = True,
     ) -> None:
         if learner is not None and learner.base != engine.base:
             raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
@@ -82,7 +87,8 @@ class Service(Administration):
             learning = LearningTask(graph, replay, metrics, live)
         super().__init__(model, engine, replay, live, learning, metrics, settings)
         self._watch = FeedbackWatch(live, replay, settings.rollout, metrics, self._wake_learning)
-        self._serving = build_serving(engine, replay, live.route, interrupt_after=["record"])
+        self._serving = build_serving(engine, replay, live.route, must_store, interrupt_after=["record"])
+        self._unrecorded: deque[str] = deque(maxlen=MAX_UNRECORDED)
         self._keep = KeepFeedback(replay)
         # A pool of its own, so that feedback does not queue behind chats that are being stored.
         self._feedback_threads = ThreadPoolExecutor(FEEDBACK_THREADS, "feedback")
@@ -213,7 +219,9 @@ class Service(Administration):
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
-            await run
+            if (await run)["state"] == "not kept" and call.store:
+                self._unrecorded.append(f"{call.tenant}/{call.id}")
+                self._metrics.unrecorded.inc()
             yield exchanges[0]
         finally:
             run.cancel()
@@ -244,6 +252,10 @@ class Service(Administration):
     def _store_feedback(self, tenant: str, id: str, feedback: Feedback, key: str) -> tuple[FeedbackReceipt, Exchange]:
         """All in one thread, so that the event loop, which passes on the tokens of all streams, has no part in it."""
         row = self.replay.get(tenant, id)
+        if row is None and f"{tenant}/{id}" in self._unrecorded:
+            raise UnknownExchange(
+                f"{id!r} was answered without a record, since the service could not store one (a full disk, perhaps): it takes no feedback"
+            )
         if row is None:
             self.replay.add_feedback(tenant, id, feedback, key)  # raises, in its own words
             raise AssertionError("unreachable")

@@ -7,6 +7,7 @@ adapter: tools/local/engine.py and tools/serving/vllm_engine.py have one each.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
-from ...memory.errors import UserError
+from ...memory.errors import ReplayError, UserError
 from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply
 from ..state import AdapterScope, AnswerChannels, ChatInput, ExchangeStateChannel, FeedbackChannels, ReceiptChannels
 
@@ -41,6 +42,7 @@ __all__ = [
     "scope",
 ]
 
+LOG = logging.getLogger("learngraph.service")
 DEFAULT_SCOPE = "default"
 """Name of the tenant and of the adapter where none is given."""
 STREAM_CALLBACK = "tell"
@@ -195,12 +197,20 @@ class RecordExchange:
     base: str
     """Fingerprint of the engine's base model."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
+    must_store: bool = True
+    """False: a chat whose exchange the buffer cannot store (a full disk) is answered all the same, and takes no feedback."""
 
     def __call__(self, state: AnsweredChat) -> ExchangeStateChannel:
         exchange = replace(make_exchange(state, self.base), created=self.clock())
         is_stored = state.get("store", True)
         if is_stored:
-            self.replay.append(exchange)
+            try:
+                self.replay.append(exchange)
+            except ReplayError as error:
+                if self.must_store:
+                    raise
+                LOG.error("%s was answered without a record: %s", exchange.id, error)
+                is_stored = False
         _writer()(exchange)
         return {"state": "pending" if is_stored else "not kept"}
 

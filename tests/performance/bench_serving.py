@@ -3,8 +3,9 @@
     python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--learner process] [--model pocket]
 
 Starts two servers in processes of their own, one that learns and one without a learner, and asks them as clients do, over HTTP. Both get
-the same traffic in turns, --rounds times, 4 streams at once and then --streams, and every reply gets feedback. A request that has not
-ended within 60 s has hung, which counts as failed. Nothing is asserted.
+the same traffic in turns, --rounds times, 4 streams at once and then --streams, and every reply gets feedback. Meanwhile /livez is
+asked five times a second, at the server's port and at --livez-port. At last one user at a time waits for the version that learned from
+what he said. A request that has not ended within 60 s has hung, which counts as failed. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,8 @@ from rows import make_parser, ratios, report
 
 HANG = 60.0
 """Seconds after which a request has hung."""
+LIVEZ: dict[str, str] = {}
+"""URL of a server -> URL of its thread for signs of life."""
 PLACES = ["kitchen", "pantry", "garden", "cellar", "hall", "attic", "shed", "library", "corridor", "bedroom"]
 
 
@@ -44,8 +48,15 @@ class Seen:
     failed: list[str] = field(default_factory=list)
     hung: int = 0
     versions: set[str] = field(default_factory=set)
+    alive: dict[str, list[float]] = field(default_factory=lambda: {"its port": [], "--livez-port": []})
     seconds: float = 0.0
     steps: int = 0
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 @contextmanager
@@ -54,7 +65,10 @@ def server(
 ) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
     """URL, key and process of a server that ends with the block."""
     command = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; main()", "serve", "--model", model]
-    flags = ["--port", "0", "--api-key", "bench", "--out", str(folder), "--learner", learner, *more]
+    keys = folder.parent / "keys.yaml"
+    keys.write_text("bench: {keys: [bench-key-0123456789], streams: 2000}\n")
+    flags = ["--port", "0", "--keys", str(keys), "--out", str(folder), "--learner", learner]
+    flags += ["--livez-port", str(free_port()), *more]
     path = folder.parent / "serve.log"
     with path.open("w") as log:
         process = subprocess.Popen(
@@ -66,7 +80,8 @@ def server(
             if time.monotonic() > deadline or process.poll() is not None:
                 raise SystemExit(f"the server did not start:\n{path.read_text()[-2000:]}")
             time.sleep(0.2)
-        yield url[0], "bench", process
+        LIVEZ[url[0]] = f"http://127.0.0.1:{flags[flags.index('--livez-port') + 1]}"
+        yield url[0], "bench-key-0123456789", process
     finally:
         process.terminate()
         try:
@@ -135,6 +150,38 @@ async def steps(client: aiohttp.ClientSession) -> int:
     return sum(int(scope.get("step", 0)) for scope in scopes)
 
 
+async def look_alive(url: str, seen: Seen) -> None:
+    """Ask for signs of life, on a new connection each time, as an orchestrator does."""
+    while True:
+        for name, place in (("its port", f"{url}/livez"), ("--livez-port", LIVEZ[url])):
+            began = time.perf_counter()
+            async with aiohttp.ClientSession() as client, client.get(place) as answer:
+                await answer.read()
+            seen.alive[name].append(time.perf_counter() - began)
+        await asyncio.sleep(0.2)
+
+
+async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> list[float]:
+    """Seconds from feedback to the first reply of a newer version, for one user who waits each time; the first ones are left out."""
+    found, draw = [], random.Random(0)
+    async with aiohttp.ClientSession(url, headers={"authorization": f"Bearer {key}"}) as client:
+
+        async def chat() -> tuple[str, str]:
+            async with client.post("/v1/chat/completions", json=asked(draw, 4) | {"model": model}) as answer:
+                return answer.headers["x-experience-id"], answer.headers["x-policy-version"]
+
+        for number in range(times + 12):
+            id, version = await chat()
+            told = {"response_id": id, "reward": -1, "text": "broke end : end with raft ."}
+            began = time.perf_counter()
+            async with client.post("/v1/feedback", json=told):
+                pass
+            while number >= 12 and time.perf_counter() - began < 20 and (await chat())[1] == version:
+                await asyncio.sleep(0.01)
+            found.append(time.perf_counter() - began)
+    return found[12:]
+
+
 async def round_of(url: str, key: str, model: str, streams: int, seconds: float, tokens: int, feedback: bool) -> Seen:
     """So many clients, each asking again as soon as it is answered, for so long."""
     seen, draw = Seen(), random.Random(streams)
@@ -148,7 +195,9 @@ async def round_of(url: str, key: str, model: str, streams: int, seconds: float,
             while time.monotonic() - began < seconds:
                 await one(client, model, draw, tokens, feedback, seen)
 
+        looks = asyncio.create_task(look_alive(url, seen))
         await asyncio.gather(*(again(random.Random(draw.random())) for _ in range(streams)))
+        looks.cancel()
         seen.seconds = time.monotonic() - began
         seen.steps = await steps(client) - before
     return seen
@@ -199,6 +248,9 @@ def report_all(found: dict[str, list[Seen]], calm: int, load: int) -> None:
         for part, name in ((0.5, "median"), (0.99, "99th percentile")):
             times = [share(seen.told, part) for seen in training]
             report(f"feedback, {streams} streams, while learning, {name}", times, "ms", at_most=50)
+        for place in ("its port", "--livez-port"):
+            slowest = [1000 * max(seen.alive[place]) for seen in (*idle, *training) if seen.alive[place]]
+            report(f"slowest answer of /livez at {place}, {streams} streams", slowest, "ms", at_most=100)
     changed = [seen for of in found.values() for seen in of if len(seen.versions) > 1]
     failed = sum(len(s.failed) + s.hung for s in changed)
     replies = f"of {sum(len(seen.whole) for seen in changed)}"
@@ -226,7 +278,10 @@ def main() -> None:
         server(options.model, options.learner, Path(second) / "out", more) as (training, _, _),
     ):
         found = asyncio.run(rounds({"idle": idle, "training": training}, key, options))
+        waits = asyncio.run(wait_for_newer_version(training, key, options.model, 5 if options.quick else 20))
     report_all(found, options.calm, options.streams)
+    note = f"slowest {max(waits):.1f} s"
+    report("from feedback to a reply of a newer version, one user, median", [share(waits, 0.5)], "ms", at_most=500, note=note)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,13 @@ async def serving(
     limits: ReplaySettings | None = None,
     learns: bool = True,
     buffer: str = "",
+    must_store: bool = True,
     **learner: Any,
 ) -> AsyncIterator[Service]:
     chosen = chosen or OPEN_GATE
     replay = Replay(buffer or folder / "replay.sqlite", limits or chosen.replay)
     trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
-    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
+    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn", must_store=must_store)
     async with service:
         yield service
 

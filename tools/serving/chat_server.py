@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -46,6 +46,7 @@ from ...memory.errors import UserError
 from .backend import ChatBackend
 from .connections import available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
+from .liveness import liveness_thread
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .page_files import page_response
@@ -363,6 +364,7 @@ async def serve(
     grace: float = 10.0,
     max_connections: int = 1000,
     header_seconds: float = HEADER_SECONDS,
+    livez_port: int | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation.
 
@@ -372,11 +374,13 @@ async def serve(
         grace: seconds that replies under way have to end.
         max_connections: connections at once, or as many as the process may open; those without a request make room for others.
         header_seconds: longest time for a request's headers.
+        livez_port: a thread answers there, too, that the server is alive (liveness.py); None: on no other port.
 
     Raises:
         UserError: the server cannot listen on this address.
     """
     listening = _listen(host, port)
+    probes = nullcontext() if livez_port is None else liveness_thread(_listen(host, livez_port))
     settings = uvicorn.Config(
         application,
         log_level="warning",
@@ -396,7 +400,8 @@ async def serve(
         server.on_started = lambda: on_ready(url)
     serving = asyncio.create_task(server.serve([listening]))
     try:
-        await asyncio.shield(serving)
+        with probes:
+            await asyncio.shield(serving)
     except asyncio.CancelledError:
         server.should_exit = True
         await serving

@@ -29,6 +29,7 @@ from learngraph.memory.claas.settings import TeacherSettings
 from learngraph.memory.errors import (
     AdapterConflict,
     AdapterError,
+    ReplayError,
     Unavailable,
     UnknownAdapter,
     UnknownExchange,
@@ -504,6 +505,57 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         everything = await service.forget("acme", None)
         assert everything["deleted"] == 17
         assert await service.experiences(ExchangeQuery("acme")) == []
+
+
+async def test_what_else_a_withdrawn_version_learned_from_teaches_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        found = await teach(service, 10)
+        used = next(e.id for e in found if service.replay.uses("acme", e.id))
+        told = await service.forget("acme", [used])
+        live = service.versions("acme").current
+        assert live in told["tainted"]
+        assert "erased" in [each["kind"] for each in await service._held_up("acme", "default")], "until then it says so"
+        other = next(e.id for e in found if e.id != used and service.replay.uses("acme", e.id))
+        assert (await service.forget("acme", [other], withdraw=True))["withdrawn"] == [live]
+        assert [row["times"] for row in await service.experiences(ExchangeQuery("acme"))] == [0] * 8
+        await teach(service, 1, start=30)
+        again = service.versions("acme")
+        assert again.current
+        assert not again.version(again.current).tainted
+        assert used not in str(await service.experiences(ExchangeQuery("acme", learned_by=again.current)))
+        assert "erased" not in [each["kind"] for each in await service._held_up("acme", "default")]
+
+
+@pytest.mark.parametrize("must_store", [True, False])
+async def test_a_full_disk_ends_no_chat_where_the_operator_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, must_store: bool
+) -> None:
+    async with serving(tmp_path, must_store=must_store) as service:
+        monkeypatch.setattr(service.replay, "append", lambda exchange: (_ for _ in ()).throw(ReplayError("the disk is full")))
+        if must_store:
+            with pytest.raises(ReplayError, match="the disk is full"):
+                await urn.say(service, "say it", "one")
+            return
+        assert (await urn.say(service, "say it", "one")).reply.text
+        assert service._metrics.unrecorded._value.get() == 1
+        with pytest.raises(UnknownExchange, match="'one' was answered without a record"):
+            await service.feedback("acme", "one", Feedback(1.0))
+        with pytest.raises(UnknownExchange, match="no exchange 'one'"):  # nothing of it is told to others
+            await service.feedback("rival", "one", Feedback(1.0))
+
+
+async def test_the_engine_is_asked_for_a_sign_of_life_once_however_many_want_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        asked = []
+
+        async def vitals() -> dict[str, float]:
+            asked.append(1)
+            await asyncio.sleep(0)
+            return {"waiting": 0.0}
+
+        service.engine.vitals = vitals
+        assert await asyncio.gather(*(service.ready() for _ in range(9))) == [{"waiting": 0.0}] * 9
+        assert len(asked) == 1
 
 
 async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path: Path) -> None:
