@@ -311,7 +311,7 @@ class ScopedLearner(Generic[Index]):
             one = replace(one, transitions=done, score=reward or 0.0, domain=DOMAIN, task=task)
             if (found := self.screen.suspicion(*others_texts(one))) is not None:
                 self.keep_out(labels, one.run or one.id.rpartition("/")[0], f"what was imported {found.reason}", found.digest)
-            return self.screen.redact(one)
+            return self.screen.redact_trajectory(one)
 
         return self._memory(labels).conversations.import_trajectories(path, adopt)
 

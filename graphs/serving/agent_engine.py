@@ -54,7 +54,7 @@ class ClientRequest(AgentMiddleware[Any, Any, Any]):
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:
-    """What a client asked for beyond messages and tools; a value that changes nothing is left to the provider."""
+    """Options of the model that a client asked for, beside messages and tools; a value that changes nothing is left to the provider."""
     sampling = asked.sampling
     options: dict[str, Any] = {"max_tokens": sampling.max_tokens}
     options |= {name: value for name in ("temperature", "top_p") if (value := getattr(sampling, name)) != 1}
@@ -167,7 +167,7 @@ def _reply(made: Sequence[AIMessage], streamed: str) -> Reply:
 
 
 def _failure(error: Exception) -> UserError:
-    """What a client is told of a provider's or a graph's error: whose fault it is, and no address or key."""
+    """The error that a client gets for a provider's or a graph's error: whose fault it is, and no address or key."""
     if isinstance(error, Unavailable):
         return error
     cause: Any = error.__cause__ if isinstance(error, UserError) and error.__cause__ is not None else error

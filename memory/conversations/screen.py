@@ -80,7 +80,7 @@ class Screen:
         """A text with its secrets blackened."""
         return _redacted(text, self.pii) if self.redacts else text
 
-    def redact(self, trajectory: Trajectory) -> Trajectory:
+    def redact_trajectory(self, trajectory: Trajectory) -> Trajectory:
         """A trajectory with the secrets in all of its texts blackened."""
 
         def plain(step: Transition) -> Transition:
