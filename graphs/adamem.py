@@ -346,6 +346,7 @@ def deciding_nodes(
     excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
     guided = inputs.episode_prompt(StrategyPart(), max_steps=settings.history_steps)
     raw = inputs.episode_prompt(PrecedentsPart(excerpts=excerpts), max_steps=settings.history_steps)
+    shown = (raw, writing_style(style, "raw")) if mode.shows_precedents else (guided, writing_style(style, "act"))
     nodes: dict[str, Node] = {
         "consider": inputs.acting_policy(guided, writing_style(style, "consider")),
         "reconsider": inputs.acting_policy(guided, writing_style(style, "reconsider")),
@@ -368,11 +369,7 @@ def deciding_nodes(
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "propose": (
-            inputs.acting_policy(raw, writing_style(style, "raw"))
-            if mode.shows_precedents
-            else inputs.acting_policy(guided, writing_style(style, "act"))
-        ),
+        "propose": inputs.acting_policy(*shown),
     }
     wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
     if "synthesize" in wanted:

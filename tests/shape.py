@@ -13,33 +13,33 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 77_800, "tests": 64_000}
+LINES: Mapping[str, int] = {"source": 78_400, "tests": 64_450}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_250,
-    "graphs/agents": 4_750,
+    "graphs": 2_300,
+    "graphs/agents": 4_900,
     "graphs/baselines": 1_850,
-    "graphs/cli": 2_800,
-    "graphs/experiments": 7_800,
+    "graphs/cli": 2_900,
+    "graphs/experiments": 7_700,
     "graphs/presets": 150,
-    "graphs/serving": 1_800,
+    "graphs/serving": 2_150,
     "graphs/studio": 1_450,
-    "graphs/wiring": 3_850,
+    "graphs/wiring": 3_800,
     "memory": 1_150,
     "memory/attempts": 850,
     "memory/claas": 2_800,
-    "memory/conversations": 1_300,
+    "memory/conversations": 1_350,
     "memory/lessons": 1_400,
     "memory/returns": 1_100,
     "memory/search": 1_600,
     "memory/storage": 2_950,
-    "nodes": 2_600,
+    "nodes": 2_650,
     "nodes/act": 2_000,
     "nodes/evaluate": 900,
     "nodes/extract": 2_150,
     "nodes/learn": 1_500,
-    "nodes/retrieve": 2_150,
-    "nodes/synthesize": 1_450,
+    "nodes/retrieve": 2_200,
+    "nodes/synthesize": 1_350,
     "nodes/update": 2_150,
     "tools/agent_tools": 1_450,
     "tools/environments": 9_550,
@@ -47,7 +47,7 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 1_000,
     "tools/notebook": 900,
     "tools/pocket": 350,
-    "tools/serving": 3_400,
+    "tools/serving": 3_450,
     "tools/training": 3_650,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
