@@ -257,7 +257,7 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
     trainer, next_lot = teaching._trainer, following(lot, 2, parent)
     state = trainer._parent_state(shelf.folder(parent), next_lot)
     copy_tensors(trainer._live, state.tensors)
-    made = trainer._with_advantages(trainer._reader.samples(next_lot)[0], None)
+    made = trainer._with_advantages(trainer._reader.samples(next_lot)[0], state, None)
     assert made is not None
     returns, plain = [], []
     talkers = Talker(pocket, shelf.folder(parent)), Talker(pocket, None)
