@@ -41,7 +41,8 @@ def ask_for_samples(
     """
     if count > 1 and _takes_n(request, model):
         kept = _AllReplies()
-        update = {"callbacks": [*(request.model.callbacks or ()), kept], "disable_streaming": True}
+        listening = request.model.callbacks if isinstance(request.model.callbacks, list) else []
+        update = {"callbacks": [*listening, kept], "disable_streaming": True}
         settings = {**request.model_settings, "n": count}
         try:
             found = yield PendingCall(
@@ -55,7 +56,8 @@ def ask_for_samples(
                 note_refused_options(model, ["n"])
             name = found[0].result[0].name
             return [*found, *(ModelResponse([one.model_copy(update={"name": name})]) for one in kept.messages[1:])]
-    return (yield PendingCall([request]))
+    alone: list[ModelResponse[Any]] = yield PendingCall([request])
+    return alone
 
 
 def _takes_n(request: ModelRequest[Any], model: BaseChatModel) -> bool:
