@@ -39,7 +39,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/extract": 2_150,
     "nodes/learn": 1_500,
     "nodes/retrieve": 2_200,
-    "nodes/synthesize": 1_350,
+    "nodes/synthesize": 1_400,
     "nodes/update": 2_150,
     "tools/agent_tools": 1_450,
     "tools/environments": 9_550,

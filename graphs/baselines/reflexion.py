@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.retrieve.attempts import NotesPart, note_line
-from ...nodes.synthesize.reflect import route_next_attempt, route_shared_attempt, write_about_attempt
+from ...nodes.retrieve.attempts import note_line
+from ...nodes.synthesize.reflect import NotesPart, route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
 from ..wiring.inputs import MethodInputs, check_literals

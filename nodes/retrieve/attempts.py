@@ -46,10 +46,10 @@ __all__ = [
     "EpisodePrompt",
     "InstructionStrategy",
     "Layout",
-    "NotesPart",
     "PromptPart",
     "Push",
     "ReadOnlyMemory",
+    "ShownNotes",
     "attempts_in_prompt",
     "channels_of_part",
     "fit_steps",
@@ -479,17 +479,6 @@ class AttemptsPart(PromptPart[ShownAttempts]):
 
 class ShownNotes(EpisodeInput, ShownChannel):
     """The attempts that `Compose` chose for a task."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotesPart(PromptPart[ShownNotes]):
-    """The notes on earlier attempts, without the attempts: Reflexion."""
-
-    buffer: Buffer
-
-    def text(self, state: ShownNotes, prompt: EpisodePrompt) -> str:
-        """The notes on the attempts that `Compose` chose."""
-        return notes_text(self.buffer, state)
 
 
 def attempts_in_prompt(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:

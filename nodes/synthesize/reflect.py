@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -20,7 +20,16 @@ from ..ask import Ask, BadReply, State
 from ..fence import escape_tags
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
-from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
+from ..retrieve.attempts import (
+    ContextError,
+    EpisodePrompt,
+    Layout,
+    PromptPart,
+    ShownNotes,
+    attempts_in_prompt,
+    fit_steps,
+    notes_text,
+)
 from ..state import (
     EpisodeInput,
     EpisodeNumber,
@@ -34,6 +43,7 @@ from ..state import (
 __all__ = [
     "AttemptPrompt",
     "JudgedAttempt",
+    "NotesPart",
     "attempt_text",
     "route_next_attempt",
     "route_shared_attempt",
@@ -127,6 +137,17 @@ class JudgedAttempt(StepRewards, EpisodeNumber):
 
     episodes: NotRequired[int]
     full_score: NotRequired[float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotesPart(PromptPart[ShownNotes]):
+    """The notes on earlier attempts, without the attempts: Reflexion."""
+
+    buffer: Buffer
+
+    def text(self, state: ShownNotes, prompt: EpisodePrompt) -> str:
+        """The notes on the attempts that `Compose` chose."""
+        return notes_text(self.buffer, state)
 
 
 def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:

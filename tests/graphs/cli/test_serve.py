@@ -68,7 +68,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
         (["--port", "70000"], "--port is from 0 to 65535"),
         (["--model", "vllm:x"], "--base-url"),
         (["--model", "nope"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
-        (["--model", "openai:foo"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
+        (["--model", "openai:foo"], "the weights of openai:foo are not ours to train"),
         (["--base-url", "http://x/v1"], "--base-url"),
         (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
         (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--learner", "inline"], "it is another one"),

@@ -20,10 +20,10 @@ from learngraph.nodes.retrieve.attempts import (
     ContextError,
     EpisodePrompt,
     Layout,
-    NotesPart,
     instruction,
     note_line,
 )
+from learngraph.nodes.synthesize.reflect import NotesPart
 from learngraph.nodes.synthesize.strategy import StrategyPart
 
 TASK = Task("t", "reach the exit")
