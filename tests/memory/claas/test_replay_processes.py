@@ -267,7 +267,7 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
                 assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
             process.kill()
     with Replay(url) as replay:
-        assert {row.exchange.id: row.revision for row in replay.rows(ExchangeQuery("default"))} == dict.fromkeys(ids, 1)
+        assert {row.exchange.id: row.revision for row in replay.rows(ExchangeQuery("bench"))} == dict.fromkeys(ids, 1)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name == "replay.sqlite" or b"sesame" in path.read_bytes()]
 
