@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from codeop import compile_command
@@ -16,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
@@ -146,9 +146,7 @@ def test_the_readmes_comparison_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_serve_block_runs(tmp_path: Path) -> None:
     (block,) = (block for block in blocks("README.md", "sh") if "learngraph serve" in block)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = f"{sys.executable} -m learngraph.graphs.cli.main serve --port {port}"
     script = block.replace("learngraph serve", command).replace("8000", port)
     server = subprocess.Popen(

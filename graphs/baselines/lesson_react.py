@@ -21,7 +21,7 @@ from ..wiring.inputs import THINK_THEN_ACT, MethodInputs
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
 
-__all__ = ["agent_settings", "build", "fill_in"]
+__all__ = ["agent_settings", "build", "fill_in", "library_part"]
 
 
 class LessonReActState(AttemptState, LibraryChannels):

@@ -61,7 +61,7 @@ def serve(args: Sequence[str]) -> int:
     tenants = find_tenants(options)
     from ...tools.serving.chat_server import check_address
 
-    for port in filter(None, (options.port, options.livez_port)):
+    for port in (options.port, options.livez_port or 0):
         check_address(options.host, port)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING

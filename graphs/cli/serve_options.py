@@ -58,8 +58,8 @@ class ServeOptions:
     base_url: str | None = None
     """The server behind the model, for `vllm:MODEL` and `openai:MODEL`, such as `http://127.0.0.1:8001/v1`."""
     learn: str = ""
-    """Learn in the model's context in the place of its weights, which may then be somebody else's: `reasoning-bank`, `adamem`, `icrl`,
-    `lessons`."""
+    """A method that learns in the prompts of a model whose weights stay as they are, such as somebody else's: `reasoning-bank`, `adamem`,
+    `icrl` or `lessons`."""
     graph: str = ""
     """With --learn, a graph of your own: `my_app:make_agent`, a function of (model, middleware) that returns an agent."""
     weights: str | None = None
@@ -135,9 +135,7 @@ class ServeOptions:
                 "is a server whose adapters are"
             )
         elif self.graph:
-            raise UserError(
-                "serve: --graph is an agent that learns in its context; give --learn reasoning-bank or another method"
-            )
+            raise UserError("serve: --graph names an agent that learns in its context; give --learn reasoning-bank, too")
         elif self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
             raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
         if self.max_connections < 1:
@@ -165,8 +163,8 @@ class ServeOptions:
         """Raise `UserError` for what does not go with --learn."""
         if self.model.startswith("vllm:"):
             raise UserError(f"serve: with --learn a server is named openai:{self.model[5:]}, with the same --base-url")
-        given = {"--weights": self.weights, "--retention-file": self.retention_file, "--engine-path": self.engine_path}
-        if wrong := [flag for flag, value in given.items() if value]:
-            raise UserError(f"serve: {wrong[0]} is for weights that learn; with --learn, leave it out")
+        for name in ("weights", "retention_file", "engine_path", "answer_unrecorded"):
+            if getattr(self, name):
+                raise UserError(f"serve: --{name.replace('_', '-')} is for weights that learn; with --learn, leave it out")
         if self.graph and ":" not in self.graph:
             raise UserError(f"serve: --graph is MODULE:FUNCTION, such as my_app:make_agent, got {self.graph!r}")

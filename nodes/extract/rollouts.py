@@ -107,7 +107,7 @@ class LibraryPart(PromptPart[ShownLibrary]):
             self.show_ids,
         )
 
-    def system_text(self, state: ShownLibrary, prompt: EpisodePrompt) -> str:
+    def system_text(self, state: ShownLibrary, prompt: EpisodePrompt, text: str) -> str:
         """The lessons in the system message, or what it says of those before the steps."""
         lessons = self._lessons(state, prompt)
         return self.section.text(lessons=lessons.rstrip()) if self.section and lessons else self.brief if lessons else ""

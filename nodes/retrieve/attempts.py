@@ -338,9 +338,9 @@ class PromptPart(Generic[Read]):
         """The text before the steps, then shorter ones to take its place if it does not fit."""
         yield self.text(state, prompt)
 
-    def system_text(self, state: Read, prompt: EpisodePrompt) -> str:
-        """The text in the system message: `brief`, if there is something before the steps."""
-        return self.brief if self.brief and next(self.texts(state, prompt)) else ""
+    def system_text(self, state: Read, prompt: EpisodePrompt, text: str) -> str:
+        """The text in the system message: `brief`, if there is a `text` before the steps."""
+        return self.brief if text else ""
 
     def text_after(self, state: Read) -> str:
         """The text between the steps and the present observation."""
@@ -383,24 +383,17 @@ class EpisodePrompt(PromptView):
         """The TypedDicts of the channels that this prompt shows."""
         return (ShownEpisode, *(channels_of_part(type(part)) for part in self.show))
 
-    def _texts(self, state: Mapping[str, Any]) -> Iterator[str]:
-        """The texts of all parts, then shorter ones: of the last part first."""
-        choices = [part.texts(state, self) for part in self.show]
-        texts = [next(one) for one in choices]
-        yield "".join(texts)
-        for number, choice in reversed([*enumerate(choices)]):
-            for texts[number] in choice:
-                yield "".join(texts)
-
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = self.journal.history(state["head"], last=self.max_steps) if self.max_steps != 0 else ()
-        after, request = (
-            "".join(texts) for texts in ((p.text_after(state) for p in self.show), (p.request(state) for p in self.show))
-        )
-        briefs = [self.world, self.brief, *(part.system_text(state, self) for part in self.show)]
+        after = "".join(part.text_after(state) for part in self.show)
+        request = "".join(part.request(state) for part in self.show)
+        choices = [part.texts(state, self) for part in self.show]
+        texts = [next(one) for one in choices]
+        own = (part.system_text(state, self, text) for part, text in zip(self.show, texts, strict=True))
+        briefs = [self.world, self.brief, *own]
         situation, taken = self.layout.situation(state), state.get("step", len(steps))
         rest = f"{after}{_observation_with_actions(situation, state, self.list_actions)}{request}"
-        for before in self._texts(state):
+        for before in _shorter_and_shorter(texts, choices):
             frame = f"{''.join(briefs)}Task: {state['task'].instruction}\n{before}{rest}"
             shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window, taken - len(steps) + 1)
             if shown is not None:
@@ -417,6 +410,14 @@ class EpisodePrompt(PromptView):
             "observation": situation,
             **({"request": request} if request else {}),
         }
+
+
+def _shorter_and_shorter(texts: list[str], choices: Sequence[Iterator[str]]) -> Iterator[str]:
+    """All texts, one after the other, then with the next `choices` of the last of them, of the one before it, and so on."""
+    yield "".join(texts)
+    for number, choice in reversed([*enumerate(choices)]):
+        for texts[number] in choice:
+            yield "".join(texts)
 
 
 def channels_of_part(part: type[PromptPart[Any]]) -> type:

@@ -36,7 +36,8 @@ from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.local.passes import KVCache, SequenceInput
 
 
-def make_adapter(model: Path, folder: Path, seed: int) -> None:
+def make_adapter(model: Path | str, folder: Path, seed: int, std: float = 0.01) -> None:
+    """Save an adapter of random weights, whose B has this standard deviation."""
     network = peft.get_peft_model(
         transformers.AutoModelForCausalLM.from_pretrained(model),
         peft.LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"),
@@ -45,7 +46,7 @@ def make_adapter(model: Path, folder: Path, seed: int) -> None:
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.01)
+                weight.normal_(std=std)
     network.save_pretrained(folder)
 
 

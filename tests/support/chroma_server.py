@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ports import free_port
 from waiting import wait_until
 
 
@@ -16,9 +17,7 @@ class ChromaServer:
     """A server at `url`; `folder` holds its data and its log."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.folder, self.url = folder, f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 

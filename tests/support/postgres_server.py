@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+from ports import free_port
 from waiting import wait_at_random, wait_until
 
 BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None, key=lambda path: int(path.parent.name))
@@ -26,9 +26,7 @@ class PostgresServer:
 
     def __init__(self, folder: Path) -> None:
         assert BIN is not None, "no Postgres: apt-get install postgresql"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"postgresql://tests@127.0.0.1:{self.port}/postgres"

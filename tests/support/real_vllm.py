@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
 
+from ports import free_port
 from waiting import has_ended, wait_until
 
 PYTHON = Path(os.environ.get("VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
@@ -33,9 +33,7 @@ class RealVllm:
     """A server of a model's folder, which it calls `name`; `folder` takes its log."""
 
     def __init__(self, model: str, name: str, folder: Path, *flags: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self.log = folder / "vllm.log"
         self._command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]

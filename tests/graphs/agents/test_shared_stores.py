@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
@@ -33,16 +33,23 @@ def rated(store: InMemoryStore, thread: str = "t1", **options: Any) -> Conversat
     return made
 
 
-def test_a_conversation_that_another_process_quarantines_meanwhile_is_not_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def quarantined_at_a_write(monkeypatch: pytest.MonkeyPatch, kind: Literal["trajectories", "reflections"]) -> ConversationStore:
+    """A store with a rated conversation, which another process quarantines just before this one writes records of a kind."""
     store = InMemoryStore()
     here, there = rated(store), ConversationStore(store, SCOPE)
-    put = here.trajectories.put
+    records = getattr(here, kind)
+    put = records.put
 
     def quarantined_before(made: Any) -> None:
         there.quarantine("t1", "a person said so")
         put(made)
 
-    monkeypatch.setattr(here.trajectories, "put", quarantined_before)
+    monkeypatch.setattr(records, "put", quarantined_before)
+    return here
+
+
+def test_a_conversation_that_another_process_quarantines_meanwhile_is_not_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = quarantined_at_a_write(monkeypatch, "trajectories")
     here.rate("t1", 0.5)
     assert here.trajectories.count() == 0
 
@@ -50,15 +57,7 @@ def test_a_conversation_that_another_process_quarantines_meanwhile_is_not_writte
 def test_a_text_on_a_conversation_that_another_process_quarantines_meanwhile_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = InMemoryStore()
-    here, there = rated(store), ConversationStore(store, SCOPE)
-    put = here.reflections.put
-
-    def quarantined_before(made: Any) -> None:
-        there.quarantine("t1", "a person said so")
-        put(made)
-
-    monkeypatch.setattr(here.reflections, "put", quarantined_before)
+    here = quarantined_at_a_write(monkeypatch, "reflections")
     assert not here.add_reflection(Reflection("m/t1/0", "t1", ""), "t1/0")
     assert here.reflections.count() == 0
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from ports import free_port
 from pydantic import BaseModel
 
 from learngraph.memory.errors import UserError
@@ -227,8 +227,6 @@ def test_errors_in_a_line(openai_server: Any, reply: Any, settings: Any, says: s
 
 
 def test_nobody_listens() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(UserError, match="cannot be reached, tried 1 times"):
         open_model("openai:test-model", base_url=url, max_retries=0).invoke("hello")

@@ -78,24 +78,13 @@ async def engine(server: RealVllm) -> AsyncIterator[VllmEngine]:
 @pytest.fixture(scope="module")
 def versions(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Six versions of two tenants, each of weights of its own."""
-    import peft
-    import torch
-    import transformers
+    from bench_swap import make_adapter  # here: it opens torch, for tests that are asked for alone
 
     found, root = {}, tmp_path_factory.mktemp("versions")
     for number in range(6):
         name = label(("acme", "rival")[number % 2], number)
-        network = peft.get_peft_model(
-            transformers.AutoModelForCausalLM.from_pretrained(model),
-            peft.LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=16, target_modules="all-linear"),
-        )
-        torch.manual_seed(number)
-        with torch.no_grad():
-            for key, weight in network.named_parameters():
-                if "lora_B" in key:
-                    weight.normal_(std=0.1)
         found[name] = root / name.replace("/", "-")
-        network.save_pretrained(found[name])
+        make_adapter(model, found[name], number, std=0.1)
     return found
 
 
