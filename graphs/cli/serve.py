@@ -199,9 +199,9 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     name = options.name or Path(options.model.rpartition(":")[2]).name
     try:
         if options.learn:
-            from .serve_context import base_of, build_context_service
+            from .serve_context import build_context_service, context_base
 
-            _check_base(options, settings, base_of(options.learn))
+            _check_base(options, settings, context_base(options, settings))
             return build_context_service(options, settings, replay, root, name)
         made: list[Service] = []
         parts = ServeParts(options, settings, lambda: made[0])

@@ -30,12 +30,34 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
         name: the model's public name.
 
     Raises:
-        UserError: there is no such method or graph, or the model cannot be opened.
+        UserError: as of `context_base`; or there is no such graph, or the model cannot be opened.
     """
     from ...tools.models.models import open_model
     from ..arms import find_user_object
     from ..serving.agent_engine import AgentEngine
-    from ..serving.context_service import LEARNERS, ContextService, make_learner
+    from ..serving.context_service import ContextService, make_learner
+
+    base = context_base(options, settings)
+    model: Any = open_model(options.model, base_url=options.base_url, timeout=PROVIDER_SECONDS, max_retries=1)
+    if "stream_usage" in type(model).model_fields:  # without it LangChain asks OpenAI alone what a stream cost
+        model.stream_usage = True
+    place, _, attribute = options.graph.rpartition(":")
+    make_agent = find_user_object(place, attribute) if options.graph else None
+    learner = make_learner(options.learn, options.out / "memory", model)
+    try:
+        return ContextService(AgentEngine(model, learner, base, make_agent), replay, root, name)
+    except BaseException:
+        learner.close()
+        raise
+
+
+def context_base(options: ServeOptions, settings: CLaaS) -> str:
+    """The name that exchanges of --learn's method belong to: what was learned outlives a change of the model.
+
+    Raises:
+        UserError: there is no such method, or settings of weights are given.
+    """
+    from ..serving.context_service import LEARNERS
 
     if options.learn not in LEARNERS:
         raise UserError(
@@ -45,19 +67,4 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
         raise UserError(
             "serve: settings of weights that learn (--loss, --lora, --gate ...) have no effect with --learn; leave them out"
         )
-    model: Any = open_model(options.model, base_url=options.base_url, timeout=PROVIDER_SECONDS, max_retries=1)
-    if "stream_usage" in type(model).model_fields:  # without it LangChain asks OpenAI alone what a stream cost
-        model.stream_usage = True
-    place, _, attribute = options.graph.rpartition(":")
-    make_agent = find_user_object(place, attribute) if options.graph else None
-    learner = make_learner(options.learn, options.out / "memory", model)
-    try:
-        return ContextService(AgentEngine(model, learner, base_of(options.learn), make_agent), replay, root, name)
-    except BaseException:
-        learner.close()
-        raise
-
-
-def base_of(method: str) -> str:
-    """The name that exchanges of a method belong to: what was learned outlives a change of the model."""
-    return f"context:{method}"
+    return f"context:{options.learn}"

@@ -33,17 +33,8 @@ HEADINGS: Mapping[str, Sequence[str]] = {
         "device",
     ),
     "clients": ("no_auth", "log_requests", "open_metrics", "livez_port", "max_body_bytes", "max_connections"),
-    "replies": ("thinking", "max_streams", "reply_gib", "dtype", "threads"),
-    "learning": (
-        "buffer",
-        "answer_unrecorded",
-        "retention_file",
-        "prompts",
-        "seed",
-        "engine_path",
-        "learner_threads",
-        "learner_nice",
-    ),
+    "replies": ("thinking", "max_streams", "reply_gib", "dtype", "threads", "answer_unrecorded"),
+    "learning": ("buffer", "retention_file", "prompts", "seed", "engine_path", "learner_threads", "learner_nice"),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
 
@@ -140,8 +131,9 @@ class ServeOptions:
             raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
         if self.max_connections < 1:
             raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
-        if not 0 <= self.port < 65536:
-            raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
+        for name, port in (("port", self.port), ("livez-port", self.livez_port or 0)):
+            if not 0 <= port < 65536:
+                raise UserError(f"serve: --{name} is from 0 to 65535, got {port}")
         if self.no_auth and self.host not in LOOPBACK_HOSTS:
             raise UserError(
                 f"serve: --no-auth lets every client in and needs --host 127.0.0.1, not {self.host}; give --api-key KEY"

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +143,7 @@ class Administration:
         if live in tainted:
             # What else the withdrawn versions learned from teaches again: the next steps learn it without what was deleted.
             back = await asyncio.to_thread(served.versions.rollback_target, live)
-            await asyncio.to_thread(partial(self.replay.set_head, *served.scope, back, give_back=True))
+            await asyncio.to_thread(self.replay.set_head, *served.scope, back, give_back=True)
             await self._live.switch_back(served, back, why)
             return live
         await asyncio.to_thread(self._live.drop_canary, served, why)

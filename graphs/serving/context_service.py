@@ -35,7 +35,6 @@ LEARNERS = {
     "reasoning-bank": "ReasoningBankMiddleware",
 }
 """Value of --learn -> the class in graphs/agents."""
-SCOPE = ("tenant", "adapter")
 
 
 def make_learner(method: str, store: Path, model: BaseChatModel) -> LearningMiddleware[Any]:
@@ -43,7 +42,7 @@ def make_learner(method: str, store: Path, model: BaseChatModel) -> LearningMidd
     module = "training_free_grpo" if method == "lessons" else method.replace("-", "_")
     kind = getattr(import_module(f"..agents.{module}", __package__), LEARNERS[method])
     more: dict[str, Any] = {"critic": model} if issubclass(kind, CriticMiddleware) else {}
-    made: LearningMiddleware[Any] = kind(store=store, scope=SCOPE, name="serve", **more)
+    made: LearningMiddleware[Any] = kind(store=store, scope=("tenant", "adapter"), name="serve", **more)
     return made
 
 

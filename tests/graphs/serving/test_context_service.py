@@ -148,6 +148,7 @@ def test_a_graph_of_ones_own_answers_with_its_own_tools_and_what_was_learned(tmp
         (["--model", "openai:gpt"], "--learn reasoning-bank"),
         (["--model", "openai:gpt", "--learn", "reasoningbank"], "did you mean reasoning-bank?"),
         (["--model", "guard", "--learn", "icrl", "--loss.kind", "ppo"], "no effect with --learn"),
+        (["--model", "guard", "--learn", "icrl", "--answer-unrecorded"], "--answer-unrecorded is for weights that learn"),
         (["--model", "vllm:gpt", "--learn", "icrl"], "openai:gpt"),
         (["--model", "guard", "--graph", "my_app:make_agent"], "give --learn"),
         (["--model", "guard", "--learn", "icrl", "--graph", "./my_app.py:no_agent"], "returned a LocalChatModel"),
@@ -161,3 +162,10 @@ def test_what_does_not_go_together_is_said(
     monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "k")
     assert cli.main(["serve", *flags, "--api-key", "k", "--out", "out", "--port", "0"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_misspelt_method_does_not_claim_the_folder(tmp_path: Path) -> None:
+    assert (
+        cli.main(["serve", "--model", "guard", "--learn", "icl", "--api-key", "k", "--out", str(tmp_path), "--port", "0"]) == 2
+    )
+    assert not (tmp_path / "service.json").exists()
