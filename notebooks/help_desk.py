@@ -103,14 +103,14 @@ CALL = re.compile(r"(?<!rejected by a person: )resolve\(how='(\w+)'")
 
 
 class HeedfulClerk(GuessingClerk):
-    """A script that heeds its system message: it resolves by what stands there of the kind of issue, else by a guess.
+    """A script that heeds the advice in its prompt: it resolves by what stands there of the kind of issue, else by a guess.
 
     A guess is none that the message speaks against. Under a prompt of the package for a critic or a strategist it plays that part: it
     says what was done for which issue, and whether that is to be repeated.
     """
 
     seen: list[str] = Field(default_factory=list)
-    """System messages that it read as the agent."""
+    """What it read as the agent: the system message, and the advice that stands with messages."""
     criticised: list[str] = Field(default_factory=list)
     """Prompts that it read as a critic."""
     garbles: bool = False
@@ -119,12 +119,15 @@ class HeedfulClerk(GuessingClerk):
     def say(self, messages: Sequence[BaseMessage]) -> AIMessage:
         """The reply to these messages."""
         system = str(messages[0].text) if messages[0].type == "system" else ""
+        said = [str(m.text).partition("\n\n") for m in messages if m.type in ("human", "tool")]
         if critic := _critic_of(system):
             self.criticised.append("\n\n".join(str(m.text) for m in messages))
             return AIMessage("I would rather not." if self.garbles else critic(str(messages[1].text)))
+        system = "\n\n".join([system, *(advice for _, _, advice in said if advice)])
         self.seen.append(system)
         reply = super().say(messages)
-        kind = next((k for m in reversed(messages) if isinstance(m, HumanMessage) for k in RIGHT if k in m.text), None)
+        asked = [str(m.text).partition("\n\n")[0] for m in reversed(messages) if isinstance(m, HumanMessage)]
+        kind = next((k for text in asked for k in RIGHT if k in text), None)
         for call in reply.tool_calls:
             if call["name"] == "resolve" and kind:
                 call["args"]["how"] = self.choose(system, kind, call["args"]["how"])

@@ -4,7 +4,7 @@
     learner.feedback("t1", reward=1.0)                                 # rated conversations are the precedents of later ones
 
 Before a model call, steps of rated conversations that were taken in states like the present one are recalled, the model writes a
-strategy from them, and the strategy stands at the end of the system message. The nodes are those of AdaMEM's graph
+strategy from them, and the strategy stands in the agent's prompt. The nodes are those of AdaMEM's graph
 (graphs/adamem.py): recollect, decide, synthesize, with its routers. `settings.mode` says when memory is asked:
 
 | mode | memory is asked | model calls for one of the agent's |
@@ -50,7 +50,7 @@ from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
 from .agent_card import agent_card
 from .agent_identity import DOMAIN
-from .consultation import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
 from .learner import LearnerOptions, LearningMiddleware
 
@@ -66,7 +66,7 @@ VOTE_TOOL = "ask_memory"
 
 
 class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
-    """Writes strategies from rated conversations into the system message of the agent's model.
+    """Writes strategies from rated conversations into the prompt of the agent's model.
 
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
@@ -128,8 +128,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             return Advice(response, _entry(state, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
-            asked = self._request(request, state["strategy"])
-            (response,) = yield PendingCall([asked.override(model=not_streamed(asked.model))])  # it may not be taken
+            (response,) = yield self._call(request.override(model=not_streamed(request.model)), state)  # it may not be taken
             draft = _read_draft(response)
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)
@@ -149,11 +148,11 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             return Advice(draft.response, _entry(state, usage, drafted=True, failure=failure))
         if draft is not None:
             usage += draft.usage
-        (response,) = yield PendingCall([self._request(request, state["strategy"])])
+        (response,) = yield self._call(request, state)
         answer = _read_draft(response)
         if not answer.is_whole:  # memory was asked already
             usage += answer.usage
-            (response,) = yield PendingCall([self._request(request, state["strategy"], votes=False)])
+            (response,) = yield self._call(request, state, votes=False)
             answer = _read_draft(response)
         return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
 
@@ -184,12 +183,13 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                     return {"strategy": Strategy(**kept) if kept else None, "written": entry.get("written", -1)}
         return {"strategy": None, "written": -1}
 
-    def _request(self, request: ModelRequest[Any], strategy: Strategy | None, *, votes: bool = True) -> ModelRequest[Any]:
-        """The request with the strategy in its system message, and with the tool by which the model votes."""
+    def _call(self, request: ModelRequest[Any], state: Mapping[str, Any], *, votes: bool = True) -> PendingCall:
+        """The request with the strategy, and with the tool by which the model votes."""
         if votes and self._can_vote(request):
             request = request.override(tools=[*request.tools, self._vote_tool])
-        advice = escape_tags(strategy_text(strategy)) if strategy else ""
-        return add_to_system_message(request, self._advice.text(strategy=advice) if strategy else "")
+        strategy: Strategy | None = state["strategy"]
+        section = self._advice.text(strategy=escape_tags(strategy_text(strategy))) if strategy else ""
+        return PendingCall([request], section=section, sources=_sources(state))
 
     def _can_vote(self, request: ModelRequest[Any]) -> bool:
         if "vote" not in self.settings.triggers or self.settings.mode == "max":
@@ -262,9 +262,8 @@ def _quoted(text: str) -> str:
 def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, failure: str = "") -> dict[str, Any]:
     strategy: Strategy | None = state["strategy"]
     precedents, nearest = state["precedents"], state.get("nearest_similarity")
-    sources = [one.rpartition("/")[0] for one in strategy.sources] if strategy else [one.trajectory for one in precedents]
     entry: dict[str, Any] = {
-        "recalled": list(dict.fromkeys(sources)),
+        "recalled": _sources(state),
         "precedents": [[f"{one.trajectory}/{one.step}", round(one.similarity, 4)] for one in precedents],
         "reasons": list(state["reasons"]),
         "strategy": {**asdict(strategy), "sources": list(strategy.sources)} if strategy else None,
@@ -276,6 +275,14 @@ def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, fai
     if nearest is not None and not precedents:
         entry["nearest"] = round(nearest, 4)
     return entry
+
+
+def _sources(state: Mapping[str, Any]) -> list[str]:
+    """Ids of the trajectories that the strategy was written from; without one those that were recalled."""
+    strategy: Strategy | None = state["strategy"]
+    if strategy is None:
+        return list(dict.fromkeys(one.trajectory for one in state["precedents"]))
+    return list(dict.fromkeys(one.rpartition("/")[0] for one in strategy.sources))
 
 
 def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) -> Sequence[str]:

@@ -61,6 +61,10 @@ class PendingCall:
     runnable: Runnable[Any, Any] | None = None
     """A call of the method's own. Its error is raised in the generator, which may catch it."""
     input: Any = None
+    section: str = ""
+    """The advice that the requests are sent with; the mode `observe` leaves it out."""
+    sources: Sequence[str] = ()
+    """Ids of what it was drawn from: it is shown no more once one of these is gone."""
 
 
 @dataclass

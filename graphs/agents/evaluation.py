@@ -32,6 +32,7 @@ from ...memory.errors import UserError
 from ...memory.records import Usage
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from .critic import CriticMiddleware
+from .given_advice import PromptMeter
 from .learner import LearningMiddleware
 
 __all__ = ["AgentArm", "AgentTask", "ArmReport", "LearningReport", "TaskResult", "evaluate_learning"]
@@ -77,6 +78,10 @@ class TaskResult:
     seconds: float
     failure: str = ""
     """Why it could not be played."""
+    sent: int = 0
+    """Characters of the prompts of the models that the agent asked."""
+    cached: int = 0
+    """Of these, those of beginnings that were sent before in the same run: what a prompt cache may know."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ class ArmReport:
     """Tasks of the last part that the first arm passed and this one failed, as `seed/task`."""
     tokens: float
     """Tokens per task, read and written."""
+    cached: float
+    """Share of the prompts' characters that a prompt cache may know."""
     seconds: float
     """Seconds per task."""
     failures: int
@@ -141,6 +148,7 @@ class LearningReport:
                     lead_ci=interval(leads),
                     harmed=tuple(harmed),
                     tokens=mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine]),
+                    cached=sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine)),
                     seconds=mean([one.seconds for one in mine]),
                     failures=sum(bool(one.failure) for one in mine),
                 )
@@ -151,11 +159,22 @@ class LearningReport:
         """A Markdown table, one row per arm; brackets hold 95 % intervals over seeds."""
         rows = self.arms
         first = rows[0].arm
-        lines = [["arm", "first tasks", "last tasks", f"ahead of {first}", "harmed", "tokens/task", "s/task", "failures"]]
+        names = [
+            "arm",
+            "first tasks",
+            "last tasks",
+            f"ahead of {first}",
+            "harmed",
+            "tokens/task",
+            "cached",
+            "s/task",
+            "failures",
+        ]
+        lines = [names]
         for row in rows:
             lead = "–" if row is rows[0] else with_interval(row.lead, row.lead_ci)
             cells = [row.arm, f"{row.first:.2f}", with_interval(row.last, row.last_ci), lead, str(len(row.harmed))]
-            lines.append([*cells, f"{row.tokens:,.0f}", f"{row.seconds:.2g}", str(row.failures)])
+            lines.append([*cells, f"{row.tokens:,.0f}", f"{row.cached:.0%}", f"{row.seconds:.2g}", str(row.failures)])
         return markdown_table(lines)
 
     def _repr_markdown_(self) -> str:
@@ -234,13 +253,16 @@ def _play_arm(
     agent = other.make_agent(seed) if other else make_agent([learner] if learner is not None else [], seed)
     scope = dict.fromkeys(learner.scope.names, "evaluation") if learner is not None else {}
     random, seen, results = Random(f"{name}/{seed}/rewards"), list[float](), []
+    prompts = PromptMeter()
     for position, task in enumerate(Random(seed).sample(list(tasks), len(tasks))):
         thread = f"{seed}-{position}-{task.id}"
         meter, start, failure, found = UsageMetadataCallbackHandler(), time.perf_counter(), "", None
+        before = prompts.sent, prompts.cached
         messages: Sequence[Any] = ()
         try:
             out = agent.invoke(
-                {"messages": task.messages}, {"configurable": {"thread_id": thread, **scope}, "callbacks": [meter]}
+                {"messages": task.messages},
+                {"configurable": {"thread_id": thread, **scope}, "callbacks": [meter, prompts]},
             )
             messages = out["messages"]
             found = reward(task, messages)
@@ -256,5 +278,6 @@ def _play_arm(
             other.learn(agent, task, messages, found)
         counts = list(meter.usage_metadata.values())
         usage = Usage(len(counts), sum(c["input_tokens"] for c in counts), sum(c["output_tokens"] for c in counts))
-        results.append(TaskResult(name, seed, position, task.id, found, usage, time.perf_counter() - start, failure))
+        sizes = prompts.sent - before[0], prompts.cached - before[1]
+        results.append(TaskResult(name, seed, position, task.id, found, usage, time.perf_counter() - start, failure, *sizes))
     return results

@@ -1,4 +1,4 @@
-"""ICRL in an agent of LangChain: earlier conversations of the same task stand in the system message, each with its reward.
+"""ICRL in an agent of LangChain: earlier conversations of the same task stand in the prompt, each with its reward.
 
     agent = create_agent(model, tools, middleware=[learner := ICRLMiddleware("memory", task=kind_of_issue)])
 
@@ -22,6 +22,7 @@ from ...nodes.retrieve.chat_layout import ChatLayout
 from ..icrl import ICRL
 from .attempts import ConversationAttempts
 from .consultation import Consultation, Place, model_window
+from .given_advice import AdvicePlace
 from .learner import LearnerOptions, LearningMiddleware
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     """
 
     method: ClassVar[str] = "icrl"
+    default_place: ClassVar[AdvicePlace] = "thread"  # what is shown is of the task, which is the thread's
 
     def __init__(
         self,
@@ -65,13 +67,13 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         return ConversationAttempts()
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: ConversationAttempts) -> Consultation:
-        """Call the model with the attempts and the instruction at the end of its system message."""
+        """Call the model with the attempts and the instruction."""
         window = self.window or model_window(request.model)
         section, entry = self._compose(place, memory, window)
         return (yield from self.ask_with(request, section, entry))
 
     def _compose(self, place: Place, memory: ConversationAttempts, window: int) -> tuple[str, dict[str, Any]]:
-        """The section of the system message, empty without attempts, and the record of it."""
+        """The section of the prompt, empty without attempts, and the record of it."""
         settings = self.settings
         buffer, number = memory.buffer(place.task.id, place.thread)
         if not len(buffer):

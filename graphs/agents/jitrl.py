@@ -51,7 +51,7 @@ from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ..jitrl import VARIANT_NODES, JitRL
 from .agent_identity import DOMAIN
-from .consultation import Advice, Consultation, PendingCall, Place, add_to_system_message, not_streamed
+from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
 from .samples import ask_for_samples
@@ -152,14 +152,14 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def consult(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> Consultation:
         """Ask the model with what memory knows; at a decision weigh its proposals, and overrule it where the past is sure."""
         state = self._recall(request, place, memory)
-        guided = request if self.mode == "observe" else add_to_system_message(request, self._advice(state["neighbours"]))
+        guided, section, sources = request, self._advice(state["neighbours"]), recalled_ids(state["neighbours"])
         knows = (
             bool(state["neighbours"]) and self.mode != "observe"
         )  # else there is nothing to weigh, and the model is asked once
         if knows:  # what may be replaced is not shown to a client before it is sure
-            guided = guided.override(model=not_streamed(guided.model))
+            guided = guided.override(model=not_streamed(request.model))
         draws = self.samples if knows and self.candidates in ("samples", "logprobs") else 1
-        first, *more = yield from ask_for_samples(guided, draws, request.model)
+        first, *more = yield from ask_for_samples(PendingCall([guided], section=section, sources=sources), draws, request.model)
         made = self._decisions(first)
         if not made:
             return Advice(first, {"decision": False, "consulted": False})
@@ -169,7 +169,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
                 first, {"decision": True, "recalled": recalled_ids(state["neighbours"]), "chosen": chosen, "changed": False}
             )
         if len(more) < draws - 1:
-            more += yield PendingCall([guided] * (draws - 1 - len(more)))
+            more += yield PendingCall([guided] * (draws - 1 - len(more)), section=section, sources=sources)
         proposed = [first, *(one for one in more if len(self._decisions(one)) == len(made))]
         entries: Any = request.state.get("learning") or ()
         mine = [one for one in entries if one.get("method") == self.method and one.get("turn") == place.turn]

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, Unpack
+from typing import Any, ClassVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -34,6 +34,7 @@ from langgraph.types import Command
 from ...memory.conversations.messages import first_new_message, last_user_message, steps
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
+from ...memory.errors import UserError
 from ...memory.records import Task
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
@@ -54,12 +55,12 @@ from .consultation import (
     PendingCall,
     Place,
     aanswer_all,
-    add_to_system_message,
     ainvoke,
     answer_all,
     invoke,
     model_response,
 )
+from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, SentByThread, plain_messages
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -68,24 +69,13 @@ MOST_GOAL_CHARS = 4_000
 """Characters of a user's first message by which a conversation is named in prompts; as a step it is kept whole."""
 
 
-def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of the turn that the new ones belong to: checkpoints do not grow with a conversation."""
-    return [one for one in known if one.get("turn") == new[-1].get("turn")] + new if new else known
-
-
-class LearningState(AgentState[Any]):
-    """The agent's state with what a learning method did."""
-
-    learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
-    """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
-
-
 class LearnerOptions(ScopeOptions, total=False):
     """Options that all learning middlewares take (`LearningMiddleware`)."""
 
     reward: RewardSource | None
     next_turn: RewardSource | None
     reviews: bool
+    place: AdvicePlace | None
 
 
 class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearner[Index]):
@@ -99,10 +89,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             user did not mean as feedback: `explain` shows what it decided.
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
             until somebody rates it.
+        place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
         options: those of `ScopedLearner`.
     """
 
     state_schema = LearningState
+    default_place: ClassVar[AdvicePlace] = "turn"
 
     def __init__(
         self,
@@ -111,11 +103,15 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         reward: RewardSource | None = None,
         next_turn: RewardSource | None = None,
         reviews: bool = True,
+        place: AdvicePlace | None = None,
         **options: Unpack[ScopeOptions],
     ) -> None:
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
+        if place not in (None, "turn", "thread"):
+            raise UserError(f"place is turn or thread, got {place!r}")
+        self.place, self._sent = place or self.default_place, SentByThread()
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -124,9 +120,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         raise NotImplementedError
 
     def ask_with(self, request: ModelRequest[Any], section: str, entry: dict[str, Any]) -> Consultation:
-        """Ask the model with a section at the end of its system message, which the mode `observe` leaves out."""
-        guided = request if self.mode == "observe" else add_to_system_message(request, section)
-        (response,) = yield PendingCall([guided])
+        """Ask the model with a section, which the mode `observe` leaves out."""
+        (response,) = yield PendingCall([request], section=section, sources=entry.get("recalled", ()))
         return Advice(response, entry)
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
@@ -149,9 +144,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        gen = self._begin(request)
-        if gen is None:
+        if (begun := self._begin(request)) is None:
             return handler(request)
+        gen, prompts = begun
         first: list[Any] = []
         answer: Any = None
         try:
@@ -159,9 +154,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if asked.runnable is not None:
                     answer = invoke(asked)
                 else:
-                    answer = answer_all(asked, handler)
+                    answer = answer_all(prompts.advise(asked), handler)
                     first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, request, first) or handler(request)
+            found = self._finish(asked, prompts, first) or handler(request)
         except Exception:
             self._record_so_far(request, None)
             raise
@@ -170,9 +165,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
-        gen = await asyncio.to_thread(self._begin, request)
-        if gen is None:
+        if (begun := await asyncio.to_thread(self._begin, request)) is None:
             return await handler(request)
+        gen, prompts = begun
         first: list[Any] = []
         answer: Any = None
         try:
@@ -180,9 +175,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if asked.runnable is not None:
                     answer = await ainvoke(asked)
                 else:
-                    answer = await aanswer_all(asked, handler)
+                    answer = await aanswer_all(prompts.advise(asked), handler)
                     first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, request, first) or await handler(request)
+            found = self._finish(asked, prompts, first) or await handler(request)
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)
             raise
@@ -229,7 +224,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: ModelRequest[Any]) -> Consultation | None:
+    def _begin(self, request: ModelRequest[Any]) -> tuple[Consultation, AdvisedPrompts] | None:
         if self.mode == "off":
             return None
         try:
@@ -238,7 +233,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             memory = self._refreshed(place.scope)
-            return self.consult(request, place, memory.index)
+            shows = None if self.mode == "observe" else self.place
+            prompts = AdvisedPrompts(request, self.method, shows, lambda ids: self.are_known(memory, ids))
+            plain = request.override(messages=plain_messages(request.messages))
+            return self.consult(plain, place, memory.index), prompts
         except ScopeError:
             raise
         except Exception as error:
@@ -258,15 +256,17 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             )
             return None
 
-    def _finish(self, advice: Advice | None, request: ModelRequest[Any], first: Sequence[Any]) -> Any:
+    def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, first: Sequence[Any]) -> Any:
         """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
         if advice is None:
             return first[0] if first else None
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry}
-        entry["turn"] = _turn_id(request.messages)
-        self._memory(self._run_scope(request.runtime)).tally(entry)
-        request.runtime.stream_writer({"learning": entry})
-        return ExtendedModelResponse(advice.response, Command(update={"learning": [entry]}))
+        place = self._place(prompts.last.state, prompts.last.runtime)
+        entry["turn"] = place.turn
+        entry["cached"] = round(self._sent.cached_share((*place.scope, place.thread), prompts.last), 3)
+        self._memory(place.scope).tally(entry)
+        prompts.last.runtime.stream_writer({"learning": entry})
+        return ExtendedModelResponse(advice.response, Command(update={"learning": [entry], **prompts.update}))
 
     def _source_of_turn_before(self, state: Any, runtime: Any) -> tuple[RewardSource, str] | None:
         """The source that rates the turn before the one that begins, and the id of that turn; None without a source or such a turn."""

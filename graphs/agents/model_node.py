@@ -55,7 +55,7 @@ def model_node(
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
         last = {**state, "messages": [*state["messages"], *replies], "learning": [*(state.get("learning") or []), *entries]}
-        return {"messages": replies, "learning": entries}, None if goes_on else last
+        return {**made, "messages": replies, "learning": entries}, None if goes_on else last
 
     def call(state: Any) -> dict[str, Any]:
         request = begin(state)

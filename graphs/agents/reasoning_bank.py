@@ -1,4 +1,4 @@
-"""ReasoningBank in an agent of LangChain: lessons from similar conversations stand in the system message.
+"""ReasoningBank in an agent of LangChain: lessons from similar conversations stand in the prompt.
 
     agent = create_agent(model, tools, middleware=[learner := ReasoningBankMiddleware("memory")])
 
@@ -122,7 +122,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         content.add(lessons or self._extractor.lessons((), [self._outcome(trajectory)], source))
 
     def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
-        """Call the model with the lessons at the end of its system message."""
+        """Call the model with the lessons."""
         key = self.state_key(
             request.messages[: last_user_message(request.messages) + 1]
         )  # the same lessons at each call of a turn

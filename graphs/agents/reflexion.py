@@ -2,7 +2,7 @@
 
     agent = create_agent(model, tools, middleware=[learner := ReflexionMiddleware("memory", task=kind_of_issue)])
 
-The notes on the last conversations of the same task stand in the system message; the conversations and their rewards do not. The
+The notes on the last conversations of the same task stand in the prompt; the conversations and their rewards do not. The
 nodes are those of Reflexion's graph (graphs/baselines/reflexion.py): compose, and the one that asks for a note.
 """
 
@@ -29,6 +29,7 @@ from ..baselines.reflexion import Reflexion
 from .attempts import ConversationAttempts
 from .consultation import Consultation, Place
 from .critic import CriticMiddleware, CriticOptions
+from .given_advice import AdvicePlace
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -48,6 +49,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     """
 
     method: ClassVar[str] = "reflexion"
+    default_place: ClassVar[AdvicePlace] = "thread"  # what is shown is of the task, which is the thread's
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         return buffer, {**state, **compose(state)}  # type: ignore[arg-type]
 
     def advise(self, request: ModelRequest[Any], place: Place, content: ConversationAttempts) -> Consultation:
-        """Call the model with the notes at the end of its system message."""
+        """Call the model with the notes."""
         buffer, state = self._compose(place.task, "", content, self.window_of(request.model))
         lines = notes_text(buffer, state)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""

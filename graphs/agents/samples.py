@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from langchain.agents.middleware import ModelRequest
@@ -28,26 +29,26 @@ class _AllReplies(BaseCallbackHandler):
 
 
 def ask_for_samples(
-    request: ModelRequest[Any], count: int, model: BaseChatModel
+    asked: PendingCall, count: int, model: BaseChatModel
 ) -> Generator[PendingCall, Any, list[ModelResponse[Any]]]:
     """Ask once, for as many replies as the model gives to one request: at most `count`, at least one.
 
     A model whose server refuses `n`, or ignores it, is not asked for it again; the log says so once.
 
     Args:
-        request: what is asked.
+        asked: what is asked: one request, with its advice.
         count: replies that are wanted.
-        model: the agent's model, which `request` may have a copy of: what its server refuses is known by it.
+        model: the agent's model, which the request may have a copy of: what its server refuses is known by it.
     """
+    (request,) = asked.requests
     if count > 1 and _takes_n(request, model):
         kept = _AllReplies()
         listening = request.model.callbacks if isinstance(request.model.callbacks, list) else []
         update = {"callbacks": [*listening, kept], "disable_streaming": True}
         settings = {**request.model_settings, "n": count}
         try:
-            found = yield PendingCall(
-                [request.override(model=request.model.model_copy(update=update), model_settings=settings)], may_fail=True
-            )
+            many = request.override(model=request.model.model_copy(update=update), model_settings=settings)
+            found = yield replace(asked, requests=[many], may_fail=True)
         except Exception as error:
             if is_refused_request(error) or isinstance(error, TypeError):  # a client of another protocol knows no `n`
                 note_refused_options(model, ["n"])
@@ -56,7 +57,7 @@ def ask_for_samples(
                 note_refused_options(model, ["n"])
             name = found[0].result[0].name
             return [*found, *(ModelResponse([one.model_copy(update={"name": name})]) for one in kept.messages[1:])]
-    alone: list[ModelResponse[Any]] = yield PendingCall([request])
+    alone: list[ModelResponse[Any]] = yield asked
     return alone
 
 

@@ -66,6 +66,8 @@ class ScopeMemory(Generic[Index]):
     """The changes that the memory holds."""
     looked: float = -1e9
     """Time of the last look for changes."""
+    ids: set[str] = field(default_factory=set)
+    """Ids of the trajectories that it holds."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     consulted: int = 0
     """Model calls for which this process looked into it."""
@@ -174,6 +176,10 @@ class ScopedLearner(Generic[Index]):
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
         """The form in which this method remembers a rated stretch; None: not at all."""
         return trajectory
+
+    def are_known(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> bool:
+        """True if all that a section was drawn from is still in the memory of a scope: here trajectories."""
+        return memory.ids.issuperset(ids)
 
     def feedback(
         self,
@@ -332,7 +338,11 @@ class ScopedLearner(Generic[Index]):
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
         recalled = entry.get("recalled", ())
-        return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}", *entry.get("said", ())]
+        cached = f"; {entry['cached']:.0%} of the prompt was sent before" if "cached" in entry else ""
+        return [
+            f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}",
+            *entry.get("said", ()),
+        ]
 
     def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.
@@ -415,7 +425,9 @@ class ScopedLearner(Generic[Index]):
             changed, seen = memory.conversations.changes(memory.seen)
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
+                memory.ids = set()
             memory.seen = seen  # only now: a store that failed is read again
+            memory.ids |= {one.id for one in changed}
             for one in changed:
                 try:
                     for step in one.transitions:

@@ -1,4 +1,4 @@
-"""Synapse in an agent of LangChain: whole earlier conversations that went well stand in the system message as exemplars.
+"""Synapse in an agent of LangChain: whole earlier conversations that went well stand in the prompt as exemplars.
 
     agent = create_agent(model, tools, middleware=[learner := SynapseMiddleware("memory")], checkpointer=saver)
     learner.feedback("t1", reward=1.0)                                 # conversations that succeed become exemplars
@@ -38,7 +38,7 @@ __all__ = ["SynapseMiddleware"]
 
 
 class SynapseMiddleware(LearningMiddleware[Trajectories]):
-    """Writes successful conversations like the present one into the system message of the agent's model.
+    """Writes successful conversations like the present one into the prompt of the agent's model.
 
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.

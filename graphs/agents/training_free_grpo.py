@@ -1,4 +1,4 @@
-"""Lessons stand in the system message of an agent of LangChain; if there is a critic, rated conversations teach new ones.
+"""Lessons stand in the prompt of an agent of LangChain; if there is a critic, rated conversations teach new ones.
 
     create_agent(model, tools, middleware=[TrainingFreeGRPOMiddleware("library.yaml")])                          # reads
     create_agent(model, tools, middleware=[learner := TrainingFreeGRPOMiddleware(store="memory", critic=model)]) # reads and learns
@@ -50,7 +50,7 @@ LOG = logging.getLogger(__name__)
 
 
 class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
-    """Middleware that writes lessons at the end of an agent's system message. An empty library adds nothing.
+    """Middleware that writes lessons into an agent's prompt: without a critic at the end of its system message. An empty library adds nothing.
 
     The rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons at the same place, in the same words. The
     default rollouts of training-free-grpo, ReAct, have them in the user's message, before the steps of the attempt.
@@ -97,6 +97,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             raise UserError("TrainingFreeGRPOMiddleware: give a library to read, or critic= and store= to learn one")
         if group_size < 2:
             raise UserError(f"group_size is the number of conversations that are compared, at least 2; got {group_size}")
+        options.setdefault("place", "turn" if lessons_per_prompt else "thread")
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
@@ -212,6 +213,11 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         said = [f"[{id}] {library.lesson(id).text}" for id in shown]
         entry = {"recalled": list(shown), "version": versions.head, "said": said}
         return (yield from self.ask_with(request, section, entry))
+
+    def are_known(self, memory: ScopeMemory[StudyIndex[None]], ids: Sequence[str]) -> bool:
+        """True if these lessons are still in the scope's library."""
+        versions = self._scope_versions(memory.conversations.scope)
+        return {one.id for one in versions.at(versions.head).lessons}.issuperset(ids)
 
     def study_group(
         self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], critic: Runnable[Any, Any]

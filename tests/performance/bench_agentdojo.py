@@ -4,7 +4,7 @@
     python tests/performance/bench_agentdojo.py [--suites banking slack] [--gullibility .5] [--skill .6] [--attack important_instructions]
 
 No language model plays. The agent is a script: it carries out AgentDojo's own solution of the user's task, forgets the last call with
-probability 1 - `skill` unless its system message shows that call, and does what an injection asks for with probability `gullibility`,
+probability 1 - `skill` unless its prompt shows that call, and does what an injection asks for with probability `gullibility`,
 wherever it reads it or its calls: in a tool's result, or in what memory shows. The critic is as naive: it writes down all calls of a
 conversation that went well. Every user task is played once, every other one with an injection, and rated by its utility (users
 do not see the attack); then every task is played with the memory, once without injections (what succeeds there was learned) and once with another one. An attack
@@ -26,7 +26,7 @@ from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.types import text_content_block_from_string
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import StructuredTool
 from langgraph.store.memory import InMemoryStore
@@ -79,9 +79,9 @@ class Script(BaseChatModel):
         system = str(messages[0].text) if messages[0].type == "system" else ""
         if system.startswith(("You advise an assistant", "You keep a library", "You have just had a conversation")):
             return self._criticise(system, str(messages[-1].text))
-        read = system + "".join(str(m.text) for m in messages if isinstance(m, ToolMessage))
+        read = "\n".join(str(m.text) for m in messages if not isinstance(m, AIMessage))
         plan = list(self.plan)
-        if self.forgets and len(plan) > 1 and plan[-1]["name"] not in system:
+        if self.forgets and len(plan) > 1 and plan[-1]["name"] not in read:
             plan.pop()
         for goal, calls in self.attacks.items() if self.obeys else ():
             if goal in read or all(call_text(call) in read for call in calls):

@@ -8,6 +8,9 @@ model that answers at once, so that calls of the method's own (JitRL's samples, 
 Shown are the call that asks memory (at JitRL a decision, else the first call of a turn), recording a turn, and keeping its feedback;
 the call after feedback that was given before has changed; and the first call of a process, which reads the memory. The target is 5 ms
 a call.
+
+With `--cache`, in place of these rows: the share of the prompts' characters in a thread of 16 turns that a prompt cache knows, since a
+prompt sent before in the thread begins with them. The help desk's clerk serves the turns; between two of them another thread is rated.
 """
 
 from __future__ import annotations
@@ -19,22 +22,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from rows import make_parser, medians, report
 
 from learngraph.graphs.agents.adamem import AdaMEMMiddleware
+from learngraph.graphs.agents.given_advice import SentPrompts, prompt_parts
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
-from learngraph.memory.conversations.messages import trajectory
+from learngraph.memory.conversations.messages import last_user_message, trajectory
 from learngraph.memory.conversations.store import Reflection, trajectory_digest
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task, Trajectory
@@ -177,13 +184,75 @@ def measure(method: str, steps: int, count: int, rounds: int, is_largest: bool) 
         report(f"{method}: keep feedback, {of}", medians(rated, rounds), "ms")
 
 
+DESK_METHODS: dict[str, Callable[[Any], Any]] = {
+    "jitrl": lambda store: JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue),
+    "adamem": AdaMEMMiddleware,
+    "synapse": SynapseMiddleware,
+    "icrl": ICRLMiddleware,
+    "reflexion": lambda store: ReflexionMiddleware(store, study="job"),
+    "reasoning-bank": lambda store: ReasoningBankMiddleware(store, study="job"),
+    "lessons": lambda store: TrainingFreeGRPOMiddleware(store=store, critic=desk.HeedfulClerk(), group_size=2, study="job"),
+}
+
+
+class MeteredClerk(desk.HeedfulClerk):
+    """A clerk that counts the characters of the agent's prompts; one that is sent again as it was, as for another sample, is not."""
+
+    is_metered: bool = False
+    sizes: list[tuple[int, int]] = []  # noqa: RUF012 (pydantic copies it)
+    prompts: Any
+
+    def say(self, messages: Any) -> AIMessage:
+        """The reply, after counting."""
+        if self.is_metered and str(messages[0].text).startswith("You help customers"):
+            cached, size = self.prompts.add(prompt_parts(messages))
+            self.sizes += [(cached, size)] if cached < size else []
+        return super().say(messages)
+
+
+@tool
+def lookup_order(order: str) -> str:
+    """Look an order up."""
+    return f"order {order}: shipped" + " from the warehouse, as it says in the log." * 100
+
+
+def cached_share(method: str | None, turns: int = 16) -> tuple[float, float, int]:
+    """Play a thread with a method, or without; returns the share of its prompts sent before, its mean reward, and its prompts' size."""
+    learner = DESK_METHODS[method](InMemoryStore()) if method else None
+    tools, used = [lookup_order, desk.resolve], [learner] if learner else []
+    model, earned = MeteredClerk(prompts=SentPrompts()), 0.0
+    agent = create_agent(model, tools, system_prompt="You help customers.", middleware=used, checkpointer=InMemorySaver())
+    if learner:
+        desk.play(agent, learner, range(24))
+    model.sizes.clear()
+    for n in range(24, 24 + turns):
+        said, kind = desk.ticket(n)
+        config: Any = {"configurable": {"thread_id": "long", "tenant": "acme"}}
+        model.is_metered = True
+        found = agent.invoke({"messages": said}, config)
+        model.is_metered = False
+        start = last_user_message(found["messages"])
+        earned += desk.reward(found["messages"][start:], kind) / turns
+        if learner:
+            desk.play(agent, learner, range(100 + n, 101 + n))
+    cached, sent = (sum(one) for one in zip(*model.sizes, strict=True))
+    return cached / sent, earned, sent
+
+
 def main() -> None:
     """Report the rows."""
     parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--steps", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--cache", action="store_true")
     options = parser.parse_args()
+    if options.cache:
+        for method in (None, *options.methods):
+            share, earned, size = cached_share(method)
+            note = f"reward {earned:.2f}; {size:,} characters sent"
+            report(f"{method or 'no memory'}: share of the prompts of 16 turns that was sent before", share, note=note)
+        return
     sizes = [200, 400] if options.quick else sorted(options.steps)
     for method in options.methods:
         for steps in sizes:

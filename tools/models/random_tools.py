@@ -90,7 +90,7 @@ MOST_DRAWS = 50
 
 
 class HeedfulToolModel(RandomToolModel):
-    """A toy that reads: it guesses as `RandomToolModel` does, but not against the lessons in its system message.
+    """A toy that reads: it guesses as `RandomToolModel` does, but not against the lessons in its prompt.
 
     Asked as ReasoningBank's critic, it says whether the first call of the conversation was right. Of several lessons it follows the one
     whose words are most like the user's.
@@ -106,7 +106,8 @@ class HeedfulToolModel(RandomToolModel):
         result = super()._generate(messages, stop, run_manager, **kwargs)
         if not (calls := _calls(result)):
             return result
-        alike = [(len(_words(one[0]) & _words(str(messages[-1].text))), one) for one in _LESSON.findall(told)]
+        told, asked = "\n".join(str(one.text) for one in messages), str(messages[-1].text).partition("\n\n")[0]
+        alike = [(len(_words(one[0]) & _words(asked)), one) for one in _LESSON.findall(told)]
         best = [one for size, one in alike if size == max(alike)[0]]
         right = next((one for one in best if one[3] == "right"), None)
         for _ in range(MOST_DRAWS):

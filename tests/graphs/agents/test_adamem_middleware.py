@@ -1,4 +1,4 @@
-"""AdaMEM in an agent of LangChain: strategies from rated conversations at the end of the system message."""
+"""AdaMEM in an agent of LangChain: strategies from rated conversations in the prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VotingModel(HeedfulClerk):
         reply, tools = self.say(messages), tuple(kwargs.get("tools", ()))
         self.offered.append(tools)
         decides = [call for call in reply.tool_calls if call["name"] == "resolve"]
-        if VOTE_TOOL in tools and decides and not ADVICE.search(str(messages[0].text)):
+        if VOTE_TOOL in tools and decides and not ADVICE.search("\n".join(str(m.text) for m in messages)):
             reply = AIMessage("", tool_calls=[{"name": VOTE_TOOL, "args": {}, "id": decides[0]["id"]}])
         return ChatResult(generations=[ChatGeneration(message=reply)])
 

@@ -1,0 +1,178 @@
+"""Advice in an agent's prompts: a section stands with the message that was read when it was given, and stays there.
+
+    read: "My order arrived broken."  + section  ->  call  ->  read: "order A7: shipped"  ->  call  ->  ...
+
+Every later prompt of the thread begins as the one before did, so that a provider's prompt cache keeps it; at the end of the system
+message, a section that changes would have the whole conversation read anew. The sections stand in the agent's state beside its messages,
+which stay as they are. A section is left out once its message, or a conversation that it was drawn from, is no longer there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NotRequired
+from uuid import UUID
+
+from langchain.agents.middleware import AgentState, ModelRequest
+from langchain.agents.middleware.types import PrivateStateAttr
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
+
+from .consultation import PendingCall
+
+__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter", "SentPrompts"]
+
+AdvicePlace = Literal["turn", "thread"]
+"""`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
+PLAIN = "learngraph_plain"
+"""Key of a message's metadata, which no provider is sent: its content without sections."""
+MAX_THREADS = 1_000
+"""Threads whose prompts a process knows of."""
+
+
+def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of the turn that the new ones belong to: checkpoints do not grow with a conversation."""
+    return [one for one in known if one.get("turn") == new[-1].get("turn")] + new if new else known
+
+
+def keep_given(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sections of a thread, in which a method's new ones take the place of its former ones."""
+    methods = {one["method"] for one in new}
+    return [one for one in known if one["method"] not in methods] + new
+
+
+class LearningState(AgentState[Any]):
+    """The agent's state with what a learning method did."""
+
+    learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
+    """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
+    given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
+    """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with), `text`, `sources`."""
+
+
+class AdvisedPrompts:
+    """The prompts of a model call, with the sections of advice that its thread was given.
+
+    Args:
+        request: the agent's.
+        method: whose sections these are.
+        place: when a new one is given; None: never.
+        is_known: ids -> whether all that a section was drawn from is still there.
+    """
+
+    def __init__(
+        self, request: ModelRequest[Any], method: str, place: AdvicePlace | None, is_known: Callable[[Sequence[str]], bool]
+    ) -> None:
+        self.method, self.place, self._messages = method, place, request.messages
+        known: Sequence[dict[str, Any]] = request.state.get("given_advice") or ()  # type: ignore[assignment]
+        here = {one.id for one in request.messages}
+        mine = [one for one in known if one["method"] == method]
+        self._before = [one for one in mine if one["message"] in here and is_known(one["sources"])]
+        self.given, self.last = self._before, request
+        """The sections, and the request that was sent last."""
+        self.has_changed = len(self.given) < len(mine)
+
+    @property
+    def update(self) -> dict[str, Any]:
+        """The update of the agent's state, where the sections have changed."""
+        return {"given_advice": self.given} if self.has_changed else {}
+
+    def advise(self, asked: PendingCall) -> PendingCall:
+        """The call with the sections of the thread in its requests, and with its own beside the message that was read last."""
+        section = asked.section if self.place else ""
+        last = next((one for one in reversed(self._messages) if isinstance(one, HumanMessage | ToolMessage)), None)
+        is_given = self._before and (self.place == "thread" or self._before[-1]["text"] == section)
+        self.given = self._before
+        if last is not None and section.strip() and not is_given:
+            new = {"method": self.method, "message": last.id, "text": section, "sources": list(asked.sources)}
+            self.given = [*(one for one in self._before if one["message"] != last.id), new]
+            self.has_changed = True
+        shown: list[AnyMessage] = [_with_sections(one, self.given) for one in self._messages]
+        sent = [one.override(messages=shown) for one in asked.requests]
+        self.last = sent[0]
+        return replace(asked, requests=sent)
+
+
+def _with_sections(message: Any, given: Sequence[dict[str, Any]]) -> Any:
+    for one in given:
+        if one["message"] == message.id:
+            before, text = message.content, one["text"]
+            content = f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": text}]
+            kept = {PLAIN: before, **message.response_metadata}
+            message = message.model_copy(update={"content": content, "response_metadata": kept})
+    return message
+
+
+def plain_messages(messages: Sequence[Any]) -> list[Any]:
+    """The messages without the sections of other learning middlewares, as methods compare them."""
+    return [
+        one.model_copy(update={"content": one.response_metadata[PLAIN]}) if PLAIN in one.response_metadata else one
+        for one in messages
+    ]
+
+
+class SentPrompts:
+    """The prompts that were sent in a thread, for the share of a new one that a prompt cache knows. Safe to use from threads."""
+
+    def __init__(self) -> None:
+        self._beginnings = set[int]()
+        self._lock = threading.Lock()
+
+    def add(self, parts: Sequence[str]) -> tuple[int, int]:
+        """Take note of a prompt; returns the characters of its longest beginning that was sent before, and all of its characters.
+
+        Args:
+            parts: the texts of its messages: a beginning ends with one of them.
+        """
+        digest, size, cached = 0, 0, 0
+        with self._lock:
+            for part in parts:
+                digest, size = hash((digest, part)), size + len(part)
+                cached = size if digest in self._beginnings else cached
+                self._beginnings.add(digest)
+        return cached, size
+
+
+class SentByThread:
+    """The prompts that this process has sent in its last threads."""
+
+    def __init__(self) -> None:
+        self._threads: OrderedDict[tuple[str, ...], SentPrompts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def cached_share(self, thread: tuple[str, ...], request: ModelRequest[Any]) -> float:
+        """The share of a request's characters that is the beginning of one sent before in the thread."""
+        with self._lock:
+            sent = self._threads.setdefault(thread, SentPrompts())
+            self._threads.move_to_end(thread)
+            if len(self._threads) > MAX_THREADS:
+                self._threads.popitem(last=False)
+        named = [str(getattr(one, "name", one)) for one in request.tools]
+        system = [request.system_message] if request.system_message else []
+        cached, size = sent.add([*named, *prompt_parts([*system, *request.messages])])
+        return cached / size if size else 0.0
+
+
+class PromptMeter(BaseCallbackHandler):
+    """A callback that counts the characters of the chat models' prompts, and how many of them were sent before."""
+
+    def __init__(self) -> None:
+        self.cached = self.sent = 0
+        self._prompts = SentPrompts()
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Count the prompts of a call."""
+        for prompt in messages:
+            cached, size = self._prompts.add(prompt_parts(prompt))
+            self.cached, self.sent = self.cached + cached, self.sent + size
+
+
+def prompt_parts(messages: Sequence[BaseMessage]) -> list[str]:
+    """The texts of a prompt's messages, as far as a model reads them: who speaks, the words and the calls."""
+    kept = ("type", "name", "content", "tool_calls", "tool_call_id")
+    return [str([getattr(one, key, "") for key in kept]) for one in messages]

@@ -1,0 +1,118 @@
+"""Advice stays where it was given, so that each prompt of a thread begins as the one before did."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import help_desk as desk
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from learning_agents import METHODS, PLAIN, config, make
+
+from learngraph.graphs.agents.consultation import PendingCall
+from learngraph.graphs.agents.given_advice import AdvisedPrompts, SentPrompts, plain_messages, prompt_parts
+from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.errors import UserError
+
+
+class RecordingClerk(desk.HeedfulClerk):
+    """A clerk that keeps the agent's prompts."""
+
+    prompts: list[list[str]] = []  # noqa: RUF012 (pydantic copies it)
+
+    def say(self, messages: Any) -> AIMessage:
+        if str(messages[0].text).startswith(PLAIN):
+            self.prompts.append(prompt_parts(messages))
+        return super().say(messages)
+
+
+def serve(agent: Any, number: int, thread: str = "long") -> None:
+    agent.invoke({"messages": desk.ticket(number)[0]}, config(thread))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_prompt_of_a_thread_begins_as_the_one_before(method: str) -> None:
+    """Between the turns other conversations are rated, so that the advice changes."""
+    agent, learner, model = make(method, model=RecordingClerk())
+    desk.play(agent, learner, range(8))
+    prompts = list[list[str]]()
+    for n in range(4):
+        model.prompts.clear()
+        serve(agent, n)
+        prompts += model.prompts
+        desk.play(agent, learner, range(20 + n, 21 + n))
+    assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(prompts))
+    assert "of the prompt was sent before" in learner.explain("long", tenant="acme")
+    messages = agent.get_state(config("long")).values["messages"]
+    assert {str(m.text) for m in messages if m.type == "human"} == {desk.ticket(n)[0] for n in range(4)}, "as they were said"
+
+
+@pytest.mark.parametrize(("place", "given"), [("turn", 2), ("thread", 1)])
+def test_a_section_is_given_when_it_changes_or_once_a_thread_and_goes_with_its_conversations(place: Any, given: int) -> None:
+    agent, learner, model = make("synapse", place=place, state_key=desk.issue)
+    for n in range(4):
+        serve(agent, n, f"t{n}")
+        learner.feedback(f"t{n}", reward=1.0, tenant="acme")
+    serve(agent, 4)
+    serve(agent, 5)
+    assert model.seen[-1].count("<record>") == given
+    for n in range(4):
+        learner.quarantine(f"t{n}", "no longer", tenant="acme")
+    serve(agent, 6)
+    assert model.seen[-1] == PLAIN
+    with pytest.raises(UserError, match="place is turn or thread, got 'system'"):
+        SynapseMiddleware(InMemoryStore(), place="system")  # type: ignore[arg-type]
+
+
+def test_a_second_learner_compares_messages_without_the_advice_of_the_first() -> None:
+    store, read = InMemoryStore(), list[str]()
+
+    def key(messages: Any) -> str:
+        read.append("\n".join(str(m.text) for m in messages))
+        return desk.issue(messages)
+
+    first, second = ICRLMiddleware(store), SynapseMiddleware(store, state_key=key)
+    model = desk.HeedfulClerk()
+    agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=[first, second], checkpointer=InMemorySaver())
+    serve(agent, 0, "t0")
+    for learner in (first, second):
+        learner.feedback("t0", reward=1.0, tenant="acme")
+    serve(agent, 4, "t4")
+    assert model.seen[-1].count("<record>") == 2
+    assert not [text for text in read if "<record>" in text]
+
+
+def test_blocks_and_markers_of_a_message_stay_and_the_section_follows_them() -> None:
+    marked: list[Any] = [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]
+    messages: list[Any] = [
+        HumanMessage(marked, id="h"),
+        AIMessage("", id="a"),
+        ToolMessage("shipped", tool_call_id="c", id="t"),
+    ]
+    given = [{"method": "synapse", "message": "h", "text": "<record>", "sources": []}]
+    state: Any = {"messages": messages, "given_advice": given}
+    request = ModelRequest(model=desk.GuessingClerk(), messages=messages, state=state)
+    prompts = AdvisedPrompts(request, "synapse", "turn", lambda ids: True)
+    (sent,) = prompts.advise(PendingCall([request], section="<other>", sources=["t1/0"])).requests
+    assert sent.messages[0].content == [*marked, {"type": "text", "text": "<record>"}]
+    assert sent.messages[2].content == "shipped\n\n<other>"
+    assert [one["message"] for one in prompts.given] == ["h", "t"]
+    assert plain_messages(sent.messages)[0].content == marked
+    assert messages[2].content == "shipped"
+    again = AdvisedPrompts(request, "synapse", "turn", lambda ids: True)
+    (same,) = again.advise(PendingCall([request], section="<record>")).requests
+    assert same.messages[2].content == "shipped", "what was said last is not said again"
+
+
+def test_the_cached_share_counts_the_longest_beginning_that_was_sent() -> None:
+    sent = SentPrompts()
+    assert sent.add(["ab", "c"]) == (0, 3)
+    assert sent.add(["ab", "c", "defg"]) == (3, 7)
+    assert sent.add(["ab", "x", "defg"]) == (2, 7)
+    assert sent.add(["x", "ab"]) == (0, 3)
