@@ -159,18 +159,8 @@ class LearningReport:
         """A Markdown table, one row per arm; brackets hold 95 % intervals over seeds."""
         rows = self.arms
         first = rows[0].arm
-        names = [
-            "arm",
-            "first tasks",
-            "last tasks",
-            f"ahead of {first}",
-            "harmed",
-            "tokens/task",
-            "cached",
-            "s/task",
-            "failures",
-        ]
-        lines = [names]
+        costs = ["tokens/task", "cached", "s/task", "failures"]
+        lines = [["arm", "first tasks", "last tasks", f"ahead of {first}", "harmed", *costs]]
         for row in rows:
             lead = "–" if row is rows[0] else with_interval(row.lead, row.lead_ci)
             cells = [row.arm, f"{row.first:.2f}", with_interval(row.last, row.last_ci), lead, str(len(row.harmed))]

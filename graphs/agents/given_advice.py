@@ -10,8 +10,7 @@ which stay as they are. A section is left out once its message, or a conversatio
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
@@ -29,8 +28,8 @@ AdvicePlace = Literal["turn", "thread"]
 """`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
 PLAIN = "learngraph_plain"
 """Key of a message's metadata, which no provider is sent: its content without sections."""
-MAX_THREADS = 1_000
-"""Threads whose prompts a process knows of."""
+MOST_BEGINNINGS = 1_000_000
+"""Beginnings of prompts that a process remembers before it forgets them all."""
 
 
 def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,44 +114,34 @@ def plain_messages(messages: Sequence[Any]) -> list[Any]:
 
 
 class SentPrompts:
-    """The prompts that were sent in a thread, for the share of a new one that a prompt cache knows. Safe to use from threads."""
+    """The prompts that were sent, for the share of a new one that a prompt cache knows. Safe to use from threads."""
 
     def __init__(self) -> None:
         self._beginnings = set[int]()
         self._lock = threading.Lock()
 
-    def add(self, parts: Sequence[str]) -> tuple[int, int]:
+    def add(self, parts: Sequence[str], whose: Hashable = None) -> tuple[int, int]:
         """Take note of a prompt; returns the characters of its longest beginning that was sent before, and all of its characters.
 
         Args:
             parts: the texts of its messages: a beginning ends with one of them.
+            whose: only prompts of the same are compared, such as of one thread.
         """
-        digest, size, cached = 0, 0, 0
+        digest, size, cached = hash(whose), 0, 0
         with self._lock:
+            if len(self._beginnings) > MOST_BEGINNINGS:
+                self._beginnings.clear()
             for part in parts:
                 digest, size = hash((digest, part)), size + len(part)
                 cached = size if digest in self._beginnings else cached
                 self._beginnings.add(digest)
         return cached, size
 
-
-class SentByThread:
-    """The prompts that this process has sent in its last threads."""
-
-    def __init__(self) -> None:
-        self._threads: OrderedDict[tuple[str, ...], SentPrompts] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def cached_share(self, thread: tuple[str, ...], request: ModelRequest[Any]) -> float:
-        """The share of a request's characters that is the beginning of one sent before in the thread."""
-        with self._lock:
-            sent = self._threads.setdefault(thread, SentPrompts())
-            self._threads.move_to_end(thread)
-            if len(self._threads) > MAX_THREADS:
-                self._threads.popitem(last=False)
+    def cached_share(self, request: ModelRequest[Any], whose: Hashable) -> float:
+        """The share of a request's characters that is the beginning of one sent before."""
         named = [str(getattr(one, "name", one)) for one in request.tools]
         system = [request.system_message] if request.system_message else []
-        cached, size = sent.add([*named, *prompt_parts([*system, *request.messages])])
+        cached, size = self.add([*named, *prompt_parts([*system, *request.messages])], whose)
         return cached / size if size else 0.0
 
 

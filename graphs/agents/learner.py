@@ -60,7 +60,7 @@ from .consultation import (
     invoke,
     model_response,
 )
-from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, SentByThread, plain_messages
+from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, SentPrompts, plain_messages
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -111,7 +111,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
         if place not in (None, "turn", "thread"):
             raise UserError(f"place is turn or thread, got {place!r}")
-        self.place, self._sent = place or self.default_place, SentByThread()
+        self.place, self._sent = place or self.default_place, SentPrompts()
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry}
         place = self._place(prompts.last.state, prompts.last.runtime)
         entry["turn"] = place.turn
-        entry["cached"] = round(self._sent.cached_share((*place.scope, place.thread), prompts.last), 3)
+        entry["cached"] = round(self._sent.cached_share(prompts.last, (*place.scope, place.thread)), 3)
         self._memory(place.scope).tally(entry)
         prompts.last.runtime.stream_writer({"learning": entry})
         return ExtendedModelResponse(advice.response, Command(update={"learning": [entry], **prompts.update}))

@@ -158,8 +158,8 @@ def measure(method: str, steps: int, count: int, rounds: int, is_largest: bool) 
     ask()
     sent.clear()
     calls = timed(ask, count)
-    more, system = len(sent) / count - 1, sent[-1].system_message
-    tokens = estimate_tokens(str(system.text)) if system else 0
+    more, read = len(sent) / count - 1, [sent[-1].system_message, *sent[-1].messages]
+    tokens = estimate_tokens("".join(str(one.text) for one in read if one)) - estimate_tokens(str(NOW.text))
     state = {"messages": [NOW, call("refund", 1), AIMessage("It is done.")], "learning": []}
     recorded = timed(lambda: learner.after_agent(state, Runtime()), count)
     kept = learner._memory(learner._labels({})).conversations
