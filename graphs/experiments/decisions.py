@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from ...memory.display import markdown_table, short
+from ...memory.display import Table, markdown_table, short
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
@@ -32,9 +33,9 @@ MAX_TITLE = 60
 """Most characters of a state's title."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """A decision in sentences and two tables. `str` gives text; in a notebook it shows itself as Markdown."""
+    """A decision in sentences and two tables. `str` gives text; in a notebook it shows itself as HTML."""
 
     sentences: tuple[str, ...]
     remembered: tuple[tuple[str, ...], ...]
@@ -44,15 +45,20 @@ class Explanation:
 
     def __str__(self) -> str:
         paragraphs = [fill(sentence, 110) for sentence in self.sentences]
-        return "\n".join([*paragraphs, *self._tables()])
+        tables = (f"\n{title}\n\n{markdown_table(rows, left=2 - (rows is self.actions))}" for title, rows in self.tables())
+        return "\n".join([*paragraphs, *tables])
 
-    def _repr_markdown_(self) -> str:
-        return "\n\n".join([*self.sentences, *self._tables()])
+    __repr__ = __str__
 
-    def _tables(self) -> Iterator[str]:
-        if len(self.remembered) > 1:
-            yield "\nRemembered steps\n\n" + markdown_table(self.remembered, left=2)
-        yield "\nCandidates (* was taken)\n\n" + markdown_table(self.actions)
+    def _repr_html_(self) -> str:
+        said = [f"<p>{escape(sentence)}</p>" for sentence in self.sentences]
+        return "".join([*said, *(Table(rows[0], rows[1:], title=title)._repr_html_() for title, rows in self.tables())])
+
+    def tables(self) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
+        """Title and rows, the header first, of each table with a row."""
+        for title, rows in (("Remembered steps", self.remembered), ("Candidates (* was taken)", self.actions)):
+            if len(rows) > 1:
+                yield title, rows
 
 
 @dataclass(frozen=True)

@@ -187,11 +187,8 @@ class RunView:
         """Why the method took the action of this step, from the run's memory and journal; see `learngraph explain`."""
         run = self._run
         found = explain_step(run.path.parent, number, seed=run.seed, episode=int(branch), method=run.method)
-        tables = [("remembered steps", found.remembered), ("candidates", found.actions)]
-        return {
-            "sentences": list(found.sentences),
-            "tables": [{"title": title, "head": rows[0], "rows": rows[1:]} for title, rows in tables if len(rows) > 1],
-        }
+        tables = [{"title": title, "head": rows[0], "rows": rows[1:]} for title, rows in found.tables()]
+        return {"sentences": list(found.sentences), "tables": tables}
 
 
 def _memory_reads(row: Mapping[str, Any]) -> list[dict[str, Any]]:

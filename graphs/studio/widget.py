@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ __all__ = ["StudioView", "studio_view"]
 
 MODULES = ("list", "graph", "values", "run_view", "widget")
 """The page's modules that the widget is made of, each before those that import it."""
+
+
+STILL = "{}, a still picture: to walk with the mouse, install anywidget where Jupyter runs and in the kernel (pip install anywidget)."
 
 
 class StudioView:
@@ -51,14 +55,16 @@ class StudioView:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         still: dict[str, Any] = dict(self._still._repr_mimebundle_()) if self._still is not None else {}
-        still.setdefault("text/plain", self.studio.title)
+        told = STILL.format(self.studio.title)
+        still["text/plain"] = f"{told}\n{still.get('text/plain', '')}"
+        still["text/html"] = (
+            f"<p>{escape(told)}</p>{still.pop('image/svg+xml', '')}"  # the richest that is shown without a widget
+        )
         try:
-            widget = self.widget()
+            bundle = self.widget()._repr_mimebundle_() or {}
         except ImportError:
             return still
-        bundle = widget._repr_mimebundle_() or {}
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        return {**data, **still}
+        return {**(bundle[0] if isinstance(bundle, tuple) else bundle), **still}
 
     def widget(self) -> Any:
         """A widget, to be laid out beside others.

@@ -11,11 +11,12 @@ settings stand under its name.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -38,6 +39,10 @@ COLOURS = {
     "graph": "#efe3fb",
 }
 """Role of a node -> the colour of its box; `graph` is a subgraph."""
+
+
+CELL_WIDTH = 640
+"""Points of a notebook's cell on a usual screen."""
 
 
 class PictureError(UserError, ValueError):
@@ -73,9 +78,14 @@ class NotebookDrawing(ABC):
     def svg(self) -> str:
         """The drawing as an SVG document."""
 
+    def fitted_svg(self) -> str:
+        """The SVG document, shrunk to the cell of a notebook where it is wider than one."""
+        svg = self.svg()
+        return re.sub(r' width="[^"]*" height="[^"]*"', "", svg, count=1) if _width(svg) > CELL_WIDTH else svg
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         if has_graphviz():
-            return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
+            return {"image/svg+xml": self.fitted_svg(), "text/plain": self.mermaid()}
         return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
 
 
@@ -100,6 +110,11 @@ class Picture(NotebookDrawing):
     def svg(self) -> str:
         """The picture as an SVG document."""
         return svg_document(_draw(self))
+
+    def fitted_svg(self) -> str:
+        """The SVG document for a notebook: one that would be shrunk by more than a third goes from the top down instead."""
+        is_wide = self.direction == "LR" and _width(self.svg()) > 1.5 * CELL_WIDTH
+        return replace(self, direction="TD").fitted_svg() if is_wide else super().fitted_svg()
 
     def png(self) -> bytes:
         """The picture as a PNG file."""
@@ -170,6 +185,12 @@ def svg_document(drawn: Any) -> str:
     """A drawing of Graphviz's as an SVG document."""
     text = _render(drawn, "svg").decode()
     return text[text.index("<svg") :]
+
+
+def _width(svg: str) -> float:
+    """The width of an SVG document, in points."""
+    found = re.search(r'<svg width="([\d.]+)pt"', svg)
+    return float(found[1]) if found else 0.0
 
 
 def _render(drawn: Any, form: str) -> bytes:

@@ -29,7 +29,7 @@ def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
     """A table of records.
 
     Args:
-        records: dataclasses of one type, or mappings.
+        records: dataclasses of one type, mappings, or messages, which have a column of lines.
         show: names of the columns, in order; empty: all.
 
     Raises:
@@ -38,6 +38,10 @@ def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
     if not records:
         return Table(("nothing",), ())
     first = records[0]
+    if isinstance(first, BaseMessage):
+        told = channel_rows("", records)
+        whole = {(i, 0): text for i, (*_, text) in enumerate(told) if text}
+        return Table(("message",), tuple((line,) for _, line, _ in told), whole=whole)
     known = [one.name for one in fields(first)] if is_dataclass(first) else list(first)
     names = tuple(show or known)
     if unknown := [name for name in names if name not in known]:

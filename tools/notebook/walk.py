@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count, pairwise, zip_longest
@@ -79,8 +79,10 @@ class Walk:
     _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
     _left: Walk | None = field(default=None, repr=False, compare=False)
     """The walk as it was where it became a what-if."""
-    _answers: tuple[Any, ...] = field(default=(), repr=False)
-    """The answers given so far to the questions of this place."""
+    listen: Callable[[Any], None] | None = field(default=None, repr=False)
+    """Called while nodes run with LangGraph's events of the streams `tasks` and `messages`: (namespace, stream, event)."""
+    _answers: tuple[Mapping[int, Any], ...] = field(default=(), repr=False)
+    """The answers given so far to the questions of this place: number of the question among those asked then -> answer."""
     _asks_again: bool = field(default=False, repr=False)
     """True if another walk may have answered the questions of this place."""
 
@@ -182,14 +184,19 @@ class Walk:
         paths = sorted((task.path for task in self._snapshot().tasks if task.name == name), key=str)
         if not 0 <= number < len(paths):
             raise StepperError(f"{name!r} is about to run {len(paths)} times: there is no number {number} (they count from 0)")
-        self.inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
+        inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
+        if self._interrupts():  # it has begun already
+            return self._open_questions()._stand(inside)
+        self.inside = inside
         return self._run("*", entering=True)
 
     def out(self) -> Self:
-        """Run the subgraph to its end, and pause in the graph around it."""
+        """Run the subgraph to its end, and pause in the graph around it. From a node that asks nothing is run, and the question goes along."""
         if not self.inside:
             raise StepperError("the walk stands in no subgraph: into() enters one")
-        return self._run(())
+        if not self._interrupts():
+            return self._run(())
+        return self._open_questions()._stand(self.inside[:-1])
 
     def resume(self, answer: Any) -> Self:
         """Answer the node that asks (see `question`), and run it to its end, or to its next question.
@@ -208,19 +215,55 @@ class Walk:
             raise StepperError(
                 f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
             )
+        number = {one.id: n for n, one in enumerate(asked)}
+        given = {0: answer} if len(asked) == 1 else {number[id]: said for id, said in answer.items()}
+        self._open_questions()
         before = _checkpoint_id(self.place)
-        if self._asks_again:  # the record may hold another walk's answers to these questions: they are asked anew, on a copy
-            self._call("invoke", None, _merge(self.config, self.place), interrupt_before="*")
-            for given in self._answers:
-                self._call("invoke", Command(resume=given), _merge(self.config, _thread(self.place)), interrupt_before="*")
-            top = self._call("get_state", _thread(self.place), subgraphs=bool(self.inside))
-            self._now, _ = _descend(top, self.inside)
-            self.place = self._now.config
-            before = _checkpoint_id(self.place)
-        self._asks_again = False
-        self._run("*", Command(resume=answer))
-        self._answers = (*self._answers, answer) if _checkpoint_id(self.place) == before else ()
+        try:
+            self._run("*", self._command(given))
+        except Exception:  # LangGraph keeps the answer with which the node failed
+            self._asks_again = True
+            raise
+        self._answers = (*self._answers, given) if _checkpoint_id(self.place) == before else ()
         return self
+
+    def _open_questions(self) -> Self:
+        """Stand where the questions are open: where the record holds other answers, on a copy of the moment that asks them anew."""
+        if not self._asks_again:
+            return self
+        self._call("invoke", None, _merge(self.config, self.place), interrupt_before="*")
+        self._stand(self.inside)
+        for given in self._answers:
+            self._call("invoke", self._command(given), _merge(self.config, _thread(self.place)), interrupt_before="*")
+            self._stand(self.inside)
+        self._asks_again = False
+        return self
+
+    def _command(self, given: Mapping[int, Any]) -> Command[Any]:
+        """The answers by the ids of the questions: beside this one others may be open, in other subgraphs."""
+        asked = self._interrupts()
+        return Command(resume={asked[number].id: answer for number, answer in given.items()})
+
+    def _stand(self, inside: Sequence[Invocation]) -> Self:
+        """Stand at the latest moment of the run inside these invocations, or as far inside as they have not ended."""
+        top = self._call("get_state", _thread(self.place), subgraphs=bool(inside))
+        self._now, depth = _descend(top, inside)
+        self.inside, self.place = tuple(inside[:depth]), self._now.config
+        return self
+
+    def go_on(self, input: Any) -> Self:
+        """Begin another run on the same thread, such as the next turn of a chat, and pause before its first node.
+
+        Args:
+            input: the input, as for `graph.invoke`; the channels are those that this run has left.
+
+        Raises:
+            StepperError: this run has not ended.
+        """
+        if self.next:
+            raise StepperError(f"{self}: this run has not ended; finish() ends it")
+        self._call("invoke", input, _merge(self.config, self.place), interrupt_before="*")
+        return self._stand(())
 
     def edit(self, **channels: Any) -> Self:
         """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
@@ -258,7 +301,7 @@ class Walk:
         path = self.path()
         if times >= len(path):
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
-            raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} {where}")
+            raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
         self._begin_branch()
         self._now = path[-1 - times]
         self.place = self._now.config
@@ -359,7 +402,7 @@ class Walk:
 
     def __str__(self) -> str:
         where = "".join(f"{one.node}[{one.number}] > " for one in self.inside)
-        place = f"{where}step {len(self.path()) - 1}"
+        place = f"{where}moment {len(self.path()) - 1}"
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()
@@ -376,8 +419,11 @@ class Walk:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the graph in the walk's branch of memory."""
-        with self.branch.play() if self.branch is not None else nullcontext():
+        with self._remembering():
             return _call(self.graph, self._is_asynchronous, name, *args, **kwargs)
+
+    def _remembering(self) -> AbstractContextManager[Any]:
+        return self.branch.play() if self.branch is not None else nullcontext()
 
     def _until(self, stops: Sequence[Stop], come_out: bool = False) -> Self:
         self._check_stops(stops)
@@ -428,12 +474,27 @@ class Walk:
         place = thread if _checkpoint_id(latest.config) == _checkpoint_id(self.place) else self.place
         with pause_in(self.graph, self.inside, pause, around):
             outer = around if self.inside else pause
-            self._call("invoke", input, _merge(self.config, place), interrupt_before=outer)
-        top = self._call("get_state", thread, subgraphs=bool(self.inside))
-        self._now, depth = _descend(top, self.inside)
-        self.inside = self.inside[:depth]
-        self.place = self._now.config
-        return self
+            if self.listen is None:
+                self._call("invoke", input, _merge(self.config, place), interrupt_before=outer)
+            else:
+                self._hear(input, _merge(self.config, place), outer)
+        return self._stand(self.inside)
+
+    def _hear(self, input: Any, config: RunnableConfig, pause: Any) -> None:
+        """Run the graph to a pause, and tell `listen` what happens meanwhile."""
+        hear: Any = self.listen
+        streams: dict[str, Any] = {"stream_mode": ["tasks", "messages"], "subgraphs": True, "interrupt_before": pause}
+
+        async def wait() -> None:
+            async for event in self.graph.astream(input, config, **streams):
+                hear(event)
+
+        with self._remembering():
+            if self._is_asynchronous:
+                asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+            else:
+                for event in self.graph.stream(input, config, **streams):
+                    hear(event)
 
 
 def is_asynchronous(graph: Any) -> bool:

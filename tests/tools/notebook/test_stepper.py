@@ -54,7 +54,7 @@ def test_it_pauses_before_every_node_and_before_named_ones() -> None:
     assert walk.until("add").state["n"] == 3
     assert walk.finish().next == ()
     assert walk.state["trail"] == [1, 2, 3, 4, 5]
-    assert str(walk) == "step 10, the end"
+    assert str(walk) == "moment 10, the end"
     with pytest.raises(StepperError, match="has ended"):
         walk.step()
 
@@ -65,7 +65,7 @@ def test_back_edit_and_on() -> None:
     assert walk.next == ("add",)
     assert walk.edit(by=10).finish().state["trail"] == [1, 11]
     assert [len(moment.values.get("trail", [])) for moment in walk.path()] == [0, 0, 1, 1, 1, 2]
-    with pytest.raises(StepperError, match="back 6 steps: this is step 5"):
+    with pytest.raises(StepperError, match="back 6 steps: this is moment 5"):
         walk.back(6)
 
 
@@ -95,7 +95,7 @@ def test_the_view_marks_what_changed() -> None:
     shown = begun().step().view("n", "by")
     assert shown.rows == (("n", "1"), ("by", "1"))
     assert shown.marked == {0}
-    assert "step 1, before note" in str(shown)
+    assert "moment 1, before note" in str(shown)
     assert "<td" in shown._repr_html_()
 
 
@@ -123,6 +123,7 @@ def test_messages_are_read_line_by_line() -> None:
     assert shown.marked == {1, 2}
     long = start(graph, {"messages": "word " * 50}).view()._repr_html_()
     assert f"…</summary>human: {'word ' * 49}word</details>" in long
+    assert table(walk.state["messages"]).rows == tuple((line,) for _, line in shown.rows)
     assert to_line(walk.state["messages"]) == "3 messages, the last: tool resolve: refund: arranged"
     assert message_line(AIMessage("", invalid_tool_calls=[broken])) == "ai -> resolve({how), which cannot be read"
 

@@ -67,7 +67,7 @@ def begun(graph: Any = None) -> Walk:
 def test_into_one_of_several_invocations_and_out_again() -> None:
     walk = begun().into("play", 1)
     assert (walk.next, walk.state["x"]) == (("raise",), 20)
-    assert str(walk) == "play[1] > step 0, before raise"
+    assert str(walk) == "play[1] > moment 0, before raise"
     assert walk.step().state["x"] == 21
     assert walk.next == ("put",)
     assert walk.out().next == ("end",)
@@ -93,7 +93,7 @@ def test_edits_inside_and_going_back_inside() -> None:
     assert again.back().state["x"] == 20
     assert again.edit(x=99).step().state["x"] == 100
     assert again.finish().state["out"] == [11, 100, 31]
-    with pytest.raises(StepperError, match="cannot go back 1 steps: this is step 0 of 'play'; out"):
+    with pytest.raises(StepperError, match="cannot go back 1 steps: this is moment 0 of 'play'; out"):
         begun().into("play", 1).back()
 
 
@@ -102,7 +102,7 @@ def test_a_subgraph_of_a_subgraph() -> None:
     builder.add_node("all", group())
     builder.add_node("sum", lambda state: {"out": [sum(state["out"])]})
     walk = begun(chain(builder, "all", "sum").compile(checkpointer=InMemorySaver())).into("all").into("play", 2)
-    assert str(walk) == "all[0] > play[2] > step 0, before raise"
+    assert str(walk) == "all[0] > play[2] > moment 0, before raise"
     assert walk.step().edit(x=0).out().next == ("end",)
     assert walk.inside[0].node == "all"
     assert walk.out().state["out"] == [11, 21, 0]
@@ -138,7 +138,7 @@ def test_a_question_pauses_until_it_is_answered() -> None:
     with pytest.raises(StepperError, match="nothing asks"):
         walk.resume("good")
     assert walk.finish().question == "how was it?"
-    assert str(walk) == "step 1, before ask, which asks how was it?"
+    assert str(walk) == "moment 1, before ask, which asks how was it?"
     with pytest.raises(StepperError, match=r"asks how was it\?: answer with resume\(value\)"):
         walk.step()
     other = walk.fork()
@@ -169,6 +169,24 @@ def test_a_question_inside_a_subgraph() -> None:
     assert walk.resume("a").resume("b").next == ("end",)
     assert walk.inside
     assert walk.finish().state["said"] == "a b"
+
+
+def test_questions_side_by_side_are_answered_by_id_and_a_wrong_answer_is_given_again() -> None:
+    one = StateGraph(Single)
+    one.add_node("ask", lambda state: {"out": [interrupt(f"number {state['x']}?")["n"]]})
+    one.add_node("rest", lambda state: {})
+    builder = StateGraph(Group)
+    builder.add_node("sub", chain(one, "ask", "rest").compile())
+    builder.add_conditional_edges(START, lambda state: [Send("sub", {"x": x}) for x in state["xs"]], ["sub"])
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"xs": [1, 2]}).into("sub", 1).step()
+    assert walk.question == "number 2?"
+    with pytest.raises(TypeError, match="indices must be"):
+        walk.resume("twenty")
+    assert walk.resume({"n": 20}).next == ("rest",)  # LangGraph alone would answer "twenty" for ever
+    assert walk.out().question == "number 1?"
+    assert walk.into("sub").question == "number 1?"
+    assert (walk.out().question, walk.inside) == ("number 1?", ())  # nothing was run
+    assert walk.resume({"n": 10}).state["out"] == [10, 20]
 
 
 def looping(checkpointer: Any) -> Any:
@@ -262,6 +280,6 @@ def test_into_a_group_of_training_free_grpo() -> None:
     )
     walk = start(graph, {"run": "r"}).into("group", 1)
     assert (walk.next, walk.state["task"]) == (("open",), problems[1])
-    assert str(walk.step()) == "group[1] > step 1, before rollout (5 times)"
+    assert str(walk.step()) == "group[1] > moment 1, before rollout (5 times)"
     assert len(walk.step().state["rollouts"]) == 5
     assert walk.out().next == ("consolidate",)
