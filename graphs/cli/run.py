@@ -32,7 +32,7 @@ from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
 from ..experiments.options import RunOptions
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
-from ..experiments.spec import Choice, Spec, plan_sweeps, read_spec, read_tables, unplayed_notes
+from ..experiments.spec import NO_MODEL, Choice, Spec, plan_sweeps, read_spec, read_tables, unplayed_notes
 from ..experiments.training_free.checks import check_arms
 from ..experiments.training_free.options import LearningOptions, learning_options
 from .flags import parse_flags, parse_options_and_settings
@@ -82,6 +82,11 @@ class FileOptions:
     """Dollars per million tokens read, of the models for which the file has no price. Without one no dollars are shown."""
     price_out: float = 0.0
     """Dollars per million tokens written."""
+    token_budget: int = 0
+    """Tokens that a table may pay for; each environment, with each model, has an equal share. What is spent is not played on: the same
+    command with more goes on. 0: no limit."""
+    dollar_budget: float = 0.0
+    """The same in dollars. 0: no limit."""
     dry_run: bool = False
     """Play nothing: say how many runs are left, and what calls and tokens they would take."""
     json: bool = False
@@ -173,7 +178,7 @@ def _run_file(args: Sequence[str]) -> int:
                 print(play_stream(stream, name, folder, options.workers, options.engine))
             continue
         spec = _with_flags(read_spec(tables[table], [*METRICS], place), options)
-        planned = plan_sweeps(spec, folder, options.workers, only)
+        planned = _share_budget(plan_sweeps(spec, folder, options.workers, only), options)
         command = ["learngraph", "run", str(options.file)]
         for one in ("seeds", "episodes"):
             if (given := getattr(options, one)) is not None:
@@ -220,6 +225,14 @@ def _with_flags(spec: Spec, options: FileOptions) -> Spec:
     ]
     environments, rest = tuple(map(left, spec.environments)), left(Choice("", options=spec.options)).options
     return replace(spec, models=tuple(models), environments=environments, options=rest, **changes)
+
+
+def _share_budget(planned: Sequence[Sweep], options: FileOptions) -> list[Sweep]:
+    """The sweeps with an equal share of the command's budgets, of those that ask a model behind an API or here."""
+    paid = sum(one.model != NO_MODEL for one in planned) or 1
+    shares = {"token_budget": options.token_budget // paid, "dollar_budget": options.dollar_budget / paid}
+    given = {name: share for name, share in shares.items() if getattr(options, name)}
+    return [one if one.model == NO_MODEL else replace(one, options=replace(one.options, **given)) for one in planned]
 
 
 def play_and_report(

@@ -155,12 +155,12 @@ def _missing_here(sweep: Sweep) -> list[str]:
 
 def _budget_notes(costs: Sequence[LeftCosts]) -> list[str]:
     """A line for a budget that may not last."""
-    options, notes = costs[0].sweep.options if costs else RunOptions(), []
+    each, notes = {one.sweep.folder: one.sweep.options for one in costs}.values(), list[str]()
     tokens = sum(one.estimate.input_tokens + one.estimate.output_tokens for one in costs)
-    if 0 < options.token_budget < tokens:
-        notes.append(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
-    if 0 < options.dollar_budget < (dollars := sum(one.estimate.dollars for one in costs)):
-        notes.append(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
+    if 0 < (budget := sum(one.token_budget for one in each)) < tokens:
+        notes.append(f"--token-budget {budget:,} may not last: {tokens:,} tokens")
+    if 0 < (most := sum(one.dollar_budget for one in each)) < (dollars := sum(one.estimate.dollars for one in costs)):
+        notes.append(f"--dollar-budget {most:g} may not last: ${dollars:.2f}")
     return notes
 
 

@@ -190,3 +190,21 @@ def test_steps_at_which_memory_held_nothing_are_counted(here: Path, capsys: pyte
     line = f"jitrl found nothing alike in its memory at {len(empty):,} of {len(later):,} steps after the first episode"
     assert (line in capsys.readouterr().out) == bool(empty)
     assert results(here)["random"]["look_ups"] == 0
+
+
+@pytest.mark.slow
+def test_the_environments_of_a_file_share_its_budget_and_a_larger_one_goes_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OpenAIServer(wait) as server:
+        world = f'name = "toy", horizon = 2, base_url = "{server.url}"'
+        text = f'environments = [{{ {world}, label = "a" }}, {{ {world}, label = "b" }}]\nmodels = ["openai:me"]\n'
+        Path("two.toml").write_text(f'{text}methods = ["react"]\nseeds = 1\nepisodes = 2\n')
+        command = ["run", "two.toml", "--workers", "1"]
+        assert main([*command, "--dry-run", "--token-budget", "8"]) == 0
+        assert "--token-budget 8 may not last" in capsys.readouterr().out
+        assert main([*command, "--token-budget", "200"]) == 2
+        assert capsys.readouterr().out.count("the budget of 100 tokens is spent") == 2
+        assert 0 < len(server.requests) < 8
+        assert main(command) == 0
+        assert len(server.requests) == 8
