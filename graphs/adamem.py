@@ -75,7 +75,7 @@ from .wiring.banks import (
 )
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node, Router, parse_flow
-from .wiring.inputs import SHARED, MethodInputs, check_least, check_literals
+from .wiring.inputs import SHARED, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
 
@@ -280,7 +280,7 @@ def build(
 
     `memory`: a long-term memory of your own (another key, any LangChain `Embeddings`), or one that several graphs share.
     """
-    settings = settings or AdaMEM()
+    settings = given_settings(inputs, settings, AdaMEM)
     memory = settings.memory(inputs) if memory is None else memory
     mode = MODES[settings.mode]
     nodes = _frame(inputs, settings, memory, mode) | deciding_nodes(inputs, settings, memory, mode)

@@ -28,7 +28,7 @@ from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import MethodInputs, check_least, check_literals
+from .wiring.inputs import MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "ICRL", "build"]
 
@@ -114,7 +114,7 @@ def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) ->
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
     """
-    settings = settings or ICRL()
+    settings = given_settings(inputs, settings, ICRL)
     if settings.rewards in ("zero", "none"):
         inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)

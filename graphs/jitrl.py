@@ -64,7 +64,7 @@ from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import SHARED, MethodInputs, check_literals, check_task_scope
+from .wiring.inputs import SHARED, MethodInputs, check_literals, check_task_scope, given_settings
 from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node
 
 __all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
@@ -311,7 +311,7 @@ def build(
     Raises:
         UserError: the memory discounts returns by another gamma than the settings say.
     """
-    settings = settings or JitRL()
+    settings = given_settings(inputs, settings, JitRL)
     memory = open_memory(settings, inputs) if experiences is None else experiences
     if memory.gamma != settings.gamma:
         raise UserError(

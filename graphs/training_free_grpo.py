@@ -70,7 +70,7 @@ from ..nodes.update.consolidate import consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
-from .wiring.inputs import MethodInputs, check_literals
+from .wiring.inputs import MethodInputs, check_literals, given_settings
 from .wiring.learning_run import (
     AcceptTest,
     CriticModel,
@@ -259,7 +259,7 @@ def build(
     Raises:
         UserError: a problem is there twice, or held out and learned on; or this model cannot do what the settings ask for.
     """
-    settings = settings or TrainingFreeGRPO()
+    settings = given_settings(inputs, settings, TrainingFreeGRPO)
     resources = resources or RunResources()
     critic = critic or CriticModel()
     tasks, tests, dropped = steps.choose_problems(

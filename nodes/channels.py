@@ -21,7 +21,7 @@ from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from langchain_core.runnables import Runnable
 from typing_extensions import is_typeddict
 
-__all__ = ["NodeChannels", "is_required", "maker_channels", "node_channels", "schema_channels", "type_hints"]
+__all__ = ["NodeChannels", "is_required", "maker_channels", "node_channels", "node_schemas", "schema_channels", "type_hints"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,7 @@ class NodeChannels:
 
 def node_channels(node: Any) -> NodeChannels:
     """The channels of a node or router: a function, an object that is called, a class of such objects, or a Runnable."""
-    if isinstance(node, Runnable) and hasattr(node, "messages") and hasattr(node, "read"):  # nodes/ask.py
-        channels = _of_types(_first_type(node.messages), type_hints(node.read).get("return"), "usage")
-    else:
-        run = node if inspect.isroutine(node) else getattr(node, "invoke" if _is_runnable(node) else "__call__", node)
-        channels = _of_types(_first_type(run), type_hints(run).get("return"))
+    channels = _of_types(*_node_types(node), *(["usage"] if _asks(node) else []))
     if isinstance(node, type):
         return channels
     if (inner := getattr(node, "inner_node", None)) is not None:
@@ -57,6 +53,27 @@ def node_channels(node: Any) -> NodeChannels:
         more = schema_channels(shown)
         channels = replace(channels, reads=channels.reads | more.reads, needs=channels.needs | more.needs, may_read_more=False)
     return channels if further is None else replace(channels, writes=channels.writes | set(further), is_open=False)
+
+
+def node_schemas(node: Any) -> list[Any]:
+    """The TypedDicts that say what a node reads, shows in a prompt and writes."""
+    hints = [schema for hint in _node_types(node) for schema in _members(hint) if is_typeddict(schema)]
+    shown = getattr(getattr(node, "view", None), "shown_channels", None) or ()
+    inner = getattr(node, "inner_node", None)
+    return [*hints, *shown, *(node_schemas(inner) if inner is not None else [])]
+
+
+def _node_types(node: Any) -> tuple[Any, Any]:
+    """The types of what a node reads and of what it returns."""
+    if _asks(node):
+        return _first_type(node.messages), type_hints(node.read).get("return")
+    run = node if inspect.isroutine(node) else getattr(node, "invoke" if _is_runnable(node) else "__call__", node)
+    return _first_type(run), type_hints(run).get("return")
+
+
+def _asks(node: Any) -> bool:
+    """True for the nodes of nodes/ask.py."""
+    return isinstance(node, Runnable) and hasattr(node, "messages") and hasattr(node, "read")
 
 
 def schema_channels(schemas: Sequence[type]) -> NodeChannels:
@@ -108,8 +125,13 @@ def _of_types(read: Any, written: Any, *more: str) -> NodeChannels:
 @lru_cache(maxsize=1024)
 def _keys(hint: Any) -> tuple[frozenset[str], frozenset[str], bool]:
     """The keys of a type, those that are required, and whether there may be others."""
-    schemas = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    schemas = _members(hint)
     known = [(schema, name) for schema in schemas if is_typeddict(schema) for name in get_type_hints(schema)]
     required = (name for schema, name in known if is_required(schema, name))
     is_open = not all(is_typeddict(schema) or schema is type(None) for schema in schemas)
     return frozenset(name for _, name in known), frozenset(required), is_open
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -34,7 +34,7 @@ from ...nodes.synthesize.workflows import (
 from ..wiring.banks import require_success_threshold
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "WorkflowMemory", "build"]
 
@@ -80,7 +80,7 @@ def build(
     inputs: MethodInputs, settings: WorkflowMemory | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
-    settings = settings or WorkflowMemory()
+    settings = given_settings(inputs, settings, WorkflowMemory)
     buffer, lines = settings.buffer(inputs), not inputs.chats
     layout = inputs.layout(clip=settings.max_state_chars)
     brief = inputs.prompting.load("awm/brief").text()

@@ -15,7 +15,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.attempts.buffer import Buffer
 from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals
+from ..wiring.inputs import MethodInputs, check_literals, given_settings
 
 __all__ = ["FLOW", "BestOfN", "build"]
 
@@ -42,7 +42,7 @@ class BestOfN(WordingSettings, ChoiceSettings):
 
 def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
-    settings = settings or BestOfN()
+    settings = given_settings(inputs, settings, BestOfN)
     nodes: dict[str, Node] = {
         **attempt_nodes(inputs, settings.temperature, Buffer(inputs.records)),
         "propose": settings.policy(inputs, inputs.episode_prompt(layout=settings.layout(inputs))),

@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..wiring.episode import WordingSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, check_literals
+from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, check_literals, given_settings
 
 __all__ = ["FLOW", "ChainOfThought", "build"]
 
@@ -51,7 +51,7 @@ def build(
     """
     name = "long-cot" if long else "cot"
     reason = inputs.require_writer(name)
-    settings = settings or ChainOfThought()
+    settings = given_settings(inputs, settings, ChainOfThought)
     style = LONG if long else PAPER_OF_ICRL if settings.wording == "paper" else SHORT
     nodes: dict[str, Node] = {
         **episode_nodes(inputs),

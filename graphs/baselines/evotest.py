@@ -38,7 +38,7 @@ from ...nodes.update.configuration import (
 )
 from ..wiring.episode import AttemptState, SharedAttemptSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, MethodInputs, check_least
+from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "EvoTest", "build"]
 
@@ -84,7 +84,7 @@ def build(
     Raises:
         UserError: the model only scores actions, and cannot write a configuration.
     """
-    settings = settings or EvoTest()
+    settings = given_settings(inputs, settings, EvoTest)
     inputs.require_writer("evotest")
     buffer, first = settings.buffer(inputs), Configuration(examples=settings.examples)
     run_code = run_code if settings.evolve_routine else None

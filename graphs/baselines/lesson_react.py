@@ -17,7 +17,7 @@ from ...nodes.extract.rollouts import LibraryPart, RolloutInput
 from ...nodes.state import LibraryChannels
 from ..wiring.episode import AttemptState, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import THINK_THEN_ACT, MethodInputs
+from ..wiring.inputs import THINK_THEN_ACT, MethodInputs, given_settings
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
 
@@ -55,7 +55,7 @@ def build(
         lessons: where the library that the input names is looked up.
         compile: as in `graphs.icrl.build`.
     """
-    settings = settings or LessonReAct()
+    settings = given_settings(inputs, settings, LessonReAct)
     if not settings.show_rewards:
         inputs = inputs.without_verdicts()
     view = inputs.episode_prompt(

@@ -21,7 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...nodes.retrieve.attempts import AttemptsPart
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs
+from ..wiring.inputs import MethodInputs, given_settings
 
 __all__ = ["FLOW", "Transcripts", "build"]
 
@@ -40,7 +40,7 @@ class Transcripts(SharedAttemptSettings):
 
 def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
-    settings = settings or Transcripts()
+    settings = given_settings(inputs, settings, Transcripts)
     buffer = settings.buffer(inputs)
     layout = replace(inputs.layout(clip=None), shows_task=settings.cross_task)
     brief = inputs.prompting.load("memory/brief").text()

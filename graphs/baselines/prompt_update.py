@@ -34,7 +34,7 @@ from ...nodes.state import AdviceChannels, RecallChannels
 from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
 from ..wiring.episode import AttemptState, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs
+from ..wiring.inputs import MethodInputs, given_settings
 from ..wiring.state_keys import check_needs, make_judge, make_trace_node
 
 __all__ = ["FLOW", "PromptUpdate", "build"]
@@ -113,7 +113,7 @@ def build(
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
-    settings = settings or PromptUpdate()
+    settings = given_settings(inputs, settings, PromptUpdate)
     jitrl = settings.as_jitrl()
     memory = experiences
     if memory is None:

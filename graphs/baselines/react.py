@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 
 __all__ = ["FLOW", "ReAct", "build"]
 
@@ -35,7 +35,7 @@ class ReAct(ChoiceSettings):
 
 def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
-    settings = settings or ReAct()
+    settings = given_settings(inputs, settings, ReAct)
     view = inputs.episode_prompt(max_steps=settings.history_steps)
     nodes: dict[str, Node] = {
         **episode_nodes(inputs, settings.temperature),

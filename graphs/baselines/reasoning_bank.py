@@ -50,7 +50,7 @@ from ...nodes.synthesize.reasoning_bank import (
 from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Node, Router
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "ReasoningBank", "build"]
 
@@ -143,7 +143,7 @@ def build(
     inputs: MethodInputs, settings: ReasoningBank | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
-    settings = settings or ReasoningBank()
+    settings = given_settings(inputs, settings, ReasoningBank)
     model = inputs.require_chat_model("reasoning-bank")
     _check(inputs, settings)
     lessons = open_lessons(inputs.records)

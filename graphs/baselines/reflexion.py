@@ -24,7 +24,7 @@ from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.reflect import NotesPart, route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals
+from ..wiring.inputs import MethodInputs, check_literals, given_settings
 
 __all__ = ["FLOW", "Reflexion", "build"]
 
@@ -59,7 +59,7 @@ class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
 
 def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
-    settings = settings or Reflexion()
+    settings = given_settings(inputs, settings, Reflexion)
     buffer = settings.buffer(inputs)
     layout = settings.layout(inputs, clip=settings.max_state_chars)
     brief = settings.brief(inputs, "reflexion/brief")

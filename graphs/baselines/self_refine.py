@@ -29,7 +29,7 @@ from ...nodes.retrieve.attempts import AttemptsPart
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals
+from ..wiring.inputs import MethodInputs, check_literals, given_settings
 
 __all__ = ["FLOW", "SelfRefine", "build"]
 
@@ -63,7 +63,7 @@ class SelfRefine(WordingSettings, MemorySettings):
 
 def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
-    settings = settings or SelfRefine()
+    settings = given_settings(inputs, settings, SelfRefine)
     if settings.rewards == "none":
         inputs = inputs.without_verdicts()
     buffer = Buffer(inputs.records)

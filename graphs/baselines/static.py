@@ -9,7 +9,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, uniform_policy
+from ..wiring.inputs import MethodInputs, given_settings, uniform_policy
 
 __all__ = ["FLOW", "Static", "build", "build_random"]
 
@@ -28,7 +28,7 @@ class Static(ChoiceSettings):
 
 def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
-    settings = settings or Static()
+    settings = given_settings(inputs, settings, Static)
     nodes: dict[str, Node] = {
         **episode_nodes(inputs, settings.temperature),
         "propose": inputs.make_policy(inputs.recent_steps_view()),

@@ -25,7 +25,7 @@ from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "Synapse", "build"]
 
@@ -92,7 +92,7 @@ class Synapse(MemorySettings):
 
 def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
-    settings = settings or Synapse()
+    settings = given_settings(inputs, settings, Synapse)
     memory = settings.memory(inputs)
     layout = inputs.layout(clip=settings.max_state_chars)
     brief = inputs.prompting.load("synapse/brief").text()

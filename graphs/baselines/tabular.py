@@ -18,7 +18,7 @@ from ...memory.returns.q_table import QTable
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from ..wiring.episode import episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs
+from ..wiring.inputs import MethodInputs, given_settings
 
 __all__ = ["FLOW", "Tabular", "build"]
 
@@ -55,7 +55,7 @@ def build(
 
     `table`: a table of your own; one on `inputs.records` with the settings' gamma and learning rate if not given.
     """
-    settings = settings or Tabular()
+    settings = given_settings(inputs, settings, Tabular)
     if table is None:
         table = QTable(inputs.records, settings.gamma, settings.learning_rate, settings.initial_value)
     nodes: dict[str, Node] = {

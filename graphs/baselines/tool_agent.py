@@ -37,7 +37,7 @@ from ...nodes.act.tool_use import (
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals
+from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "ToolAgent", "build"]
 
@@ -116,7 +116,7 @@ def build(
     Raises:
         UserError: there is no model, or the environment cannot read a written answer.
     """
-    settings = settings or ToolAgent()
+    settings = given_settings(inputs, settings, ToolAgent)
     model = inputs.require_chat_model("tool-agent")
     world = inputs.environment
     read = getattr(world, "read", None)

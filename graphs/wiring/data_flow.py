@@ -68,7 +68,7 @@ def _unread(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any], known: Mapp
         plain = [channel for channel in sorted(one.writes) if not _starts_empty(builder, channel)]
         lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
         if plain and lost == plain and not one.is_open:
-            hints = [did_you_mean(channel, state) for channel in lost if channel not in state]
+            hints = [did_you_mean(channel, state - one.writes) for channel in lost]
             said = (
                 f"writes {' and '.join(f'`{channel}`' for channel in lost)}, which no node reads{next(filter(None, hints), '')}"
             )

@@ -24,12 +24,24 @@ def to_mermaid(graph: Graph, direction: str = "LR") -> str:
     A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
     and a node that nothing leaves leads to END.
     """
-    return write_flow(builder_edges(graph.builder), direction)
+    return write_flow(builder_edges(builder_behind(graph)), direction)
 
 
 def drawn_edges(graph: Graph) -> list[Edge]:
     """The arrows of any compiled graph, as `to_mermaid` draws them."""
-    return builder_edges(graph.builder)
+    return builder_edges(builder_behind(graph))
+
+
+def builder_behind(graph: Any) -> Builder:
+    """The builder of a compiled graph.
+
+    Raises:
+        FlowError: it is no compiled graph.
+    """
+    if not isinstance(graph, CompiledStateGraph):
+        hint = "; call its compile() first" if isinstance(graph, StateGraph) else ""
+        raise FlowError(f"a compiled graph is asked for, got a {type(graph).__name__}{hint}")
+    return graph.builder
 
 
 def builder_edges(builder: Builder) -> list[Edge]:

@@ -15,7 +15,6 @@ from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.policies import PromptView
 from ...nodes.retrieve.attempts import Compose, Layout, Push
-from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.state import (
     AttemptInput,
     ChoiceChannels,
@@ -64,6 +63,8 @@ class WordingSettings:
     def layout(self, inputs: MethodInputs, *shown: Any, **more: Any) -> Layout:
         """The layout of attempts, as of `MethodInputs.layout`; in the paper's wording without what a full success earns and how long
         it may take."""
+        from ...nodes.retrieve.chat_layout import ChatLayout
+
         layout = inputs.layout(*shown, **more)
         if self.wording == "paper" and isinstance(layout, ChatLayout):
             return replace(layout, full_success=None, horizon=None)

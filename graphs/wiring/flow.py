@@ -12,15 +12,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, cast, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import DEFAULT_RECURSION_LIMIT
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict, is_typeddict
 
-from ...nodes.channels import node_channels
+from ...nodes.channels import node_channels, node_schemas
 from .arrows import (
     ENDS,
     Branching,
@@ -36,9 +38,9 @@ from .arrows import (
     find_mistakes,
 )
 from .data_flow import find_missing, unwrap
-from .drawn import builder_edges, drawn_edges, read_wiring, to_mermaid
+from .drawn import builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
-from .input_errors import InputError, input_mistake
+from .input_errors import InputError, input_mistake, reading_node
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 
 __all__ = [
@@ -130,8 +132,8 @@ def check(
     """
     try:
         if isinstance(nodes, CompiledStateGraph):
-            builder = nodes.builder
-            wiring = _redrawn_wiring(builder, flow, further, routers or {}, fan_outs or {})
+            builder = _bare(nodes.builder, further)
+            wiring = _redrawn_wiring(nodes.builder, flow, further, routers or {}, fan_outs or {})
         else:
             wiring = _read_drawing(flow, {**nodes, **further}, routers, fan_outs, destinations)
     except FlowError as error:
@@ -204,6 +206,8 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
         builder.add_node(name, cast(Any, node), destinations=tuple(ends) if is_named else ends)
     else:
         builder.add_node(name, cast(Any, node))
+    spec = builder.nodes[name]
+    builder.nodes[name] = replace(spec, runnable=reading_node(spec.runnable, builder.channels.keys()))
 
 
 class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
@@ -219,7 +223,7 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
         try:
             yield from super().stream(input, _without_default_limit(config), **options)
-        except (KeyError, AttributeError, TypeError) as error:
+        except (InputError, KeyError, AttributeError, TypeError) as error:
             self._explain(input, error)
             raise
 
@@ -229,7 +233,7 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
             async with aclosing(stream) as inputs:
                 async for part in inputs:
                     yield part
-        except (KeyError, AttributeError, TypeError) as error:
+        except (InputError, KeyError, AttributeError, TypeError) as error:
             self._explain(input, error)
             raise
 
@@ -268,7 +272,7 @@ def compile_graph(
     """
     if flow is not None or nodes:
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
-        wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder)
+        wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
     compiled = builder.compile(**options)
     inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
@@ -294,19 +298,20 @@ def rewire(
         flow: the drawing: that of `to_mermaid(graph)`, edited.
         routers: for nodes that decide anew: functions as in `wire`.
         fan_outs: the same for dotted arrows.
-        replaced: further nodes, or others in place of those of the same name; those of another graph's `builder.nodes` bring their
-            channels with them.
+        replaced: further nodes, or others in place of those of the same name. They bring the channels with them that their types
+            name, those of another graph's `builder.nodes` that graph's.
 
     Raises:
         FlowError: the drawing does not fit the nodes.
     """
-    wiring = _redrawn_wiring(graph.builder, flow, replaced, routers or {}, fan_outs or {})
-    return recompile(graph, _checked(wiring, _bare(graph.builder)))
+    wiring = _redrawn_wiring(builder_behind(graph), flow, replaced, routers or {}, fan_outs or {})
+    builder = _bare(graph.builder, replaced)
+    return recompile(graph, _checked(wiring, builder), builder)
 
 
-def recompile(graph: Graph, wiring: Wiring) -> Graph:
-    """The graph of another wiring, with the schemas, policies and checkpointer of `graph`."""
-    builder = _assemble(_bare(graph.builder), wiring)
+def recompile(graph: Graph, wiring: Wiring, builder: Builder | None = None) -> Graph:
+    """The graph of another wiring, with the schemas (or those of an empty builder), policies and checkpointer of `graph`."""
+    builder = _assemble(builder or _bare(graph.builder), wiring)
     names = ("checkpointer", "cache", "store", "debug", "name")
     options = {name: getattr(graph, name) for name in names}
     for when in ("interrupt_before", "interrupt_after"):
@@ -316,12 +321,19 @@ def recompile(graph: Graph, wiring: Wiring) -> Graph:
     return compiled.with_config(graph.config) if graph.config else compiled
 
 
-def _bare(builder: Builder) -> Builder:
-    """A copy of `builder` without nodes and arrows."""
+def _bare(builder: Builder, lent: Mapping[str, Any] = MappingProxyType({})) -> Builder:
+    """A copy of `builder` without nodes and arrows, whose state has the channels of the nodes that are lent to it, too."""
     fresh = copy(builder)
     fresh.nodes = {name: spec for name, spec in builder.nodes.items() if spec.is_error_handler}
     fresh.edges, fresh.waiting_edges, fresh.branches, fresh.compiled = set(), set(), defaultdict(dict), False
     fresh.schemas, fresh.channels, fresh.managed = dict(builder.schemas), dict(builder.channels), dict(builder.managed)
+    if lent and is_typeddict(builder.state_schema):
+        specs = [node.input_schema for node in lent.values() if isinstance(node, StateNodeSpec)]  # these know the reducers
+        given = [*specs, *(schema for node in lent.values() for schema in node_schemas(unwrap(node)))]
+        known = {name: hint for schema in reversed(given) for name, hint in get_type_hints(schema, include_extras=True).items()}
+        own = get_type_hints(builder.state_schema, include_extras=True)
+        fresh.state_schema = TypedDict("State", {**known, **own})  # type: ignore[misc]
+        fresh._add_schema(fresh.state_schema)
     return fresh
 
 

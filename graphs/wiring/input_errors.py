@@ -6,12 +6,14 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import copy
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
+from langgraph._internal._runnable import RunnableCallable
 from typing_extensions import is_typeddict
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 
 __all__ = ["InputError"]
 
@@ -20,7 +22,52 @@ class InputError(UserError, ValueError):
     """The input of a graph lacks something, or has something of another type."""
 
 
-def input_mistake(schema: Any, given: Any, error: Exception) -> str:
+class ReadingNode(RunnableCallable):
+    """A node as LangGraph calls it: where it reads a channel that nothing has written, the error is a sentence."""
+
+    channels: Collection[str]
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        """What the node returns."""
+        try:
+            return super().invoke(input, config, **kwargs)
+        except KeyError as error:
+            self._explain(input, error)
+            raise
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        """What the node returns."""
+        try:
+            return await super().ainvoke(input, config, **kwargs)
+        except KeyError as error:
+            self._explain(input, error)
+            raise
+
+    def _explain(self, state: Any, error: KeyError) -> None:
+        """Raise an `InputError` if the state lacks the key."""
+        key = error.args[0] if error.args else None
+        if not isinstance(key, str) or not isinstance(state, Mapping) or key in state:
+            return
+        hint = did_you_mean(key, self.channels)
+        if key in self.channels:
+            said = "which nothing has written: give it in the input, or draw a node before that writes it"
+        elif hint:
+            said = f"which is no channel of the state{hint}"
+        else:
+            return
+        raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {_list(state)}") from error
+
+
+def reading_node(node: Any, channels: Collection[str]) -> Any:
+    """The node of a builder as a `ReadingNode`, if it is a function or an object that is called."""
+    if not isinstance(node, RunnableCallable):
+        return node
+    reading: Any = copy(node)
+    reading.__class__, reading.channels = ReadingNode, channels
+    return reading
+
+
+def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
     """A sentence about the input if it is the reason of `error`; empty if it is not.
 
     Args:
@@ -35,6 +82,7 @@ def input_mistake(schema: Any, given: Any, error: Exception) -> str:
     needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired and name in schema.__required_keys__]
     lacking = [name for name in needed if name not in given]
     form = ", ".join(f"{name}: {_type_name(wanted[name])}" for name in needed)
+    error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
     if isinstance(error, KeyError):
         if not lacking or error.args[:1] not in [(name,) for name in lacking]:
             return ""

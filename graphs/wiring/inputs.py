@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
@@ -31,7 +31,6 @@ from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import EpisodePrompt, Layout, PromptPart
-from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from .flow import Node
 
 __all__ = [
@@ -45,9 +44,11 @@ __all__ = [
     "check_least",
     "check_literals",
     "check_task_scope",
+    "given_settings",
     "uniform_policy",
 ]
 
+S = TypeVar("S")
 DEFAULT_WINDOW = 32_768
 """The window in tokens of a model that does not state its own."""
 DEFAULT_RESERVE = 4_096
@@ -110,6 +111,21 @@ def check_task_scope(settings: Any, method: str) -> None:
     """
     if settings.only_other_tasks and not settings.cross_task:
         raise UserError(f"{method}: only_other_tasks=True recalls nothing without cross_task=True, got cross_task=False")
+
+
+def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
+    """The settings that a method is built with: as given, or the defaults of their class.
+
+    Raises:
+        UserError: the inputs are no `MethodInputs`, or the settings are another method's.
+    """
+    if not isinstance(inputs, MethodInputs):
+        raise UserError(
+            f"build takes MethodInputs first, got a {type(inputs).__name__}; write build(MethodInputs(environment=world), ...)"
+        )
+    if not isinstance(settings, kind | None):
+        raise UserError(f"build takes settings of the class {kind.__name__} second, got a {type(settings).__name__}")
+    return kind() if settings is None else settings
 
 
 def uniform_policy(view: PromptView) -> Node:
@@ -292,6 +308,8 @@ class MethodInputs:
         """
         if not self.chats:
             return Layout(rewards, clip, notes)
+        from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout  # for models that write alone
+
         return ChatLayout(
             rewards,
             notes=notes,
@@ -310,6 +328,8 @@ class MethodInputs:
         It is without rewards where a judge will give them at the end, and with whole states for a model that writes: it needs what
         it has read (a page, a passage) at later steps, too.
         """
+        from ...nodes.retrieve.chat_layout import ChatLayout
+
         layout = layout or self.layout()
         rewards: Any = "none" if self.judge else layout.rewards
         if isinstance(layout, ChatLayout):

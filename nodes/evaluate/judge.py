@@ -46,7 +46,6 @@ from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
-from ..retrieve.chat_layout import ChatLayout
 from ..state import EpisodePlace, HeadChannel, RewardChannels, TaskChannel
 from ..text import clip_text, shorten
 from .step_rewards import read_step_rewards
@@ -435,6 +434,8 @@ def _answer_text(answer: Sequence[str]) -> str:
 
 def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, answers: bool = True) -> str:
     """The attempt as judges see it: its steps by number, and the world's answer to the last action."""
+    from ..retrieve.chat_layout import ChatLayout  # for judges that ask a model
+
     layout = ChatLayout("dense" if rewards else "none", max_observation_tokens=None, shows_answers=answers)
     answer = state.get("observation")
     seen = f"After the last step:\n{answer.text.strip()}\n" if answers and answer is not None and answer.text.strip() else ""

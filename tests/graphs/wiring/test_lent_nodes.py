@@ -1,6 +1,7 @@
 """Nodes of one graph, lent to another, bring the channels that they read and write."""
 
-from typing import Any
+from operator import add
+from typing import Annotated, Any
 
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
@@ -46,3 +47,23 @@ def test_nodes_lent_by_another_graph_keep_their_channels() -> None:
     steps = list(both.stream({"n": 1}, stream_mode="updates"))
     assert steps == [{"add_one": {"n": 2}}, {"write": {"note": "saw 2"}}, {"read": {"n": 20, "note": "saw 2 and read it"}}]
     assert counting.invoke({"n": 1}) == {"n": 2}
+
+
+class Seen(TypedDict):
+    seen: Annotated[list[int], add]
+
+
+def look(state: Counts) -> Seen:
+    return {"seen": [state["n"]]}
+
+
+def total(state: dict[str, Any]) -> Counts:
+    return {"n": sum(state["seen"])}
+
+
+def test_further_nodes_bring_the_channels_that_they_write_to_nodes_that_read_the_whole_state() -> None:
+    counting = wire(StateGraph(Counts), "flowchart LR\n START --> add_one --> END", {"add_one": add_one}).compile()
+    drawn = "flowchart LR\n START --> look --> add_one --> again --> total --> END"
+    again = rewire(counting, drawn, look=look, again=look, total=total)
+    assert again.invoke({"n": 1}) == {"n": 3}
+    assert "seen" not in counting.builder.channels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from operator import add
 from typing import Annotated, Any, cast
@@ -11,7 +12,10 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.flow import FlowError, check, rewire, to_mermaid, wire
+from learngraph.graphs import adamem, icrl, jitrl, training_free_grpo
+from learngraph.graphs.wiring.flow import FlowError, InputError, check, rewire, to_mermaid, wire
+from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Begin
@@ -115,6 +119,45 @@ def test_a_misspelt_channel_of_an_untyped_node_is_told_when_it_is_written(node: 
     graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": node}).compile()
     with pytest.raises(FlowError, match="'guess' writes `answr`, which is no channel of the state; did you mean answer"):
         graph.invoke({"question": "why?"})
+
+
+async def read_later(state: Any) -> Any:
+    return {"answer": state["question"]}
+
+
+RUNS: dict[str, tuple[Any, str]] = {
+    "a missing key": (guess, "'guess' reads `question`, which nothing has written: give it in the input, or draw a node before that"),
+    "in a coroutine": (read_later, "'guess' reads `question`, which nothing has written"),
+    "a misspelt key": (lambda state: {"answer": state["anser"]}, "reads `anser`, which is no channel of the state; did you mean answer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("move", RUNS)
+def test_a_key_that_the_state_lacks_is_a_sentence(move: str) -> None:
+    node, says = RUNS[move]
+    graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": node}).compile()
+    with pytest.raises(InputError, match=says + ".*; it was given (nothing|`notes`)"):
+        asyncio.run(graph.ainvoke({"qestion": "why?"}))
+
+
+def test_an_error_of_a_dictionary_of_the_nodes_own_stays() -> None:
+    graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": lambda state: {}["zebra"]}).compile()
+    with pytest.raises(KeyError, match="zebra"):
+        graph.invoke({"question": "why?"})
+
+
+@pytest.mark.parametrize("method", [jitrl, icrl, adamem, training_free_grpo])
+def test_a_method_is_built_from_inputs_and_its_own_settings(method: Any) -> None:
+    with pytest.raises(UserError, match="build takes MethodInputs first, got a Journal; write build"):
+        method.build(Journal())
+    with pytest.raises(UserError, match=r"build takes settings of the class \w+ second, got a Journal"):
+        method.build(MethodInputs(cast(Any, None)), Journal())
+
+
+@pytest.mark.parametrize("act", [to_mermaid, lambda graph: rewire(graph, "flowchart LR\n START --> guess --> END")])
+def test_a_graph_has_to_be_compiled_before_it_is_drawn(act: Any) -> None:
+    with pytest.raises(FlowError, match="a compiled graph is asked for, got a StateGraph; call its compile"):
+        act(builder())
 
 
 def test_the_drawing_goes_second() -> None:
