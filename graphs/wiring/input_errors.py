@@ -28,7 +28,7 @@ class ReadingNode(RunnableCallable):
     channels: Collection[str]
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        """What the node returns."""
+        """The update that the node returns."""
         try:
             return super().invoke(input, config, **kwargs)
         except KeyError as error:
@@ -36,7 +36,7 @@ class ReadingNode(RunnableCallable):
             raise
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        """What the node returns."""
+        """The update that the node returns."""
         try:
             return await super().ainvoke(input, config, **kwargs)
         except KeyError as error:
