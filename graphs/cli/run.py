@@ -231,7 +231,7 @@ def _share_budget(planned: Sequence[Sweep], options: FileOptions) -> list[Sweep]
     """The sweeps with an equal share of the command's budgets, of those that ask a model behind an API or here."""
     paid = sum(one.model != NO_MODEL for one in planned) or 1
     shares = {"token_budget": options.token_budget // paid, "dollar_budget": options.dollar_budget / paid}
-    given = {name: share for name, share in shares.items() if getattr(options, name)}
+    given: dict[str, Any] = {name: share for name, share in shares.items() if getattr(options, name)}
     return [one if one.model == NO_MODEL else replace(one, options=replace(one.options, **given)) for one in planned]
 
 
