@@ -132,9 +132,10 @@ class Administration:
         for served in self._live.adapters_of(tenant):
             for known in list(served.rewards) if ids is None else ids:
                 served.rewards.pop(known, None)
-            if withdraw and {served.live, served.canary} & tainted:
-                async with served.switch_lock:
-                    withdrawn.append(await self._withdraw(served, tainted))
+            if withdraw:
+                async with served.switch_lock:  # what answers may change until it is held
+                    if {served.live, served.canary} & tainted:
+                        withdrawn.append(await self._withdraw(served, tainted))
         return {"deleted": count, "tainted": sorted(tainted), "withdrawn": withdrawn}
 
     async def _withdraw(self, served: ServedAdapter, tainted: Collection[str]) -> str:

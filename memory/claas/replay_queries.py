@@ -215,6 +215,8 @@ class ReplayQueries:
 
     def _minibatch(self, base: Any, id: str) -> Minibatch:
         tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
+        if not json.loads(ids):
+            raise UserError(f"minibatch {id!r} cannot be shown again: all records were deleted")
         exchanges = []
         for key in json.loads(ids):
             found = base.execute(ROWS + "r.tenant = ? AND r.id = ?", (tenant, key)).fetchone()

@@ -231,7 +231,7 @@ class ChatApi:
         self,
         request: Request,
         confirm: Annotated[Literal["all"] | None, Query()] = None,
-        user: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+        user: Annotated[str | None, Query(min_length=1, max_length=512)] = None,
         older_than_days: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
         withdraw: Annotated[bool, Query()] = False,
     ) -> Response:

@@ -37,6 +37,8 @@ __all__ = ["ApiError", "ChatBody", "ParsedRequest", "TextBody"]
 
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
+MAX_KEYS = 10_000
+"""Most keys of an object in a body."""
 ERROR_TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 
 UNSUPPORTED = {
@@ -92,25 +94,27 @@ def parse_json(body: bytes) -> Any:
     """A request body's JSON.
 
     Raises:
-        ApiError: the body is not JSON in UTF-8: also NaN, a number beyond a float's range, half of a surrogate pair, or a nesting of
-            more than 200 levels.
+        ApiError: the body is not JSON in UTF-8: also NaN, a number beyond a float's range, half of a surrogate pair, a nesting of
+            more than 200 levels, or an object of more than `MAX_KEYS` keys.
     """
     try:
         data = from_json(body, allow_inf_nan=False)
-        if not _is_finite(data):
-            raise ValueError("a number is too large")
+        _require_limits(data)
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from error
     return data
 
 
-def _is_finite(data: Any) -> bool:
-    """False if there is an infinite number in the data, as JSON's 1e999 becomes."""
-    if isinstance(data, dict):
-        return all(map(_is_finite, data.values()))
-    if isinstance(data, list):
-        return all(map(_is_finite, data))
-    return not isinstance(data, float) or math.isfinite(data)
+def _require_limits(data: Any) -> None:
+    """Raise a `ValueError` for an infinite number in the data, as JSON's 1e999 becomes, or for an object of too many keys: each may be
+    wrong, and while a megabyte of them is judged, no client gets a token."""
+    if isinstance(data, dict | list):
+        if isinstance(data, dict) and len(data) > MAX_KEYS:
+            raise ValueError(f"an object has {len(data)} keys, and may have {MAX_KEYS}")
+        for value in data.values() if isinstance(data, dict) else data:
+            _require_limits(value)
+    elif isinstance(data, float) and not math.isfinite(data):
+        raise ValueError("a number is too large")
 
 
 # Requests
@@ -129,7 +133,7 @@ class TextPart(StrictBody):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Content = str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 
 
@@ -170,7 +174,7 @@ class AssistantMessageBody(StrictBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -269,10 +273,10 @@ class RequestBody(StrictBody):
 class ChatBody(RequestBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -339,7 +343,7 @@ def parse_body(kind: type[T], data: Any) -> T:
 def validation_error(errors: Sequence[Mapping[str, Any]], data: Any) -> ApiError:
     """An `ApiError` from the one of pydantic's errors that is deepest in the data; a union of types gives several errors."""
     found = [(*_error_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
-    _, param, error = max(found, key=lambda item: item[0])
+    _, param, error = max(found, key=lambda item: (item[0], item[2]["type"] == "too_long"))
     if error["type"] == "extra_forbidden":
         return ApiError(f"unknown field: {param}", param=param, code="unknown_parameter")
     if error["type"] == "missing":

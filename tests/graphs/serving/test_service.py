@@ -524,6 +524,11 @@ async def test_what_else_a_withdrawn_version_learned_from_teaches_again(tmp_path
         assert not again.version(again.current).tainted
         assert used not in str(await service.experiences(ExchangeQuery("acme", learned_by=again.current)))
         assert "erased" not in [each["kind"] for each in await service._held_up("acme", "default")]
+        async with service._live.adapter("acme", "default").switch_lock:  # a rollback is under way, and ends first
+            erased = asyncio.create_task(service.forget("acme", None, withdraw=True))
+            await let_others_run()
+            await service._live.switch_back(service._live.adapter("acme", "default"), "", "asked for")
+        assert (await erased)["withdrawn"] == []
 
 
 @pytest.mark.parametrize("must_store", [True, False])

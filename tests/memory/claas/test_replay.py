@@ -676,6 +676,9 @@ def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> Non
         assert replay.counts() == {"ready": 8}
         again = leased(replay, 4)
         assert batch.exchanges[1] not in again.exchanges
+        replay.delete("acme")
+        with pytest.raises(UserError, match="all records were deleted"):  # `commit` asks for it
+            replay.minibatch(again.id)
 
 
 @of_files
