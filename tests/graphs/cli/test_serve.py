@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import bench_serving
 import httpx
 import pytest
 from claas_settings import changed
-from waiting import until, wait_at_random, wait_until
+from waiting import until, wait_until
 
 from learngraph.graphs.claas import CLaaS, Objective
 from learngraph.graphs.cli import main as cli
@@ -254,32 +253,6 @@ async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
     async with serve_cli.build_service(replace(options, learner="off"), settings) as service:
         again = await said(service, "again", 0)
         assert (again.reply.version, again.reply.logprobs) == (live, after.reply.logprobs)
-
-
-@pytest.mark.long
-def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
-    """kill -9 again and again, with the learner's process: no exchange lost, none trained on more often than allowed."""
-    ids: list[str] = []
-    for round in range(4):
-        with serving(tmp_path / "out", "--replay.max-samplings", "3") as (client, process):
-            for i in range(8):
-                id, *_ = client.chat("what now?", 100 * round + i)
-                client.like(id, 1.0 if i % 2 else -1.0)
-                ids.append(id)
-            client.until(lambda scope, steps=round: scope["step"] > steps)
-            wait_at_random(Random(round), 0.3)
-            process.send_signal(signal.SIGKILL)
-    with serving(tmp_path / "out", "--replay.max-samplings", "3") as (client, process):
-        scope = client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
-        rows = client.http.get("/v1/experiences", params={"limit": 100}).json()["data"]
-        assert sorted(row["id"] for row in rows) == sorted(ids)
-        assert all(row["times"] <= 3 for row in rows)
-        assert [update["step"] for update in scope["updates"]] == list(range(1, scope["step"] + 1))
-        listed = client.http.get("/v1/adapters").json()["data"][0]
-        assert scope["live"] in {version["label"] for version in listed["versions"]}
-        assert client.chat("what now?", 1)[2] == scope["live"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
 
 
 def test_help_shows_the_first_options_and_help_all_every_one_once(capsys: pytest.CaptureFixture[str]) -> None:

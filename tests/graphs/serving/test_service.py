@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -651,6 +652,46 @@ async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
         assert (await urn.say(service, "x", "again")).reply.version == live
     with pytest.raises(Unavailable):
         await urn.say(service, "x", "closed")
+
+
+CHATTER = """
+import asyncio, sys
+from itertools import count
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from urn_service import JAM, serving, turns
+
+async def run():
+    async with serving(Path(sys.argv[1]), JAM) as service:
+        for number in count():
+            (exchange,) = await turns(service, 1, start=number)
+            print(exchange.id, service.replay.step("acme", "default"), flush=True)
+
+asyncio.run(run())
+"""
+"""Chats, and likes each reply, until it is killed: a line for each feedback that was acknowledged, with the steps so far."""
+
+
+@pytest.mark.slow
+async def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
+    """kill -9: no exchange lost, none trained on more often than allowed, no step twice."""
+    rooms = [str(Path(urn.__file__).parent), str(Path(urn.__file__).parents[1])]
+    with subprocess.Popen([sys.executable, "-c", CHATTER, str(tmp_path), *rooms], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(line.split())
+            if int(told[-1][1]) >= 3:
+                process.kill()  # lines that are in the pipe still come
+    async with serving(tmp_path, JAM) as service:
+        await teach(service, 8, start=10_000)
+        rows = await service.experiences(ExchangeQuery("acme", limit=10_000))
+        assert {id for id, _ in told} <= {row["id"] for row in rows if row["feedback"]}
+        assert max(row["times"] for row in rows) <= JAM.replay.max_samplings
+        steps = [update["step"] for update in service.replay.updates("acme", "default", 10_000)]
+        assert steps == list(range(len(steps), 0, -1))
+        assert len(steps) > 3
+        assert (await urn.say(service, "x", "after")).reply.version == service.versions("acme").current != ""
 
 
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:

@@ -230,7 +230,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(client: httpx.Client, more: 
 
 
 @pytest.mark.parametrize(
-    "more", [{"messages": [{"role": "user", "content": [{"type": "image_url"}] * 20_000}]}, {"messages": [3] * 4096}, {"tools": [3] * 128}]
+    "more",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}] * 20_000}]},
+        {"messages": [3] * 4096},
+        {"tools": [3] * 128},
+    ],
 )
 def test_a_megabyte_of_mistakes_is_judged_by_its_first(more: dict[str, Any]) -> None:
     """All of them took .6 s, in which nobody got a token."""

@@ -147,13 +147,14 @@ async def test_versions_of_two_tenants_swap_under_load_and_each_answers_with_its
     engine: VllmEngine, versions: dict[str, Path], is_of: Any
 ) -> None:
     """Six versions where the server has room for four: the least recently used is evicted, and read again when it is asked for."""
+    await engine.load(label("acme", 0), versions[label("acme", 0)])
     made: dict[str, list[Reply]] = {}
     ends = asyncio.Event()
 
     async def chat(seed: int) -> None:
         draw = random.Random(seed)
         while not ends.is_set():
-            version = draw.choice(["", *engine.loaded_versions()])
+            version = draw.choice(engine.loaded_versions())
             try:
                 reply = await heard(engine, asked(f"go {seed}", seed=draw.randrange(999)), version, version.split("/")[0])
             except VersionNotLoaded:  # it was unloaded between the draw and the request
@@ -172,14 +173,26 @@ async def test_versions_of_two_tenants_swap_under_load_and_each_answers_with_its
         await engine.load(name, versions[name])
     ends.set()
     await asyncio.gather(*streams)
-    assert set(made) == {"", *versions}
-    assert all(is_of(reply, name) for name, replies in made.items() for reply in replies)
+    assert set(made) == set(versions)
+    assert [name for name, replies in made.items() for reply in replies if not is_of(reply, name)] == []
     other = dict(zip(versions, [*list(versions)[1:], ""], strict=True))
     assert not any(is_of(made[name][0], other[name]) for name in versions)  # the weights do differ
     again = await asyncio.to_thread(VllmEngine, "base", engine._url)  # as after a kill -9 of the service
     await again.load(label("acme", 0), versions[label("acme", 0)])
     assert set(again.loaded_versions()) == {name for name in versions if name.startswith("acme/")}
     await again.close()
+
+
+@pytest.mark.xfail(strict=True, reason="vLLM on the CPU adds its last adapter to the base model (pull requests 48421, 49656)")
+async def test_the_base_model_beside_a_version_answers_as_it_does_alone(
+    engine: VllmEngine, versions: dict[str, Path], is_of: Any
+) -> None:
+    for name in list(versions)[:4]:  # all places are taken, the last one too
+        await engine.load(name, versions[name])
+        await heard(engine, asked(), name)
+    async with aclosing(engine.stream(asked(max_tokens=500), name)) as beside:  # type: ignore[type-var]
+        await anext(beside)
+        assert is_of(await heard(engine, asked()), "")
 
 
 async def test_a_server_that_was_killed_and_started_again_gets_its_versions_back(
