@@ -74,6 +74,8 @@ class Administration:
         self._metrics = metrics
         self._state = "new"
         self._running: Counter[str] = Counter()
+        self._lost: dict[tuple[str, str], str] = {}
+        """(tenant, adapter) -> what of its files was gone at the start, and what that means."""
         self._survey_lock, self._surveyed_until = threading.Lock(), float("-inf")
         self._survey: dict[str, list[Obstacle]] = {}
         self._tokens_seen = (0.0, time.monotonic())
@@ -353,6 +355,7 @@ class Administration:
             "running": self._running.total() if tenant is None else self._running[tenant],
         }
         if tenant is None:
+            found["lost"] = dict(Counter(self._lost.values()))
             survey = await asyncio.to_thread(self._survey_obstacles)
             found["held_up"] = summarize_obstacles(each for obstacles in survey.values() for each in obstacles)
         else:
@@ -369,6 +372,7 @@ class Administration:
             "adapter": adapter,
             "live": served.live,
             "canary": served.canary,
+            "lost": self._lost.get(scope, ""),
             "paused": self._learning.pause(*scope) if self._learning is not None else "",
             "held_up": [asdict(each) for each in self._obstacles(*scope)],
             "step": self.replay.step(*scope),

@@ -33,7 +33,7 @@ from .administration import Administration
 from .feedback import FeedbackWatch
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
-from .versions import DELETED, LiveVersions
+from .versions import DELETED, LiveVersions, ServedAdapter, gradient_steps_of
 
 __all__ = ["Service"]
 
@@ -42,6 +42,11 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that the engine may take to end when the service closes."""
 MAX_UNRECORDED = 10_000
 """Newest replies without a record of which the service knows why they take no feedback."""
+BUFFER_LOST = "the replay buffer knows nothing of its versions: what was said so far is gone, and learning goes on from the live version"
+LOG_LOST = (
+    "its states.jsonl is gone: the base model answers; GET /v1/adapters lists its versions, and POST /v1/adapters/NAME/promote brings "
+    "one back"
+)
 FEEDBACK_THREADS = 4
 """Threads for feedback. Those that write at the same time share one wait for the disk (memory/claas/replay_file.py)."""
 
@@ -103,6 +108,7 @@ class Service(Administration):
         for tenant, adapter in await asyncio.to_thread(self._live.list_adapters):
             try:
                 served = await asyncio.to_thread(self._live.adapter, tenant, adapter)
+                await asyncio.to_thread(self._note_losses, served)
                 await asyncio.to_thread(served.versions.taint, self.replay.tainted_versions(tenant), DELETED)
                 await asyncio.to_thread(self._watch.restore_rewards, served)
                 await self._live.load_live(served)
@@ -111,6 +117,16 @@ class Service(Administration):
         self._state = "open"
         if self._learning is not None:
             self._learning.start()
+
+    def _note_losses(self, served: ServedAdapter) -> None:
+        """Say which of an adapter's files are gone, and learn on from what is left."""
+        if served.versions.has_lost_log:
+            self._lost[served.scope] = LOG_LOST
+        elif served.live and not self.replay.step(*served.scope):
+            self.replay.adopt(*served.scope, served.live, gradient_steps_of(served.live))
+            self._lost[served.scope] = BUFFER_LOST
+        if served.scope in self._lost:
+            LOG.warning("%s/%s: %s", *served.scope, self._lost[served.scope])
 
     async def close(self) -> None:
         """Close the learner, the engine and the buffer. The next service repeats a step that is under way."""

@@ -130,10 +130,8 @@ class Adapters:
         self._owner = FileLock(self.place / "lock", thread_local=False)
         shutil.rmtree(self.place.with_name(f".gone-{adapter}"), ignore_errors=True)  # of a removal that was killed
         with self._changing() as book:
-            if not book.lines and any(self._versions.iterdir()):
-                LOG.warning(
-                    "adapter %s: its states.jsonl is gone: the base model answers, and its versions are forgotten", self.scope
-                )
+            self.has_lost_log = not book.lines and any(self._versions.iterdir())
+            """True if `states.jsonl` was gone, and versions were there."""
             for path in self._versions.iterdir():
                 if path.name.startswith("."):  # of a write or a deletion that was killed
                     remove(path)

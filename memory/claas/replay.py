@@ -540,6 +540,15 @@ class Replay(ReplayQueries):
                 (*scope, *scope, step - self.settings.max_age, *scope),
             )
 
+    def adopt(self, tenant: str, adapter: str, version: str, step: int) -> None:
+        """Learn on from a version that was learned by an earlier buffer, which is gone, and count on from its steps."""
+        scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
+        with self._database.writing(tenant) as base:
+            self._add_scope(base, scope)
+            base.execute(
+                "UPDATE scopes SET head = ?, step = ? WHERE tenant = ? AND adapter = ? AND step = 0", (version, step, *scope)
+            )
+
     def _give_back(self, base: Any, scope: tuple[str, str], head: str, until: str) -> None:
         """Take back a sampling of the records behind the versions from `head` to `until`, without the latter."""
         while head != until:

@@ -254,11 +254,7 @@ class FakeBackend:
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
         base = {"state": self.state, "why": "", "model": self.model, "learner": {"state": "idle", "error": ""}}
-        return (
-            base
-            | {"scopes": []}
-            | {k: v for k, v in self.more.items() if k in ("scopes", "state", "learner", "last_turns", "held_up")}
-        )
+        return base | {"scopes": []} | self.more
 
     async def metrics(self) -> list[Metric]:
         updates = CounterMetricFamily("learngraph_updates", "Updates.", labels=["tenant"])

@@ -333,7 +333,7 @@ class ChatApi:
     async def health(self) -> Response:
         """`status` is `ok`, or `degraded` when the service answers and no longer learns (`why`). `learning`: number of adapters by the
         outcome of their last turn at the learner (`too few` feedbacks, `skipped`, `dropped` by the gate, `stepped`, `live`, `canary`,
-        `failed`). `held_up`: what holds learning up, without names."""
+        `failed`). `held_up`: what holds learning up, without names. `lost`: number of adapters by what was gone at the start."""
         try:
             found = await self.backend.status(None)
         except Exception as error:
@@ -342,7 +342,8 @@ class ChatApi:
         good = found.get("state", "ok") == "ok"
         why = "" if good else "the learner has failed"
         learning, held_up = found.get("last_turns", {}), found.get("held_up", [])
-        return json_response({"status": "ok" if good else "degraded", "why": why, "learning": learning, "held_up": held_up})
+        about = {"learning": learning, "held_up": held_up, "lost": found.get("lost", {})}
+        return json_response({"status": "ok" if good else "degraded", "why": why, **about})
 
 
 def _require_row(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:

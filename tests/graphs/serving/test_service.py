@@ -694,6 +694,26 @@ async def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
         assert (await urn.say(service, "x", "after")).reply.version == service.versions("acme").current != ""
 
 
+@pytest.mark.parametrize("file", ["replay.sqlite*", "adapters/acme/default/states.jsonl"])
+async def test_what_is_gone_is_said_and_learning_goes_on_from_what_is_left(tmp_path: Path, file: str) -> None:
+    async with serving(tmp_path, JAM) as service:
+        await teach(service, 12)
+        live = service.versions("acme").current
+        assert [(await service.status(tenant)).get("lost", {}) for tenant in (None, "acme")] == [{}, {}]
+    for path in tmp_path.glob(file):
+        path.unlink()
+    async with serving(tmp_path, JAM) as service:
+        ((said, count),) = (await service.status())["lost"].items()
+        assert count == 1
+        assert file.rpartition("/")[2].partition(".")[0] in said.replace(" ", "")
+        assert (await service.status("acme"))["scopes"][0]["lost"] == said
+        assert service.versions("acme").current == (live if file == "replay.sqlite*" else "")
+        await teach(service, 8, start=100)
+        mine = service.versions("acme")
+        assert live in mine.lineage(mine.current)
+        assert gradient_steps_of(mine.current) > gradient_steps_of(live)
+
+
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)

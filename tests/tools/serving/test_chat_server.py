@@ -611,12 +611,13 @@ def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
 def test_health_needs_no_key_and_says_no_more_than_it_must() -> None:
     held_up = [{"kind": "too few", "adapters": 1, "missing": 5, "help": "more feedback"}]
     failed = {"learner": {"state": "failed", "error": "secret"}, "last_turns": {"dropped": 2, "too few": 1}, "held_up": held_up}
+    failed["lost"] = {"its states.jsonl is gone": 1}
     with talking(FakeBackend(state="degraded", more=failed)) as client:
         answer = httpx.get(f"{client.base_url}/healthz")
         assert answer.status_code == 200
         assert answer.json()["status"] == "degraded"
         assert answer.json()["learning"] == {"dropped": 2, "too few": 1}
-        assert answer.json()["held_up"] == held_up
+        assert (answer.json()["held_up"], answer.json()["lost"]) == (held_up, failed["lost"])
         assert "secret" not in answer.text
         assert httpx.get(f"{client.base_url}/healthz", headers={"authorization": "Bearer wrong"}).status_code == 200
 
