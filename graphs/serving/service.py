@@ -42,7 +42,9 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that the engine may take to end when the service closes."""
 MAX_UNRECORDED = 10_000
 """Newest replies without a record of which the service knows why they take no feedback."""
-BUFFER_LOST = "the replay buffer knows nothing of its versions: what was said so far is gone, and learning goes on from the live version"
+BUFFER_LOST = (
+    "the replay buffer knows nothing of its versions: what was said so far is gone, and learning goes on from the live version"
+)
 LOG_LOST = (
     "its states.jsonl is gone: the base model answers; GET /v1/adapters lists its versions, and POST /v1/adapters/NAME/promote brings "
     "one back"
