@@ -97,11 +97,16 @@ class Ask(Runnable[Input, Output]):
     """Texts that end a reply and are no part of it. Sent to LangChain's chat models, beside the model's own ones."""
     reply_schema: Mapping[str, Any] | None = None
     """The JSON schema of the reply (nodes/reply_schemas.py). Sent to models that can be held to one (`takes_reply_schema`)."""
+    known: Callable[[Input], Output | None] | None = None
+    """State -> the channels, where they are known without a model; None where it has to be asked."""
     view: Any = field(default=None, repr=False)
     """The view of the state that `messages` shows (nodes/act/policies.py), if it shows one: the node reads what that reads."""
 
     def _dialogue(self, state: Any) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
         """Yields messages, with False where the reply may not be ended by `stop`, and receives replies."""
+        known: Any = self.known(state) if self.known else None
+        if known is not None:
+            return {**known}
         messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
         for tries in range(1, self.max_tries + 1):
             reply = yield messages, may_stop

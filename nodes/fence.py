@@ -10,7 +10,7 @@ import re
 
 __all__ = ["escape_tags"]
 
-_TAG = re.compile(r"<(?=[\s/]*[A-Za-z!?|])")
+_TAG = re.compile(r"<(?=\s*/|[A-Za-z!?|])|(?<!<)<(?=\s+[A-Za-z!?|][^<>]*>)")
 
 
 def escape_tags(text: str) -> str:

@@ -150,7 +150,9 @@ class HeedfulClerk(GuessingClerk):
 def _advice(text: str) -> list[str]:
     """A lesson from each conversation in a text that shows what was done and what it earned."""
     found = []
-    for part in re.split(r"(?=Step 1\.|Attempt \d+ ?\(|^Attempt:|(?<!tool calls\):\n)\| My order)", text, flags=re.MULTILINE):
+    for part in re.split(
+        r"(?=Step 1\. You saw:|Attempt \d+ ?\(|^Attempt:|(?<!tool calls\):\n)\| My order)", text, flags=re.MULTILINE
+    ):
         kind, how = next((k for k in RIGHT if k in part), None), CALL.search(part)
         earned = re.search(r"(?:Total reward: |reward |total |Grade, from 0 to 1: )(-?[\d.]+\d|-?\d)", part)
         if kind and how:

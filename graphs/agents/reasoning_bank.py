@@ -82,7 +82,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         self.min_similarity = min_similarity
         self._world = ChatWorld(DOMAIN)
         self._extractor = LessonExtractor(
-            sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens), estimate_tokens),
+            sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens, names_request=True), estimate_tokens),
             environment=self._world,  # type: ignore[arg-type]
             prompts=extractor_prompts(prompts),
             max_items=self.settings.max_items,

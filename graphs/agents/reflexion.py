@@ -62,7 +62,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     ) -> None:
         super().__init__(store, critic=critic, **options)
         self.settings, self.prompts = settings or Reflexion(), prompts
-        self._layout = ChatLayout("sparse", count_tokens=estimate_tokens)
+        self._layout = ChatLayout("sparse", count_tokens=estimate_tokens, names_request=True)
         self._prompt = Prompt.load("reflexion/conversations", prompts)
 
     def make_content(self) -> ConversationAttempts:

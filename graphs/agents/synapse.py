@@ -11,7 +11,7 @@ layout of exemplars. It costs no model call of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -110,9 +110,10 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
 
     def _text(self, precedents: list[Precedent], place: Place, parts: ChatInputs, memory: Trajectories) -> str:
         room = self.settings.max_memory_tokens
+        layout: Any = parts.layout("sparse", self.settings.max_state_chars, notes=True)
         exemplars = Exemplars(
             memory,
-            parts.layout("sparse", self.settings.max_state_chars, notes=True),
+            replace(layout, names_request=True),
             count_tokens=parts.prompting.count_tokens,
             max_tokens=parts.prompting.max_prompt_tokens // 2 if room is None else room,
         )

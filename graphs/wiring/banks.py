@@ -18,6 +18,7 @@ from ...memory.search.encoders import EncoderOptions, open_encoder
 from ...memory.search.vectors import CosineSimilarity
 from ...nodes.act.episode import takes_unlisted_actions
 from ...nodes.prompt import Prompt
+from ...nodes.retrieve.chat_layout import ChatLayout
 from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from .inputs import MethodInputs
 
@@ -148,7 +149,8 @@ def precedent_excerpts(
     if inputs.make_writing_policy is None:
         return Excerpts(memory, inputs.prompting.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
     layout = inputs.running_layout()
-    layout = replace(layout, notes=True) if inputs.of_conversations else layout
+    if inputs.of_conversations and isinstance(layout, ChatLayout):
+        layout = replace(layout, notes=True, names_request=True)
     sizes = memory, inputs.prompting.count_tokens, room, following_steps, max_state_chars
     return SituationExcerpts(*sizes, layout=layout, of_conversations=inputs.of_conversations)
 

@@ -9,7 +9,8 @@ All policies normalise the logits over the candidates, so that their exponential
   actions. The written action is the only candidate: such a model gives no logits.
 - `UniformPolicy` gives every action the same probability: a control without a model.
 
-If no reply can be used in all tries, the step is lost (`NO_ACTION`), and the episode goes on.
+Where the world admits a single action, there is nothing to choose, and no model is asked. If no reply can be used in all tries, the
+step is lost (`NO_ACTION`), and the episode goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from typing import Any, ClassVar, NotRequired, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
 from ...memory.records import NO_ACTION, Candidate, Observation, Transition, Usage
@@ -212,6 +212,8 @@ class LocalPolicy:
 
     def __call__(self, state: ListedActions | State) -> ScoredCandidates:  # the whole state: the view may show any channel
         actions = admissible_actions(state, "local")
+        if len(actions) == 1:
+            return {"candidates": candidates_from_logits(actions, [0.0]), "usage": Usage()}
         scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action costs no output tokens
         return {"candidates": candidates_from_logits(actions, scores), "usage": usage}
@@ -263,9 +265,8 @@ def logprobs_policy(
         raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {shorten(text(reply), 40)}")
 
     again = Prompt.load("ask/again", prompts)
-    return Ask(
-        "act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step, view=view
-    )
+    asked = model.bind(logprobs=True, top_logprobs=20)
+    return Ask("act/choose", asked, messages, read, again, on_bad_reply=_lose_step, known=_only_action, view=view)
 
 
 def _lose_step(bad: BadReply, state: Any) -> Proposal:
@@ -314,7 +315,8 @@ def verbalized_policy(
         return proposed
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
-    return Ask(asked.prompt, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form, view=view)
+    known = None if admit else _only_action
+    return Ask(asked.prompt, model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form, known=known, view=view)
 
 
 def act_policy(
@@ -366,41 +368,13 @@ def act_policy(
     again = Prompt.load("ask/again", prompts)
     # A model that is told to think in tags may write the text of `STOP` there.
     stop = () if "<think>" in "".join(template.template for _, template in prompt.parts) else STOP
-    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, stop=stop, view=view)
+    known = None if free_text else _only_action
+    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, stop=stop, known=known, view=view)
 
 
 def _takes_any_text(action: str, free_text: bool | Sequence[str]) -> bool:
     """True if the action begins with one of the words that take any text in brackets."""
     return not isinstance(free_text, bool) and action.lower().startswith(tuple(f"{word}[" for word in free_text))
-
-
-@dataclass(frozen=True)
-class AnswerPolicy(Runnable[State, PlanChannels]):
-    """Propose the actions of a written answer one after the other, and ask for an answer when none is left."""
-
-    role: ClassVar[str] = "model"
-
-    ask: Ask[State, PlanChannels]
-
-    @property
-    def view(self) -> Any:
-        """The view of the prompt."""
-        return self.ask.view
-
-    @property
-    def asks(self) -> str:
-        """Name of the prompt, for pictures."""
-        return self.ask.asks
-
-    def messages(self, state: State) -> list[BaseMessage]:
-        """The messages that ask for an answer."""
-        return self.ask.messages(state)
-
-    def invoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
-        return _next(input) or self.ask.invoke(input, config)
-
-    async def ainvoke(self, input: State, config: RunnableConfig | None = None, **kwargs: Any) -> PlanChannels:
-        return _next(input) or await self.ask.ainvoke(input, config)
 
 
 def answer_policy(
@@ -409,8 +383,8 @@ def answer_policy(
     read_actions: Callable[[str], Sequence[str]],
     name: str = "act/answer",
     prompts: Path | None = None,
-) -> AnswerPolicy:
-    """Ask for a whole answer, and play it action by action.
+) -> Ask[State, PlanChannels]:
+    """Ask for a whole answer, and play it action by action; the next answer is asked for when no action is left.
 
     `read_actions` splits an answer into actions (an environment's `read`). An answer that cannot be read is played as it is:
     the world rejects it, and the attempt's reward is missing. The model is not asked again, as that would be another attempt.
@@ -443,12 +417,17 @@ def answer_policy(
     def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(**{"request": "", **view(state)})
 
-    return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, view=view))
+    def next_of_plan(state: State) -> PlanChannels | None:
+        plan = state.get("plan") or []
+        return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
+
+    return Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, known=next_of_plan, view=view)
 
 
-def _next(state: State) -> PlanChannels | None:
-    plan = state.get("plan") or []
-    return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
+def _only_action(state: ListedActions | ObservationChannel | State) -> Proposal | None:
+    """The proposal where the world admits a single action: there is nothing to choose, and no model is asked."""
+    actions = state["observation"].actions
+    return {"candidates": [Candidate(actions[0], 0.0)], "vote": False} if len(actions) == 1 else None
 
 
 def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:

@@ -91,6 +91,8 @@ def _plain(text: str) -> str:
     """A text in small letters and single spaces, without marks of LaTeX around numbers: 1,024 and $1024$ are 1024."""
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
     text = re.sub(r"\\(?:text|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
+    text = re.sub(r"\\(?=(?:pi|sqrt|cdot|times)\b)", " ", text)
     text = re.sub(r"\\[,;!() ]|\$|\*\*|\\left|\\right", "", text)
     text = re.sub(r"(?<=\d)(?:,|\{,\})(?=\d{3}\b)", "", text)
     return " ".join(text.casefold().split())

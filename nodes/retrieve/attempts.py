@@ -108,7 +108,7 @@ def round_instructions(buffer: Buffer, prompts: Path | None = None, *, tell_best
         prompts: a directory whose files override ours.
         tell_best: whether the best total reward of the attempts in the prompt may be told.
     """
-    first = Prompt.load("icrl/first", prompts).text()
+    first, unearned = Prompt.load("icrl/first", prompts).text(), Prompt.load("icrl/unearned", prompts)
     texts = {mode: Prompt.load(name, prompts) for mode, name in _INSTRUCTION_PROMPTS.items()}
 
     def instruct(state: State) -> str:
@@ -119,9 +119,9 @@ def round_instructions(buffer: Buffer, prompts: Path | None = None, *, tell_best
             return f"{first}\n"
         tells = tell_best and state["mode"] != "explore"
         totals = [trajectory.value for trajectory in attempts if trajectory.value is not None] if tells else []
-        best = f"The best attempt above earned {max(totals):g}. " if totals else ""
         if totals and max(totals) <= 0:
-            best = "No attempt above earned anything: find out where they went wrong, and do not repeat them. "
+            return f"{unearned.text(number=state['episode'] + 1)}\n"
+        best = f"The best attempt above earned {max(totals):g}. " if totals else ""
         return f"{texts[state['mode']].text(number=state['episode'] + 1, best=best)}\n"
 
     return instruct

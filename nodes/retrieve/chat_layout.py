@@ -62,6 +62,8 @@ class ChatLayout(Layout):
     """The number of steps after which an episode ends; None: unknown, or one written answer is all."""
     repeats_task: bool = False
     """True: what the world shows at first repeats the task, and is left out: an attempt is one written answer."""
+    names_request: bool = False
+    """True: what was read first in a conversation is its request, which stands above the steps and is not said again."""
 
     def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
         """The text of steps with their rewards; `first` is the number of the first step."""
@@ -73,6 +75,8 @@ class ChatLayout(Layout):
             seen = "" if self.repeats_task else f"Step {number}.\n"
             if not self.repeats_task and (number == 1 or self.shows_answers):
                 seen = self._observation(f"Step {number}. You saw", step.observation_text, number, comparison)
+            if self.names_request and number == 1:
+                seen = "Step 1. You saw the request.\n"
             # Further lines are indented, so that none of them reads as a reward.
             action = escape_tags(step.action).replace("\n", "\n  ")
             reward = self._reward(step.reward)

@@ -13,6 +13,7 @@ from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
+from learngraph.tools.environments.arithmetic import Game24
 
 PUZZLE = ["--env", "game24?puzzle=1 1 4 6", "--model", "openai:me", "--episodes", "4", "--seeds", "1"]
 WRONG, RIGHT = "Answer: 1 + 1 + 4 + 6 = 24", "Answer: 1 * 1 * 4 * 6 = 24"
@@ -53,6 +54,18 @@ def test_a_run_ends_at_the_full_score_and_says_so(
     assert scores(here, f"{method}-s0") == [0, 1]
     row = results(here)[method]
     assert (row["avg"], row["answer"], row["stopped"], row["played"]) == (0.5, 1.0, 1, 2)
+
+
+@pytest.mark.slow
+def test_what_solves_the_task_ends_a_run_and_the_end_of_a_walkthrough_does_not(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ScienceWorld within a horizon that is too short for the way that is known."""
+    for name, value in {"knows_optimum": lambda world, task: False, "optimum": lambda world, task: 0.0, "solved": 1.0}.items():
+        monkeypatch.setattr(Game24, name, value, raising=False)
+    with OpenAIServer([WRONG, RIGHT]) as server:
+        assert played("icrl", server=server) == 0
+    assert scores(here, "icrl-s0") == [0, 1]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from learngraph.nodes.act.choose import log_softmax
 from learngraph.nodes.act.policies import (
     LocalPolicy,
     PolicyError,
+    PromptView,
     RecentStepsPrompt,
     UniformPolicy,
+    act_policy,
     logprobs_policy,
     verbalized_policy,
 )
@@ -76,6 +79,19 @@ def test_contract_async(policy: Any) -> None:
     if hasattr(policy, "ainvoke"):
         found = asyncio.run(policy.ainvoke(state()))["candidates"]
         assert sum(math.exp(c.logit) for c in found) == pytest.approx(1)
+
+
+def scored_by(model: Any, view: PromptView) -> LocalPolicy:
+    return LocalPolicy(model, view, Prompt.load("act/score"))
+
+
+@pytest.mark.parametrize(
+    "make", [scored_by, logprobs_policy, verbalized_policy, act_policy, partial(act_policy, free_text=True)]
+)
+def test_no_model_is_asked_where_there_is_nothing_to_choose(make: Any) -> None:
+    chat = ScriptedChat(replies=["Action: wait"])
+    assert ask(make(chat, RecentStepsPrompt(Journal())), state(("wait",))) == [Candidate("wait", 0.0)]
+    assert len(chat.asked) == isinstance(make, partial)  # a world that takes any text leaves a choice
 
 
 def test_local_scores_are_the_models_own(tiny: str) -> None:

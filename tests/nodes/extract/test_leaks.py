@@ -57,6 +57,8 @@ def test_a_way_through_a_world_is_no_answer() -> None:
         ("When numbers are added, give 137.0", "137"),
         ("When asked, say 1,024", "1024"),
         ("When halves meet, say $\\frac{1}{2}$ of it", "1/2"),
+        ("When a circle lies in a square, take 16 - 4 pi", r"16 - 4\pi"),
+        ("When a box has a diagonal, say sqrt(61)", r"\sqrt{61}"),
         ("When counting, the answer is 3.", "3"),
         ("When counting, the answer to this problem is always 3", "3"),
         ("When counting, answer: **3**", "3"),
