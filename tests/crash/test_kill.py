@@ -183,11 +183,11 @@ def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None
     """With its workers, or alone: then its workers end by themselves, and the same command may start at once."""
 
     def command(folder: str) -> list[str]:
-        flags = f"--env toy --prior uniform --temperature 3 --episodes 12 --seeds 2 --compare static --out {tmp_path / folder} --json"
+        flags = f"--env toy --prior uniform --temperature 3 --episodes {12 if whole_group else 5} --seeds 2 --compare static --out {tmp_path / folder} --json"
         return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", "jitrl", *flags.split()]
 
     steps = tmp_path / "killed" / "jitrl-s0" / "steps.jsonl"
-    for until in (1, 60) if whole_group else (40,):
+    for until in (1, 60) if whole_group else (15,):
         process = subprocess.Popen(
             command("killed"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

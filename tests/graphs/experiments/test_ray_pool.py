@@ -59,10 +59,10 @@ def test_a_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     here, there = tmp_path / "here", tmp_path / "there"
-    assert main([*COMMAND, "30", "--out", str(here)]) == 0
+    assert main([*COMMAND, "12", "--out", str(here)]) == 0
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     run = subprocess.Popen(
-        [sys.executable, "-m", "learngraph", *COMMAND, "30", "--out", str(there), "--engine", "ray"],
+        [sys.executable, "-m", "learngraph", *COMMAND, "12", "--out", str(there), "--engine", "ray"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
@@ -84,4 +84,4 @@ def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -
     assert "Traceback" not in said
     for name in ("episodes.jsonl", "steps.jsonl"):
         assert rows(there, name) == rows(here, name)
-    assert len(rows(there, "episodes.jsonl")) == 60
+    assert len(rows(there, "episodes.jsonl")) == 24

@@ -25,7 +25,7 @@ pytest.importorskip("fastapi")
 import vllm_server
 from ray_actors import kill_actor
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # Ray starts two actors, each with a torch of its own
 REINFORCE = changed(
     CLaaS(loss=Objective(kind="reinforce"), lora=LoRA(rank=4)),
     loss={"correction": StalenessCorrection(kind="none"), "learning_rate": 1e-3, "policy": PolicyGradient(min_evidence=0.0)},
