@@ -25,6 +25,7 @@ from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .consultation import Advice, Consultation, PendingCall, Place
 from .learner import LearnerOptions, LearningMiddleware
+from .scope_values import ScopeValue
 
 __all__ = ["FeedbackMiddleware"]
 
@@ -87,7 +88,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         if not kept.is_held(thread):
             self._send_rating(kept, thread, rating)
 
-    def release(self, thread_id: str, **scope: str) -> None:
+    def release(self, thread_id: str, **scope: ScopeValue) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""
         super().release(thread_id, **scope)
         kept = self._conversations(scope)

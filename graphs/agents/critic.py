@@ -32,6 +32,7 @@ from ...nodes.ask import Ask, BadReply
 from .agent_card import agent_card
 from .consultation import Advice, Consultation, Place, model_window, not_streamed
 from .learner import LearnerOptions, LearningMiddleware
+from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 from .study_worker import StudyWorker
@@ -234,14 +235,14 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         """Have the critic study the conversation soon, if one is known in this process."""
         self._study_soon(labels)
 
-    def learn(self, **scope: str) -> LearnerStatus:
+    def learn(self, **scope: ScopeValue) -> LearnerStatus:
         """Have the critic study all conversations that wait, also those rated by other processes; returns when it has."""
         labels = self._labels(scope)
         self._memory(labels).index.resume_at = 0.0
         self._study(labels)
         return self.status(**scope)
 
-    async def alearn(self, **scope: str) -> LearnerStatus:
+    async def alearn(self, **scope: ScopeValue) -> LearnerStatus:
         """As `learn`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.learn(**scope))
 
@@ -250,7 +251,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         self._worker.close()
         super().close()
 
-    def status(self, **scope: str) -> LearnerStatus:
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, what waits, and what could not be read."""
         memory = self._refreshed(self._labels(scope))
         index = memory.index

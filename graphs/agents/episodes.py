@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from langchain_core.language_models import BaseChatModel
@@ -76,16 +77,16 @@ class ChatInputs(MethodInputs):
     max_history_tokens: ClassVar[int] = 2_000
 
     @classmethod
-    def of(cls, model: BaseChatModel, agent_name: str, **more: Any) -> ChatInputs:
+    def of(cls, model: BaseChatModel, agent_name: str, prompts: Path | None = None) -> ChatInputs:
         """Inputs for an agent's conversations.
 
         Args:
             model: writes; its window is the room for prompts.
             agent_name: the domain of its trajectories.
-            more: further fields of `MethodInputs`, by name.
+            prompts: a directory whose prompt files take the place of those of the same name.
         """
         world: Any = ChatWorld(agent_name)
-        return cls.with_chat_model(world, ConversationJournal(), model, **more)  # type: ignore[return-value]
+        return cls.with_chat_model(world, ConversationJournal(), model, prompts=prompts)  # type: ignore[return-value]
 
 
 def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: StateKey) -> dict[str, Any]:

@@ -55,6 +55,7 @@ from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
 from .samples import ask_for_samples
+from .scope_values import ScopeValue
 from .status import LearnerStatus
 from .tool_decisions import (
     DecisionForm,
@@ -193,7 +194,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         response = next((one for one in proposed if [str(form) for form, _ in self._decisions(one)] == taken), None)
         return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step))
 
-    def status(self, **scope: str) -> LearnerStatus:
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
         conversations = self._conversations(scope)
         rewards: dict[bool, list[float]] = {True: [], False: []}

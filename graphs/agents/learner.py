@@ -232,7 +232,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             self.agent.read_tools(request.tools)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
-            memory = self._refreshed(place.scope)
+            memory = self._refreshed(place.scope, place.thread, goes_on=place.step > 0)
             shows = None if self.mode == "observe" else self.place
             prompts = AdvisedPrompts(request, self.method, shows, lambda ids: self.are_known(memory, ids))
             plain = request.override(messages=plain_messages(request.messages))
@@ -347,11 +347,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
             messages: list[Any] = [*request.state["messages"], *replies]
-            self._record(place, messages, entries, _run_id(request.runtime))
+            self._record(place, messages, entries, _run_id(request.runtime), goes_on=found is not None)
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
-    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str) -> None:
+    def _record(
+        self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str, *, goes_on: bool = False
+    ) -> None:
         if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
         messages, task = self.screen.learnable(messages), place.task
@@ -363,7 +365,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if entry.get("turn") == place.turn and entry.get("method") == self.method
         )
         turn = Turn(place.turn, done, run_id, entries)
-        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN)
+        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, goes_on=goes_on)
 
     def _run_scope(self, runtime: Any) -> tuple[str, ...]:
         """The labels of the memory that a run works with.

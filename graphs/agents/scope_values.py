@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
 from ...memory.errors import UserError
 
-__all__ = ["AgentScope", "ScopeError"]
+__all__ = ["AgentScope", "ScopeError", "ScopeValue"]
 
+ScopeValue: TypeAlias = str | int | UUID | None
+"""A value of a scope, such as a tenant's."""
 IDENTITY = ("user", "user_id", "identity")
 """Names under which an authenticated user's identity is asked for."""
 ALIKE = 0.8

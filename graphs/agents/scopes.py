@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -25,12 +26,12 @@ from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.screen import Screen, others_texts
-from ...memory.conversations.store import Conversation, ConversationStore, Rating, finite_reward
+from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
 from .reward_sources import RewardScale, rank_rewards, rating_text
-from .scope_values import AgentScope
+from .scope_values import AgentScope, ScopeValue
 from .status import LearnerStatus
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
@@ -41,6 +42,8 @@ LOG = logging.getLogger(__name__)
 CONSULTATIONS_BEFORE_WARNING = 50
 """Model calls without anything recalled after which the log says so."""
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
+REFRESH_IN_TURN = 60.0
+"""Seconds after which a turn that goes on looks for what other processes have learned: one memory serves all calls of a short one."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -183,20 +186,20 @@ class ScopedLearner(Generic[Index]):
 
     def feedback(
         self,
-        thread_id: str | int | UUID,
+        thread_id: str | int | UUID | None = None,
         *,
         reward: float | None = None,
         text: str | None = None,
         run_id: str | UUID | None = None,
         source: str = "user",
-        **scope: str,
+        **scope: ScopeValue,
     ) -> Rating:
         """Rate what the agent did in a thread since the feedback before this. Of the same turn, what was said last holds, field by field.
 
         It may come late, from another process, or never: a missing reward is not 0.
 
         Args:
-            thread_id: the thread's id, as in the agent's config.
+            thread_id: the thread's id, as in the agent's config. Not given: that of the run, or the only thread of the scope.
             reward: a number from -1 to 1, or within `reward_range`.
             text: the same in words; methods that read words use them.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
@@ -204,18 +207,21 @@ class ScopedLearner(Generic[Index]):
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
 
         Raises:
-            UserError: the thread or the run is unknown, the reward is out of range, neither reward nor text is given, or the source
-                is none of `raters`.
+            UserError: the thread or the run is unknown or not given and there are several, the reward is out of range, neither reward
+                nor text is given, or the source is none of `raters`.
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         if self._raters is not None and source not in self._raters:
             raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
         reward = None if reward is None else self.rewards.read(reward)
-        thread, text, run = str(thread_id), text or "", None if run_id is None else str(run_id)
-        return self.add_rating(self._labels(scope), thread, reward, text, run_id=run, source=source)
+        labels, run = self._labels(scope), None if run_id is None else str(run_id)
+        thread = self._memory(labels).conversations.find_thread(run) if thread_id is None else str(thread_id)
+        return self.add_rating(labels, thread, reward, text or "", run_id=run, source=source)
 
-    def add_rating(self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Any) -> Rating:
+    def add_rating(
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
+    ) -> Rating:
         """Keep a rating in the scope with these labels, after the screen has seen its words; `more` as of `ConversationStore.rate`.
 
         All ratings come this way: of people, of reward sources, and of reviewers.
@@ -233,26 +239,26 @@ class ScopedLearner(Generic[Index]):
 
     async def afeedback(
         self,
-        thread_id: str | int | UUID,
+        thread_id: str | int | UUID | None = None,
         *,
         reward: float | None = None,
         text: str | None = None,
         run_id: str | UUID | None = None,
         source: str = "user",
-        **scope: str,
+        **scope: ScopeValue,
     ) -> Rating:
         """As `feedback`, in a program that is awaited."""
         rate = partial(self.feedback, thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
         return await asyncio.to_thread(rate)
 
-    def status(self, **scope: str) -> LearnerStatus:
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
         memory = self._refreshed(self._labels(scope))
         rated = memory.conversations.trajectories.count()
         held = len(memory.conversations.open_quarantines())
         return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held)
 
-    def quarantine(self, thread_id: str, reason: str, digest: str = "", **scope: str) -> None:
+    def quarantine(self, thread_id: str, reason: str, digest: str = "", **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
 
         Args:
@@ -268,11 +274,11 @@ class ScopedLearner(Generic[Index]):
         if self._memory(labels).conversations.quarantine(thread, reason, digest):
             LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, reason)
 
-    def quarantine_reasons(self, **scope: str) -> dict[str, str]:
+    def quarantine_reasons(self, **scope: ScopeValue) -> dict[str, str]:
         """The threads of a scope that nothing is learned from, each with its reason."""
         return {one.id: one.reason for one in self._conversations(scope).open_quarantines()}
 
-    def release(self, thread_id: str, **scope: str) -> None:
+    def release(self, thread_id: str, **scope: ScopeValue) -> None:
         """Learn from a quarantined thread after all.
 
         Raises:
@@ -280,7 +286,7 @@ class ScopedLearner(Generic[Index]):
         """
         self._conversations(scope).release(thread_id)
 
-    def rank(self, threads: Sequence[str], **scope: str) -> dict[str, float]:
+    def rank(self, threads: Sequence[str], **scope: ScopeValue) -> dict[str, float]:
         """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0 (or the
         ends of `reward_range`).
 
@@ -294,14 +300,14 @@ class ScopedLearner(Generic[Index]):
         low, high = self.rewards.range or (0.0, 1.0)
         rewards = {thread: low + share * (high - low) for thread, share in rank_rewards(threads).items()}
         for thread, reward in rewards.items():
-            self.feedback(thread, reward=reward, source="ranking", **scope)
+            self.feedback(thread, reward=reward, source="ranking", **dict[str, Any](scope))
         return rewards
 
-    def conversation(self, thread_id: str, **scope: str) -> Conversation:
+    def conversation(self, thread_id: str, **scope: ScopeValue) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
         return self._conversations(scope).conversation(thread_id)
 
-    def import_trajectories(self, path: Path | str, **scope: str) -> int:
+    def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
         """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number.
 
         They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. They pass
@@ -325,13 +331,16 @@ class ScopedLearner(Generic[Index]):
         """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""
         self.agent.close()
 
-    def explain(self, thread_id: str, **scope: str) -> str:
+    def explain(self, thread_id: str, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""
         lines = list[str]()
         ratings = self._conversations(scope).ratings(thread_id)
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
-            lines += [f"  {line}" for entry in turn.advice for line in self.describe(entry)] or ["  no advice was recorded"]
+            accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
+            for account, same in groupby(accounts):
+                times = f" (at {count} model calls)" if (count := len([*same])) > 1 else ""
+                lines += [f"  {account[0]}{times}", *(f"    {line}" for line in account[1:])]
             lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
         return "\n".join(lines)
 
@@ -344,7 +353,7 @@ class ScopedLearner(Generic[Index]):
             *entry.get("said", ()),
         ]
 
-    def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+    def forget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.
 
         Raises:
@@ -354,32 +363,32 @@ class ScopedLearner(Generic[Index]):
             raise UserError(f"forget takes a sequence of threads, such as [{threads!r}]; got {threads!r}")
         return self._conversations(scope).forget(threads)
 
-    def export(self, **scope: str) -> Iterator[dict[str, Any]]:
+    def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation."""
         return self._conversations(scope).export()
 
-    def memory(self, **scope: str) -> Index:
+    def memory(self, **scope: ScopeValue) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change."""
         return self._refreshed(self._labels(scope)).index
 
-    async def astatus(self, **scope: str) -> LearnerStatus:
+    async def astatus(self, **scope: ScopeValue) -> LearnerStatus:
         """As `status`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.status(**scope))
 
-    async def aexplain(self, thread_id: str, **scope: str) -> str:
+    async def aexplain(self, thread_id: str, **scope: ScopeValue) -> str:
         """As `explain`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.explain(thread_id, **scope))
 
-    async def aforget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+    async def aforget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
         """As `forget`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.forget(threads, **scope))
 
-    async def aexport(self, **scope: str) -> AsyncIterator[dict[str, Any]]:
+    async def aexport(self, **scope: ScopeValue) -> AsyncIterator[dict[str, Any]]:
         """As `export`, in a program that is awaited."""
         for one in await asyncio.to_thread(lambda: list(self.export(**scope))):
             yield one
 
-    async def amemory(self, **scope: str) -> Index:
+    async def amemory(self, **scope: ScopeValue) -> Index:
         """As `memory`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.memory(**scope))
 
@@ -414,15 +423,22 @@ class ScopedLearner(Generic[Index]):
             for memory in self._scopes.values():
                 memory.seen = None
 
-    def _refreshed(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
-        """The memory of a scope, with what was learned since the last look."""
+    def _refreshed(self, scope: tuple[str, ...], thread: str = "", *, goes_on: bool = False) -> ScopeMemory[Index]:
+        """The memory of a scope, with what was learned since the last look.
+
+        Args:
+            scope: its labels.
+            thread: one whose turn begins or goes on.
+            goes_on: whether it goes on: then memory may be as old as `REFRESH_IN_TURN` says.
+        """
         memory = self._memory(scope)
+        patience = max(self.refresh_seconds, REFRESH_IN_TURN) if goes_on else self.refresh_seconds
         with memory.lock:
             now = time.monotonic()
-            if now - memory.looked < self.refresh_seconds and memory.seen is not None and not memory.conversations.has_news:
+            if now - memory.looked < patience and memory.seen is not None and not memory.conversations.has_news:
                 return memory
             memory.conversations.has_news = False
-            changed, seen = memory.conversations.changes(memory.seen)
+            changed, seen = memory.conversations.changes(memory.seen, "" if goes_on else thread)
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
                 memory.ids = set()

@@ -45,6 +45,11 @@ class LearnerStatus:
     """Sentences of the method about itself."""
 
     @property
+    def share(self) -> float:
+        """Share of the model calls with something recalled, in [0, 1]."""
+        return self.recalled / self.consulted if self.consulted else 0.0
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """The reasons for which less was learned than could be, a sentence each; empty if there is none."""
         found = []
@@ -64,15 +69,12 @@ class LearnerStatus:
             found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
         if self.alike:
             found.append(f"{self.alike} groups of conversations had equal rewards, and nothing to compare")
-        if self.consulted and not self.recalled and self.rated:
-            near = f"; the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
+        is_known = self.consulted >= FEW or self.nearest is not None  # else memory may have been empty until now
+        if self.rated and self.consulted and is_known and self.share < LOW_SHARE:
+            near = f", the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
             found.append(
-                f"memory had nothing for any of {plural(self.consulted, 'model call')}: nothing was alike enough{near}"
-            )
-        elif self.consulted >= FEW and self.recalled < LOW_SHARE * self.consulted and self.rated:
-            found.append(
-                f"memory had something for {self.recalled / self.consulted:.0%} of {plural(self.consulted, 'model call')}: states are "
-                "hardly ever alike; give a state_key that names the kind of case, or a similarity by meaning"
+                f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: states are hardly ever alike{near}; give a "
+                "state_key that names the kind of case, or a similarity by meaning"
             )
         return tuple(found)
 

@@ -24,7 +24,7 @@ from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from ...memory.conversations.store import Rating, Reflection
+from ...memory.conversations.store import Rating, RatingOptions, Reflection
 from ...memory.errors import UserError
 from ...memory.lessons.library import Library, LibraryError
 from ...memory.lessons.versions import LibraryVersions, find_library, open_library
@@ -36,6 +36,7 @@ from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from .consultation import Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
+from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
@@ -174,7 +175,9 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
-    def add_rating(self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Any) -> Rating:
+    def add_rating(
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
+    ) -> Rating:
         """As `ScopedLearner.add_rating`.
 
         Raises:
@@ -186,7 +189,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             )
         return super().add_rating(labels, thread, reward, text, **more)
 
-    def versions(self, **scope: str) -> LibraryVersions:
+    def versions(self, **scope: ScopeValue) -> LibraryVersions:
         """The versions of a scope's library. A person may `rollback`, and no version is lost."""
         return self._scope_versions(self._labels(scope))
 
@@ -249,7 +252,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         found = Reflection("", "", "", note=f"{comparison.kind} {group_name(group)}", error=error)
         self.keep_reflections(memory, {one.id: found for one in group}, group)
 
-    def status(self, **scope: str) -> LearnerStatus:
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was compared, what waits, and what was lost."""
         found = super().status(**scope)
         memory, versions = self._memory(self._labels(scope)), self.versions(**scope)
@@ -261,7 +264,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             unreadable=tuple(one.error for one in groups if one.error),
         )
 
-    def forget(self, threads: Sequence[str] | None = None, **scope: str) -> int:
+    def forget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
         """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
         labels = self._labels(scope)
         groups = self._groups(labels, threads)

@@ -24,23 +24,26 @@ import os
 import re
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from numbers import Real
-from typing import Any
+from typing import Any, TypedDict
 
 from langgraph.store.base import BaseStore
 
 from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
-from ..storage.record_store import BadRecord, RecordStore, read_jsonl, to_json
+from ..storage.branches import current_branch
+from ..storage.record_store import BadRecord, RecordStore, exchange, read_jsonl, to_json
 
 __all__ = [
     "Conversation",
     "ConversationStore",
     "Quarantine",
     "Rating",
+    "RatingOptions",
     "Ratings",
     "Reflection",
     "Turn",
@@ -58,6 +61,10 @@ UNDOABLE_WRITES = 1_000
 """Writes that a what-if can look behind. A server writes a conversation anew at each of its turns."""
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
+MOST_MERGES = 4
+"""Times that a turn is written where others write into the same conversation."""
+MOST_OPEN = 1_000
+"""Conversations whose turn is going on that are held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,14 @@ class Rating:
     text: str = ""
     source: str = "user"
     """Who decided: `user`, or the name of a function or signal."""
+
+
+class RatingOptions(TypedDict, total=False):
+    """Options of `ConversationStore.rate`."""
+
+    turn: str | None
+    run_id: str | None
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +186,7 @@ def clean(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(clean(one) for one in value)
     if isinstance(value, dict):
-        return {clean(key): clean(one) for key, one in value.items()}
+        return {clean(key): to_json(clean(one)) for key, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{one.name: clean(getattr(value, one.name)) for one in fields(value)})
     return value
@@ -192,6 +207,15 @@ class _Changes:
     """Number of all changes that it ever made."""
     newest: tuple[str, ...]
     """Ids of the last ones, newest last. An empty id stands for a deletion: read everything again."""
+
+
+def with_turn(known: Conversation, turn: Turn) -> Conversation:
+    """The conversation with a turn, in place of one with its id, of which it keeps what other methods have recorded."""
+    methods = {entry.get("method") for entry in turn.advice}
+    others = [entry for one in known.turns if one.id == turn.id for entry in one.advice if entry.get("method") not in methods]
+    turn = replace(turn, advice=(*others, *turn.advice))
+    turns = [turn if one.id == turn.id else one for one in known.turns]
+    return replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
 
 
 def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
@@ -246,6 +270,8 @@ class ConversationStore:
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._count, self._newest = 0, list[str]()
+        self._open = OrderedDict[str, Conversation | None]()
+        self._made: dict[str, Trajectory] = {}
         self._lock = threading.Lock()
         self.has_news = False
         """True if this object has changed trajectories; its reader sets it back."""
@@ -277,28 +303,64 @@ class ConversationStore:
         """Refuse what `rate` would: raises UserError where the conversation or the turn is unknown."""
         _find_turn(self.conversation(thread), turn, run_id)
 
+    def find_thread(self, run_id: str | None = None) -> str:
+        """The thread that a run was in, or, without a run, the only one that there is.
+
+        Raises:
+            UserError: there is none, or several.
+        """
+        known = self.turns.all()
+        found = [one.id for one in known if run_id is None or any(turn.run_id == run_id for turn in one.turns)]
+        if len(found) == 1:
+            return found[0]
+        place, last = "/".join(self.scope), ", ".join(repr(one.id) for one in known[-3:]) or "none"
+        asked = "the only conversation" if run_id is None else f"the conversation of run {run_id!r}"
+        raise UserError(f"asked for {asked} of {place}, which has {len(found)}: give a thread_id; its last ones are {last}")
+
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""
         found = self.feedback.get(thread)
         return found.ratings if found else ()
 
-    def record(self, thread: str, turn: Turn, task: Task, domain: str = "") -> Conversation:
-        """Record a turn that has ended. It takes the place of one with its id, as after a run that was repeated, and keeps what
-        other methods have recorded of their advice."""
+    def record(self, thread: str, turn: Turn, task: Task, domain: str = "", *, goes_on: bool = False) -> Conversation:
+        """Record a turn. It takes the place of one with its id, as after a run that was repeated, and keeps what other methods have
+        recorded of their advice.
+
+        Args:
+            thread: the thread's id.
+            turn: what was done in it until now.
+            task: what the conversation is about.
+            domain: of its trajectories.
+            goes_on: whether the turn will be recorded again soon: then it is not read again before that.
+        """
         turn, task = clean(turn), clean(task)
         with self._lock:
-            known = self.turns.get(thread) or Conversation(thread, task, (), domain)
-            methods = {entry.get("method") for entry in turn.advice}
-            others = [
-                entry for one in known.turns if one.id == turn.id for entry in one.advice if entry.get("method") not in methods
-            ]
-            turn = replace(turn, advice=(*others, *turn.advice))
-            turns = [turn if one.id == turn.id else one for one in known.turns]
-            conversation = replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
-            if conversation != known:
-                self.turns.put([conversation])
-                self._derive(conversation, self.ratings(thread))
+            is_open = thread in self._open and current_branch() is None
+            known = self._open.pop(thread) if is_open else self.turns.get(thread)
+            ratings: tuple[Rating, ...] = ()
+            for _ in range(MOST_MERGES):
+                conversation = with_turn(known or Conversation(thread, task, (), domain), turn)
+                if conversation == known:
+                    break
+                before, given = exchange([(self.turns, thread), (self.feedback, thread)], [(self.turns, conversation)])
+                ratings = given.ratings if given else ()
+                if before == known:
+                    break
+                known = before  # another process or another method has recorded something meanwhile
+            if goes_on:
+                self._hold_open(thread, conversation)
+            rated = {one.turn for one in ratings}
+            place = next(n for n, one in enumerate(conversation.turns) if one.id == turn.id)
+            if any(one.id in rated for one in conversation.turns[place:]):
+                self._derive(conversation, ratings)
             return conversation
+
+    def _hold_open(self, thread: str, conversation: Conversation | None) -> None:
+        """Keep in mind what is recorded of a thread whose turn goes on."""
+        if current_branch() is None:
+            self._open[thread] = conversation
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
 
     def rate(
         self,
@@ -326,33 +388,36 @@ class ConversationStore:
             UserError: the conversation or the turn is unknown, or the reward is no finite number.
         """
         with self._lock:
-            conversation = self.conversation(thread)
+            recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
+            conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
             rated = _find_turn(conversation, turn, run_id).id
-            known = next((one for one in self.ratings(thread) if one.turn == rated), Rating(rated, None))
+            known = next((one for one in given if one.turn == rated), Rating(rated, None))
             rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or known.text, source)
             places = {one.id: n for n, one in enumerate(conversation.turns)}
-            others = [one for one in self.ratings(thread) if one.turn != rated]
+            others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
             self.feedback.put([Ratings(thread, ratings)])
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"})  # told again: a crash may have come before
             return rating
 
     def _derive(self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = ()) -> None:
-        """Write the trajectories that are new or changed, and those with one of these ids, and then say so."""
+        """Write the trajectories that are new or changed, and those with one of these ids, and say so."""
         found = rated_trajectories(conversation, ratings)
-        if found and self._is_held(conversation):
+        asked: list[tuple[RecordStore[Any], str]] = [(self.quarantines, conversation.id), (self._changes, self._writer)]
+        held, mine, *known = exchange([*asked, *((self.trajectories, one.id) for one in found)])
+        if found and self._is_held(conversation, held):
             return
-        made = [one for one in found if one.id in always or self.trajectories.get(one.id) != one]
+        made = [one for one, before in zip(found, known, strict=True) if one.id in always or one != before]
         if made:
-            self.trajectories.put(made)
-            self._announce([one.id for one in made])
+            changes = self._changes_with([one.id for one in made], mine)
+            exchange([], [*((self.trajectories, one) for one in made), (self._changes, changes)])
+            self._made = {**(self._made if len(self._made) < CHANGES_KEPT else {}), **{one.id: one for one in made}}
             if self.is_held(conversation.id):  # another process has quarantined it meanwhile
                 self._withdraw({conversation.id})
 
-    def _is_held(self, conversation: Conversation) -> bool:
-        """True if a rated conversation is quarantined, which `hold` decides where nothing was decided before."""
-        known = self.quarantines.get(conversation.id)
+    def _is_held(self, conversation: Conversation, known: Quarantine | None) -> bool:
+        """True if a rated conversation is quarantined, which `hold` decides where nothing is known."""
         if known is None and self._hold is not None and (reason := self._hold(conversation)):
             self.quarantines.put([known := Quarantine(conversation.id, reason)])
         return known is not None and not known.released
@@ -413,33 +478,43 @@ class ConversationStore:
             return True
 
     def _announce(self, ids: Sequence[str]) -> None:
+        self._changes.put([self._changes_with(ids, self._changes.get(self._writer))])
+
+    def _changes_with(self, ids: Sequence[str], mine: _Changes | None) -> _Changes:
+        """The record that names further changes of this process; `mine`: as it is, since others blank in it what they have forgotten."""
         self._count += len(ids)
         self.has_news = True
-        mine = self._changes.get(self._writer)  # another process may have blanked what it has forgotten
         self._newest = [*(mine.newest if mine else self._newest), *ids][-CHANGES_KEPT:]
-        self._changes.put([_Changes(self._writer, self._count, tuple(self._newest))])
+        return _Changes(self._writer, self._count, tuple(self._newest))
 
-    def changes(self, seen: Mapping[str, int] | None) -> tuple[list[Trajectory] | None, dict[str, int]]:
+    def changes(self, seen: Mapping[str, int] | None, thread: str = "") -> tuple[list[Trajectory] | None, dict[str, int]]:
         """The trajectories that were added or changed since a look before.
 
         Args:
             seen: what the look before returned; None: there was none.
+            thread: one whose turn begins, which is read in the same batch.
 
         Returns:
             The trajectories, or None where all have to be read again (`trajectories.all`), and the mark for the next look.
         """
-        writers = self._changes.all()
+        writers, *recorded = exchange([(self._changes, None), *([(self.turns, thread)] if thread else [])])
+        if thread:
+            with self._lock:
+                self._hold_open(thread, *recorded)
         now = {writer.id: writer.count for writer in writers}
         if seen is None:
             return None, now
-        ids: list[str] = []
+        ids, others = list[str](), set[str]()
         for writer in writers:
             if missed := writer.count - seen.get(writer.id, 0):
                 if missed > len(writer.newest) or "" in writer.newest[-missed:]:
                     return None, now
                 ids += writer.newest[-missed:]
-        found = [self.trajectories.get(id) for id in dict.fromkeys(ids)]
-        return [one for one in found if one is not None], now
+                others |= set() if writer.id == self._writer else set(writer.newest[-missed:])
+        made, self._made = self._made, {}  # what only this process has changed need not be read
+        found = {id: made[id] for id in dict.fromkeys(ids) if id in made and id not in others}
+        found |= {one.id: one for one in self.trajectories.get_many([id for id in dict.fromkeys(ids) if id not in found])}
+        return [found[id] for id in dict.fromkeys(ids) if id in found], now
 
     def forget(self, threads: Sequence[str] | None = None) -> int:
         """Delete conversations with their feedback, their trajectories and what models wrote about them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from langgraph.store.base import BaseStore, IndexConfig, SearchItem
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["is_postgres", "open_agent_store", "open_store"]
 
-_ALL = 1 << 30
+MOST_ITEMS = 1 << 30
 """More items than any store holds."""
+LEAST_CAP = 100
+"""Fewer items than any store caps its answers at."""
 
 
 def is_postgres(where: str) -> bool:
@@ -71,9 +74,14 @@ def all_items(store: BaseStore, prefix: tuple[str, ...]) -> list[SearchItem]:
     an order lose some and repeat others. Stores that cap their answers are asked again.
     """
     found: dict[tuple[tuple[str, ...], str], SearchItem] = {}
-    while page := store.search(prefix, limit=_ALL, offset=len(found)):
+    while page := store.search(prefix, limit=MOST_ITEMS, offset=len(found)):
         before = len(found)
         found |= {(item.namespace, item.key): item for item in page}
-        if len(found) == before:
+        if is_all(page) or len(found) == before:
             break
     return list(found.values())
+
+
+def is_all(page: Sequence[SearchItem]) -> bool:
+    """True if an answer to a search without a limit is so short that no store has cut it."""
+    return len(page) < LEAST_CAP

@@ -15,15 +15,15 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, validate_op_namespace
+from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, SearchOp, validate_op_namespace
 
 from ..errors import UserError
-from .branches import ABSENT, MAX_CHANGES, History, branching, moment_of_time
+from .branches import ABSENT, MAX_CHANGES, History, branching, current_branch, moment_of_time
 from .branching_store import StoreView
-from .open_store import all_items
+from .open_store import MOST_ITEMS, all_items, is_all
 from .snapshot import Snapshots, snapshots_of
 
-__all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "read_jsonl", "to_json", "write_jsonl"]
+__all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "exchange", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
 
@@ -85,16 +85,17 @@ class RecordStore(Generic[R]):
         self._write([PutOp(self.namespace, r.id, to_json(r), index=False) for r in records])
 
     def _write(self, puts: Sequence[PutOp]) -> None:
-        if not puts:
-            return
-        before = self.store.batch([GetOp(put.namespace, put.key) for put in puts])
-        for put, item in zip(puts, before, strict=True):
+        if puts:
+            before = self.store.batch([*(GetOp(put.namespace, put.key) for put in puts), *puts])
+            self._note_writes(puts, before)
+
+    def _note_writes(self, puts: Sequence[PutOp], before: Iterable[Any]) -> None:
+        """Note what writes of this collection have replaced: the items that were read in the same batch, first of all."""
+        for put, item in zip(puts, before, strict=False):
             self._history.note((put.namespace, put.key), item if isinstance(item, Item) else ABSENT)
-        self.store.batch(puts)
 
     def get(self, id: str, /) -> R | None:
-        item = self.store.get(self.namespace, id)
-        return next(self._records([item]), None) if item else None
+        return cast("R | None", self._read(self.store.get(self.namespace, id), id))
 
     def get_many(self, ids: Sequence[str], /) -> list[R]:
         """The records with these ids, in their order; an id without a record has none."""
@@ -141,6 +142,12 @@ class RecordStore(Generic[R]):
                     raise
                 self._on_damage(damage)
 
+    def _read(self, result: Any, id: str | None) -> Any:
+        """The record in the result of a batch, or None; without an id, the records."""
+        if id is not None:
+            return next(self._records([result]), None) if result else None
+        return list(self._records(one for one in result if one.namespace == self.namespace)) if is_all(result) else self.all()
+
     def count(self) -> int:
         """The number of stored records, without reading them."""
         return len(self._items())
@@ -154,6 +161,34 @@ class RecordStore(Generic[R]):
 
     def _record(self, key: str, value: dict[str, Any]) -> R:
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
+
+
+def exchange(
+    asked: Sequence[tuple[RecordStore[Any], str | None]], puts: Sequence[tuple[RecordStore[Any], Record]] = ()
+) -> list[Any]:
+    """Read records of several collections of one store, and write others, in one batch.
+
+    Args:
+        asked: collections, each with an id, or with None for all of its records.
+        puts: collections, each with a record to be stored.
+
+    Returns:
+        For each that is asked for the record as it was before the writes, or None; where all are, a list of them in no order.
+    """
+    if not asked and not puts:
+        return []
+    if current_branch() is not None:  # each collection has a copy of its own there
+        found = [records.all() if id is None else records.get(id) for records, id in asked]
+        for records, record in puts:
+            records.put([record])
+        return found
+    reads = [SearchOp(one.namespace, limit=MOST_ITEMS) if id is None else GetOp(one.namespace, id) for one, id in asked]
+    writes = [PutOp(records.namespace, record.id, to_json(record), index=False) for records, record in puts]
+    store = (asked or puts)[0][0].store
+    results = store.batch([*reads, *(GetOp(put.namespace, put.key) for put in writes), *writes])
+    for (records, _), put, item in zip(puts, writes, results[len(reads) :], strict=False):
+        records._note_writes([put], [item])
+    return [records._read(result, id) for (records, id), result in zip(asked, results, strict=False)]
 
 
 def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:

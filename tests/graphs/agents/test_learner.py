@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,15 @@ def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
         agent.invoke({"messages": desk.ticket(n)[0]}, {**config("a"), "run_id": run})
     learner.feedback("a", reward=0.0, tenant="acme")
     assert rated(learner) == {"a/2": 0.0}
-    learner.feedback("a", reward=1.0, run_id=str(runs[0]), tenant="acme")
+    learner.feedback(run_id=runs[0], reward=1.0, tenant="acme")
     assert rated(learner) == {"a/0": 1.0, "a/2": 0.0}
+    assert learner.feedback(reward=0.5, tenant="acme").turn == learner.conversation("a", tenant="acme").turns[2].id
+    ask(agent, "b")
+    for wrong, says in (({}, "the only conversation"), ({"run_id": uuid4()}, "the conversation of run")):
+        with pytest.raises(
+            UserError, match=rf"asked for {says}.* of agents/agent/tenant=acme, which has [02]: give a thread_id"
+        ):
+            learner.feedback(reward=1.0, tenant="acme", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +329,9 @@ def test_status_says_what_keeps_a_learner_from_learning() -> None:
     asyncio.run(learner.afeedback("a", reward=1.0, tenant="acme"))
     status = learner.status(tenant="acme")
     assert (status.rated, status.consulted, status.recalled) == (1, 1, 0), "only decisions ask memory"
-    assert "memory had nothing for any of 1 model call:" in str(status)
+    assert "recalled in 25% of 40 model calls: states are hardly ever alike; give a state_key" in str(
+        replace(status, consulted=40, recalled=10)
+    )
     ask(agent, "b")
     status = learner.status(tenant="acme")
     assert (status.recalled, status.problems) == (1, ())

@@ -6,13 +6,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
+import help_desk as desk
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool as make_tool
+from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
+from learning_agents import METHODS, config, make
 
 from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
@@ -33,33 +36,62 @@ def rated(store: InMemoryStore, thread: str = "t1", **options: Any) -> Conversat
     return made
 
 
-def quarantined_at_a_write(monkeypatch: pytest.MonkeyPatch, kind: Literal["trajectories", "reflections"]) -> ConversationStore:
-    """A store with a rated conversation, which another process quarantines just before this one writes records of a kind."""
-    store = InMemoryStore()
-    here, there = rated(store), ConversationStore(store, SCOPE)
-    records = getattr(here, kind)
-    put = records.put
+class Quarantining(InMemoryStore):
+    """A store in which another process quarantines the conversation t1 just before records of a kind are written."""
 
-    def quarantined_before(made: Any) -> None:
-        there.quarantine("t1", "a person said so")
-        put(made)
+    kind = ""
 
-    monkeypatch.setattr(records, "put", quarantined_before)
-    return here
+    def batch(self, ops: Any) -> Any:
+        if self.kind and any(isinstance(op, PutOp) and op.namespace[-1] == self.kind for op in ops):
+            self.kind = ""
+            ConversationStore(self, SCOPE).quarantine("t1", "a person said so")
+        return super().batch(ops)
 
 
-def test_a_conversation_that_another_process_quarantines_meanwhile_is_not_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = quarantined_at_a_write(monkeypatch, "trajectories")
+def test_what_another_process_quarantines_meanwhile_is_not_written_back() -> None:
+    here = rated(store := Quarantining())
+    store.kind = "trajectories"
     here.rate("t1", 0.5)
     assert here.trajectories.count() == 0
-
-
-def test_a_text_on_a_conversation_that_another_process_quarantines_meanwhile_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here = quarantined_at_a_write(monkeypatch, "reflections")
+    here = rated(store := Quarantining())
+    store.kind = "reflections"
     assert not here.add_reflection(Reflection("m/t1/0", "t1", ""), "t1/0")
     assert here.reflections.count() == 0
+
+
+def test_what_others_record_in_a_thread_while_its_turn_goes_on_is_kept() -> None:
+    here = ConversationStore(store := InMemoryStore(), SCOPE)
+    there = ConversationStore(store, SCOPE)
+    task = Task("agent", "late")
+    here.record("t1", replace(TURN, advice=({"method": "a", "pair": (1, 2)},)), task, goes_on=True)
+    there.record("t1", replace(TURN, advice=({"method": "b"},)), task)
+    there.record("t1", replace(TURN, id="u2"), task)
+    there.rate("t1", 0.5, turn="u1")
+    longer = replace(TURN, steps=(*TURN.steps, Transition("done", "reply: Bye.", None)))
+    here.record("t1", replace(longer, advice=({"method": "a", "pair": (1, 2)},)), task)
+    first, second = here.conversation("t1").turns
+    assert ([one["method"] for one in first.advice], first.steps, second.id) == (["b", "a"], longer.steps, "u2")
+    (rated_turn,) = here.trajectories.all()
+    assert [one.reward for one in rated_turn.transitions] == [None, 0.5]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_turn_of_three_calls_costs_four_round_trips_to_the_store(method: str) -> None:
+    class Counting(InMemoryStore):
+        trips = 0
+
+        def batch(self, ops: Any) -> Any:
+            self.trips += 1
+            return super().batch(ops)
+
+    agent, learner, _ = make(method, store := Counting(), refresh_seconds=0.0)
+    for n in range(6):
+        store.trips = 0
+        out = agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n // 2}"))
+        assert sum(isinstance(one, AIMessage) for one in out["messages"]) == 3 + 3 * (n % 2)
+        assert store.trips <= (4 if n else 10), "the first call of a process reads its scope"
+        learner.feedback(f"t{n // 2}", reward=1.0, tenant="acme")
+        learner.status(tenant="acme")
 
 
 def test_nothing_names_a_thread_that_was_forgotten_in_another_process() -> None:

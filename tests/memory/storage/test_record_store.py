@@ -90,7 +90,8 @@ def test_namespaces_do_not_see_each_other(records: RecordStore[Trajectory]) -> N
 
 
 def test_all_goes_through_every_page(records: RecordStore[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learngraph.memory.storage.open_store._ALL", 4)
+    for limit in ("MOST_ITEMS", "LEAST_CAP"):
+        monkeypatch.setattr(f"learngraph.memory.storage.open_store.{limit}", 4)
     for n in (0, 3, 4, 9):
         records.put([attempt(i) for i in range(n)])
         assert len(records.all()) == n
