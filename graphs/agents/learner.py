@@ -351,9 +351,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
-    def _record(
-        self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str, *, goes_on: bool = False
-    ) -> None:
+    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str, goes_on: bool = False) -> None:
         if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
         messages, task = self.screen.learnable(messages), place.task

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
@@ -338,9 +337,11 @@ class ScopedLearner(Generic[Index]):
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
-            for account, same in groupby(accounts):
-                times = f" (at {count} model calls)" if (count := len([*same])) > 1 else ""
-                lines += [f"  {account[0]}{times}", *(f"    {line}" for line in account[1:])]
+            for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
+                lines += [
+                    f"  {first}",
+                    *(f"    {line}" for line in (["the same as before"] if more and more == before else more)),
+                ]
             lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
         return "\n".join(lines)
 
