@@ -390,9 +390,9 @@ async def _await(found: Awaitable[Any]) -> Any:
 
 
 def _turn_id(messages: Sequence[Any]) -> str:
-    """Id of the user's message that is being answered."""
-    last = messages[last_user_message(messages)] if messages else None
-    return str(last.id) if isinstance(last, HumanMessage) and last.id else "turn"
+    """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
+    humans = [one for one in messages if isinstance(one, HumanMessage)]
+    return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
 
 
 def _run_id(runtime: Any) -> str:

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -329,9 +328,7 @@ def test_status_says_what_keeps_a_learner_from_learning() -> None:
     asyncio.run(learner.afeedback("a", reward=1.0, tenant="acme"))
     status = learner.status(tenant="acme")
     assert (status.rated, status.consulted, status.recalled) == (1, 1, 0), "only decisions ask memory"
-    assert "recalled in 25% of 40 model calls: states are hardly ever alike; give a state_key" in str(
-        replace(status, consulted=40, recalled=10)
-    )
+    assert status.problems == (), "memory was empty until now"
     ask(agent, "b")
     status = learner.status(tenant="acme")
     assert (status.recalled, status.problems) == (1, ())

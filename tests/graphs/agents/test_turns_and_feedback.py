@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from contextlib import nullcontext
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 import help_desk as desk
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -121,6 +122,23 @@ def test_a_graph_of_ones_own_learns_with_a_node(method: str, awaited: bool) -> N
     assert sum(rewards[-8:]) == 8
     (turn,) = learner.conversation("t23", tenant="acme").turns
     assert [len(turn.steps), len(turn.advice)] == [3, 3]
+
+
+def test_turns_are_told_apart_where_messages_have_no_ids() -> None:
+    """As in Deep Agents, whose messages of users have none."""
+
+    class Bare(LearningState):
+        messages: Annotated[list[Any], operator.add]  # type: ignore[misc]
+
+    _, learner, model = make("synapse", state_key=desk.issue)
+    builder = StateGraph(Bare).add_node("model", learner.node(model, TOOLS)).add_node("tools", ToolNode(TOOLS))
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for n in range(2):
+        graph.invoke({"messages": [HumanMessage(desk.ticket(n)[0])]}, config("a"))
+        learner.feedback("a", reward=1.0, tenant="acme")
+    first, second = learner.conversation("a", tenant="acme").turns
+    assert [len(first.advice), len(second.advice), second.id] == [3, 3, "turn 2"]
 
 
 def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
