@@ -603,5 +603,6 @@ def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None)
         if turn in (None, one.id) and run_id in (None, one.run_id):
             return one
     wanted = f"turn {turn!r}" if turn is not None else f"run {run_id!r}"
-    known = ", ".join(repr(one.id if turn is not None else one.run_id) for one in conversation.turns[-3:])
-    raise UserError(f"conversation {conversation.id!r} has no {wanted}; its last ones are {known or 'none'}")
+    known = [one.id if turn is not None else one.run_id for one in conversation.turns[-3:]]
+    last = ", ".join(repr(id) for id in known if id) or "none: a run has an id where its config gives one, {'run_id': uuid4()}"
+    raise UserError(f"conversation {conversation.id!r} has no {wanted}; its last ones are {last}")
