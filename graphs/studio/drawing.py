@@ -13,7 +13,7 @@ from ...memory.errors import UserError
 from ...nodes.catalogue import VERBS, catalogue
 from ...nodes.channels import node_channels
 from ..wiring.arrows import Finding
-from ..wiring.flow import FlowError, check
+from ..wiring.flow import FlowError, check, to_mermaid
 from ..wiring.picture import describe_node
 from .shown_values import show_graph
 from .walk_session import StudioError
@@ -42,6 +42,11 @@ class Drawing:
         self._first, self._graph, self._on_save = text, graph, on_save
         self._saving = Lock()
         self.read()
+
+    def renew(self, graph: Any) -> None:
+        """Take a graph whose code has changed: its nodes may be drawn from now on."""
+        self._graph = graph
+        self._first = to_mermaid(graph)
 
     def read(self) -> dict[str, Any]:
         """The text, and a version that says which text it was."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import fmean
 from threading import Lock, RLock
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...memory.errors import UserError
 from ...tools.notebook.tables import to_line
 from ..arms import blueprint
 from ..experiments.explain import explain_step
-from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep
+from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep, read_rows
 from ..methods import find_method
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
@@ -41,7 +42,10 @@ class FolderView:
         self._runs: dict[str, RunView] = {}
         self._lock = Lock()  # two views of one run would each read its new rows, and take them for twice as many
         self._methods: Mapping[str, Mapping[str, Any]] = {}
+        self._model = "–"
         try:
+            asked = self.folder.settings
+            self._model = str(asked.get("model")) if asked.get("prior", "model") == "model" else str(asked["prior"])
             self._methods = self.folder.settings["methods"]
         except UserError as error:
             self.problems.append(f"{error}. The steps are shown without the graph.")
@@ -63,7 +67,7 @@ class FolderView:
         rows = []
         for name in self.folder.names():
             overview = self.run(name).overview()
-            rows.append({key: overview[key] for key in ("name", "title", "steps", "episodes", "state", "problems")})
+            rows.append({key: value for key, value in overview.items() if key not in ("graphs", "branches")} | {"model": self._model})
         path = self.folder.path
         waiting = [] if rows else [f"{path} has no steps yet. They appear here when the run has begun."]
         return {"folder": str(path), "runs": rows, "problems": [*self.problems, *waiting]}
@@ -97,7 +101,8 @@ class RunView:
         run = self._run
         with self._lock:
             problems = [*self._problems, *self._refresh()]
-            scores = {number: to_line(row.get("score"), 12) for number, row in run.read_episodes().items()}
+            rows = run.read_episodes()
+            scores = {number: to_line(row.get("score"), 12) for number, row in rows.items()}
             branches = [
                 {
                     "id": str(number),
@@ -113,6 +118,7 @@ class RunView:
             "title": f"{run.method}, seed {run.seed}" if run.seed is not None else self.name,
             "kind": "recorded",
             "steps": len(run),
+            **_figures(run, [float(row["score"]) for row in rows.values() if isinstance(row.get("score"), int | float)]),
             "episodes": len(branches),
             "state": "finished" if run.is_finished else "not finished",
             "problems": problems,
@@ -189,6 +195,21 @@ class RunView:
         found = explain_step(run.path.parent, number, seed=run.seed, episode=int(branch), method=run.method)
         tables = [{"title": title, "head": rows[0], "rows": rows[1:]} for title, rows in found.tables()]
         return {"sentences": list(found.sentences), "tables": tables}
+
+
+def _figures(run: RecordedRun, scores: Sequence[float]) -> dict[str, Any]:
+    """The mean score of a run, the share of its episodes that solved the task, its seconds, and its curve; None for what is not known."""
+    try:
+        solved, times = run.result().get("solved"), read_rows(run.path / "seconds.jsonl")
+    except (UserError, OSError, ValueError):
+        solved, times = None, []
+    won = [score >= solved for score in scores] if solved is not None else []
+    return {
+        "score": fmean(scores) if scores else None,
+        "success": fmean(won) if won else None,
+        "seconds": sum(row.get("seconds") or 0.0 for row in times) if times else None,
+        "scores": scores,
+    }
 
 
 def _memory_reads(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -66,6 +66,8 @@ def _same(one: Any, other: Any) -> bool:
 def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
     """A value as `line` (a short text) and, where there is more to see, one of `text`, `table` and `items`."""
     shown: dict[str, Any] = {"line": to_line(value)}
+    if isinstance(value, BaseMessage):
+        shown["message"] = {"from": value.type, "text": str(value.text)[:MAX_TEXT], "images": _images(value)}
     if isinstance(value, str):
         if shown["line"] != value:
             shown["text"] = value[:MAX_TEXT] + (f"… (of {len(value):,} characters)" if len(value) > MAX_TEXT else "")
@@ -78,7 +80,7 @@ def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
         rows = list(value)
         kinds = {type(one).__name__ for one in rows}
         if isinstance(rows[0], BaseMessage):
-            shown["open"] = True  # a conversation is what its reader looks for
+            shown["open"] = shown["messages"] = True  # a conversation is what its reader looks for
         elif len(rows) > 1:
             shown["line"] = f"{len(rows):,} × {kinds.pop() if len(kinds) == 1 else 'values'}"
         if depth < MAX_DEPTH:
@@ -86,6 +88,12 @@ def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
         if len(rows) > MAX_ROWS:
             shown["more"] = len(rows) - MAX_ROWS
     return shown
+
+
+def _images(message: BaseMessage) -> list[str]:
+    """The pictures that a message holds, as addresses that ask nobody: `data:...`."""
+    found = [one for one in message.content_blocks if one["type"] == "image" and one.get("base64")]
+    return [f"data:{one.get('mime_type', 'image/png')};base64,{one['base64']}" for one in found]
 
 
 def _rows(rows: Sequence[Any], depth: int) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Studio:
             "moment": lambda view, branch, number: self._view(view).moment(str(branch), _whole(number)),
             "act": self._act,
             "explain": self._explain,
+            "form": lambda branch, channel, index=None: self._open_walk().edit_form(str(branch), str(channel), index),
+            "live": lambda: self._open_walk().live(),
         }
         if name not in questions:
             raise LookupError(f"there are {', '.join(questions)}")
@@ -80,6 +82,11 @@ class Studio:
         if kind == "run" and number.isdecimal() and int(number) < len(self.folders):
             return self.folders[int(number)].run(name)
         raise UserError(f"nothing of the name {view!r} is open")
+
+    def _open_walk(self) -> WalkSession:
+        if self.walk is None:
+            raise UserError("no walk is open")
+        return self.walk
 
     def _overview(self, view: str, version: str | None = None) -> dict[str, Any]:
         found = self._view(view).overview()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from ...memory.storage.checkpoints import serializer
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
@@ -18,6 +20,7 @@ from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..wiring import run as runs
 from ..wiring.flow import FlowError, rewire, to_mermaid
 from .drawing import Drawing
+from .forms import input_form
 from .options import StudioOptions, read_input
 from .studio import Studio
 from .walk_session import WalkSession
@@ -95,26 +98,70 @@ def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
 def graph_target(options: StudioOptions) -> Studio:
     """The drawing of a graph of the user's, and walks through it."""
     usual = read_input(options.input) if options.input else None
-    graph = load_graph(options.target)
+    code = _UserCode(options.target)
+    graph = code.graph
     path = options.flow or Path(f"{options.target.rpartition(':')[2]}.mmd")
     drawing = Drawing(options.target, path, to_mermaid(graph), graph)
     if options.target in SERVED_GRAPHS:  # drawn without an engine behind it
         return Studio(options.target, drawing)
-    example = options.input or _example(graph)
+    form = input_form(graph, usual)
+
+    def drawn_graph() -> Any:
+        drawn = drawing.read()
+        return rewire(code.graph, drawn["text"]) if drawn["exists"] else code.graph
 
     def begin(number: int, input: Any) -> Walk:
-        drawn = drawing.read()
-        walked = rewire(graph, drawn["text"]) if drawn["exists"] else graph
+        walked, given = drawn_graph(), usual if input is None else input
+        known = form["schema"].get("properties", {})
+        if isinstance(given, dict) and (unknown := [name for name in given if known and name not in known]):
+            raise UserError(f"the input has no {unknown[0]!r}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}")
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
-        return start(walked, usual if input is None else input, thread=f"studio-{number}")
+        return start(walked, given, thread=f"studio-{number}")
 
-    walk = WalkSession(options.target, begin, example)
+    def reload() -> Any:
+        if code.reload() is None:
+            return None
+        drawing.renew(code.graph)
+        return drawn_graph()
+
+    walk = WalkSession(options.target, begin, form, reload)
     if options.input:
         walk.start()
     return Studio(options.target, drawing, walk, opens="drawing")
 
 
-def _example(graph: Any) -> str:
-    """An input to begin from, by the graph's input channels."""
-    names = graph.get_input_jsonschema().get("properties", {})
-    return '{"messages": "Hello"}' if "messages" in names else "{" + ", ".join(f'"{name}": ""' for name in names) + "}"
+class _UserCode:
+    """A graph of the user's, and the files of the current directory that it was made from."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._files: dict[str, Path] = {}
+        self.graph = load_graph(target)
+        self._times = self._read_times()
+
+    def _read_times(self) -> dict[str, int]:
+        here = Path.cwd()
+        for name, module in list(sys.modules.items()):
+            path = Path(getattr(module, "__file__", None) or "/")
+            if not path.is_absolute():
+                path = here / path
+            if path.is_relative_to(here) and "site-packages" not in path.parts and name.partition(".")[0] != "learngraph":
+                self._files[name] = path
+        return {name: path.stat().st_mtime_ns for name, path in self._files.items() if path.is_file()}
+
+    def reload(self) -> Any:
+        """The graph, made anew where a file has changed since; None where none has.
+
+        Raises:
+            Exception: the changed code cannot be run, which is told once; `graph` stays what it was.
+        """
+        times = self._read_times()
+        if times == self._times:
+            return None
+        self._times = times
+        for name in self._files:
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        self.graph = load_graph(self._target)
+        self._times = self._read_times()
+        return self.graph

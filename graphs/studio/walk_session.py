@@ -6,24 +6,23 @@ says so. Going back makes a branch of its own, so that the way that was taken st
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import count
 from threading import Event, Lock
 from typing import Any
-
-from langchain_core.runnables import RunnableConfig
-from langgraph.types import StateSnapshot
 
 from ...memory.errors import UserError
 from ...tools.notebook.pauses import find_subgraph
 from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
 from ..wiring.flow import to_mermaid
+from .forms import answer_form, channel_form, read_answer, read_channel
+from .running import Running
 from .shown_moments import describe_moment, names_of, show_writes, title_of
 from .shown_values import show_graph
+from .walk_branch import WalkBranch
 
 __all__ = ["StudioError", "WalkSession"]
 
@@ -38,75 +37,50 @@ class StudioError(UserError):
         self.details = details
 
 
-@dataclass
-class _Branch:
-    """A walk, and where it was forked."""
-
-    id: str
-    name: str
-    walk: Walk
-    parent: str = ""
-    fork_at: int = 0
-    """Number of the moment at which it left its parent."""
-    level: int = 0
-    """Number of graphs around the one in which it was forked."""
-    path: list[StateSnapshot] = field(default_factory=list)
-    end: RunnableConfig | None = None
-    """The place up to which `path` was read: Python may have moved the walk on since."""
-
-    def read(self) -> None:
-        """Read the moments that led to its place, in the graph in which it stands."""
-        self.path = self.walk.path()
-        self.end = self.walk.place
-
-    @property
-    def here(self) -> int:
-        return len(self.path) - 1
-
-    @property
-    def place(self) -> str:
-        """A text that differs from place to place."""
-        return f"{self.walk.place['configurable'].get('checkpoint_id', '')} {self.here} {len(self.walk.inside)}"
-
-    @property
-    def is_at_fork(self) -> bool:
-        """True if it has taken no step of its own."""
-        return bool(self.parent) and len(self.walk.inside) == self.level and self.here <= self.fork_at
-
-
 class WalkSession:
     """The walks of a graph. Safe for threads: one action at a time.
 
     Args:
         title: shown above them.
         begin: begins a run; given the number of the run and its input as JSON values, None for the usual one.
-        example: the usual input as JSON text, for the page to edit; empty where a run needs none.
+        form: the form of the input, {schema, value}; None where a run needs none.
+        reload: returns the graph anew when its code has changed since, else None.
     """
 
-    def __init__(self, title: str, begin: Callable[[int, Any], Walk], example: str = "") -> None:
-        self.title, self.example = title, example
+    def __init__(
+        self,
+        title: str,
+        begin: Callable[[int, Any], Walk],
+        form: dict[str, Any] | None = None,
+        reload: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.title, self.form = title, form
+        self._reload, self._note = reload, ""
         self._begin = begin
-        self._branches: dict[str, _Branch] = {}
+        self._branches: dict[str, WalkBranch] = {}
         self._graphs: dict[str, dict[str, Any]] = {}
         self._current = ""
         self._runs = self._forks = 0
         self._version = 0
         self._ids = count()
-        self._busy = Lock()
+        self._busy, self._is_walking = Lock(), False
         self._stop = Event()
+        self._running = Running(self._stop)
+        self._breaks: set[tuple[str, str]] = set()
 
     def start(self, input: Any = None) -> None:
         """Begin a run and look at its first moment."""
         walk = self._begin(self._runs, input)
         self._runs += 1
-        self._open(_Branch(f"b{next(self._ids)}", f"run {self._runs}", walk))
+        self._open(WalkBranch(f"b{next(self._ids)}", f"run {self._runs}", walk))
 
     def adopt(self, walk: Walk) -> None:
         """Show a walk that was begun elsewhere."""
         self._runs += 1
-        self._open(_Branch(f"b{next(self._ids)}", f"run {self._runs}", walk))
+        self._open(WalkBranch(f"b{next(self._ids)}", f"run {self._runs}", walk))
 
-    def _open(self, branch: _Branch) -> None:
+    def _open(self, branch: WalkBranch) -> None:
+        self._running.watch(branch.walk)
         branch.read()
         self._branches[branch.id] = branch
         self._current = branch.id
@@ -123,6 +97,7 @@ class WalkSession:
         if not self._busy.acquire(blocking=False):
             return
         try:
+            self._renew()
             for branch in self._branches.values():
                 if branch.walk.place != branch.end:
                     branch.read()
@@ -130,26 +105,42 @@ class WalkSession:
         finally:
             self._busy.release()
 
+    def _renew(self) -> None:
+        """Let the walks go on in the graph's new code, where it has changed: they stand where they stood."""
+        try:
+            graph = self._reload()
+        except Exception as error:  # the user is still typing
+            note = f"The changed code cannot be loaded ({type(error).__name__}: {error}); the walks go on with the code before."
+            graph, self._version = None, self._version + (note != self._note)
+            self._note = note
+        if graph is not None:
+            self._note, self._version = "The code has changed: every next step runs the new one.", self._version + 1
+            for branch in self._branches.values():
+                same = graph.copy(update={"checkpointer": branch.walk.graph.checkpointer})
+                branch.walk = replace(branch.walk, graph=same, _now=None)
+                branch.read()
+
     def overview(self) -> dict[str, Any]:
         """All that the page shows of the walks but their moments."""
         self._follow()
         branches = list(self._branches.values())
-        running, branch = self._busy.locked(), self._branches.get(self._current)
+        running, branch = self._is_walking, self._branches.get(self._current)
         return {
             "name": "walk",
             "title": self.title,
             "kind": "live",
             "state": "running" if running else "paused",
-            "problems": [] if branches else ["No run has begun: New run begins one."],
+            "problems": [text for text in (self._note, "" if branches else "No run has begun: New run begins one.") if text],
             "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches},
             "branches": [self._about(one) for one in branches],
             "current": self._current,
             "can": self._can(branch),
-            "example": self.example,
+            "form": self.form,
+            "breaks": sorted(self._breaks),
             "version": f"{self._version} {running}",
         }
 
-    def _about(self, branch: _Branch) -> dict[str, Any]:
+    def _about(self, branch: WalkBranch) -> dict[str, Any]:
         last = branch.path[-1]
         return {
             "id": branch.id,
@@ -161,11 +152,14 @@ class WalkSession:
             "graph": self._graph_of(branch),
             "inside": [f"{one.node} {one.number}" for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
-            "question": to_line(branch.walk.question, 2_000) if branch.walk.question is not None else "",
+            "questions": [
+                {"id": id, "text": to_line(asked, 2_000), "form": answer_form(asked)}
+                for id, asked in branch.walk.questions.items()
+            ],
             "note": f"before {names_of(last)}" if last.next else "at the end",
         }
 
-    def _graph_of(self, branch: _Branch) -> str:
+    def _graph_of(self, branch: WalkBranch) -> str:
         """The name of the graph in which a branch stands."""
         graph = branch.walk.here
         name = f"{id(graph)}"  # the walks hold it, so that no other graph gets this number
@@ -173,21 +167,26 @@ class WalkSession:
             self._graphs[name] = show_graph(to_mermaid(graph), graph)
         return name
 
-    def _can(self, branch: _Branch | None) -> list[str]:
+    def _can(self, branch: WalkBranch | None) -> list[str]:
         if branch is None:
-            return ["begin"]
+            return ["begin", *(["say"] if self._is_chat else [])]
         can, walk = ["begin", "fork", "edit"], branch.walk
-        if walk.question is not None:
+        if walk.questions:
             can.append("resume")
         elif walk.next:
             can += ["step", "round", "finish", "until"]
             can += ["into"] if any(find_subgraph(walk.here, name) is not None for name in walk.next) else []
-            can += ["out"] if walk.inside else []
+        can += ["say"] if self._is_chat and not walk.next else []
+        can += ["out"] if walk.inside else []
         can += ["keep"] if walk.branch is not None else []
         can += ["drop"] if branch.parent else []
         return [*can, "back"] if branch.here > 0 else can
 
-    def _find(self, id: str) -> _Branch:
+    @property
+    def _is_chat(self) -> bool:
+        return "messages" in (self.form or {}).get("schema", {}).get("properties", {})
+
+    def _find(self, id: str) -> WalkBranch:
         if id not in self._branches:
             raise StudioError(f"there is no branch {id!r}; there are {', '.join(self._branches) or 'none yet'}")
         return self._branches[id]
@@ -198,8 +197,20 @@ class WalkSession:
         return {
             "start": start,
             "count": len(path),
-            "rows": [title_of(path, n) for n in range(start, min(start + count, len(path)))],
+            "rows": [
+                title_of(path, n) | {"cost": self._running.cost(path[n - 1]) if n else ""}
+                for n in range(start, min(start + count, len(path)))
+            ],
         }
+
+    def edit_form(self, branch: str, channel: str, index: int | None = None) -> dict[str, Any]:
+        """The form of a channel, or of a message in it, at the place where a branch stands."""
+        walk = self._find(branch).walk
+        return channel_form(walk.here, walk.state, channel, index)
+
+    def live(self) -> dict[str, Any]:
+        """What runs now: the nodes, and the words that a model has written so far."""
+        return self._running.now()
 
     def moment(self, branch: str, number: int) -> dict[str, Any]:
         """A moment: its state, its decision, what memory was read, and the way through the graph up to it."""
@@ -209,6 +220,8 @@ class WalkSession:
         boxes = self._graphs[self._graph_of(found)]["nodes"]
         shown = describe_moment(found.path[: number + 1], {box["name"] for box in boxes if box.get("role") == "memory"})
         shown["memory"]["written"] = show_writes(found.walk, found.path, number)
+        shown["costs"] = self._running.costs(found.path[:number])
+        shown["unset"] = [name for name in found.walk.here.output_channels if name not in found.path[number].values]
         return shown
 
     # -- moving -----------------------------------------------------------------------------------------------------------
@@ -217,11 +230,12 @@ class WalkSession:
         """Do what a button asks for, and return the overview.
 
         Args:
-            do: `step`, `round`, `into`, `out`, `back`, `fork`, `finish`, `until`, `resume`, `edit`, `keep`, `drop`, `begin` or `stop`.
+            do: `step`, `round`, `into`, `out`, `back`, `fork`, `finish`, `until`, `resume`, `edit`, `keep`, `drop`, `begin`, `say`,
+                `break` or `stop`.
             branch: the branch on which.
             expected: the place of the branch that the page had seen.
-            more: `node` for `until`, `at` for `fork`, `input` for `begin`, `channels` for `edit`, `answer` for `resume`,
-                `replace` for `keep`.
+            more: `node` for `until`, `at` for `fork`, `input` for `begin`, `channel`, `index` and `value` for `edit`, `answers` (id ->
+                answer) for `resume`, `replace` for `keep`, `text` for `say`, `node` and `when` (`before`, `after`) for `break`.
 
         Raises:
             StudioError: another tab was faster, or a node raised an error: then the moment before it is still there.
@@ -229,12 +243,20 @@ class WalkSession:
         if do == "stop":
             self._stop.set()
             return self.overview()
-        if not self._busy.acquire(blocking=False):
+        if do == "break":
+            self._breaks ^= {(str(more.get("node")), str(more.get("when")))}
+            self._version += 1
+            return self.overview()
+        if self._is_walking or not self._busy.acquire(timeout=10):  # a tab that only looks is soon done
             raise StudioError("the walk is running: wait until its node ends (another tab may have started it)")
+        self._is_walking = True
         try:
             self._stop.clear()
             if do == "begin":
-                self.start(_read_json(more.get("input")))
+                self.start(more.get("input"))
+            elif do == "say" and not self._branches:
+                self.start({"messages": more.get("text")})
+                self._move("finish", self._branches[self._current], more)
             else:
                 found = self._find(branch)
                 if expected != found.place:
@@ -247,27 +269,37 @@ class WalkSession:
             raise StudioError(f"{type(error).__name__}: {error}. The walk stands where it was.", traceback=shown) from error
         finally:
             self._version += 1
+            self._running.forget_unfinished()
+            self._is_walking = False
             self._busy.release()
         return self.overview()
 
-    def _move(self, do: str, branch: _Branch, more: Mapping[str, Any]) -> None:
+    def _move(self, do: str, branch: WalkBranch, more: Mapping[str, Any]) -> None:
         self._current, walk = branch.id, branch.walk
         try:
             match do:
                 case "step" | "into" | "out":
                     getattr(walk, do)()
                 case "round":
-                    walk.until(*walk.next, self._is_stopped)
+                    walk.until(*walk.next, self._pauses(walk))
                 case "until":
-                    walk.until(str(more.get("node", "")), self._is_stopped)
+                    walk.until(str(more.get("node", "")), self._pauses(walk))
                 case "finish":
-                    walk.until(self._is_stopped)
+                    walk.until(self._pauses(walk))
+                case "say":
+                    branch = self._next_turn(branch, more.get("text"))
+                    branch.walk.until(self._pauses(branch.walk))
                 case "resume":
-                    walk.resume(_read_answer(more.get("answer")))
+                    answers = {id: read_answer(text) for id, text in dict(more.get("answers") or {}).items()}
+                    walk.resume(answers if len(walk.questions) > 1 else next(iter(answers.values()), None))
                 case "edit":
+                    channel = str(more.get("channel", ""))
+                    if channel not in walk.here.builder.channels:
+                        raise StudioError(f"there is no channel {channel!r}; there are {', '.join(walk.here.builder.channels)}")
+                    value = read_channel(walk.here, walk.state, channel, more.get("value"), more.get("index"))
                     if walk.branch is None:  # what really happened stays in the tree
                         branch = self._fork(branch, branch.here)
-                    branch.walk.edit(**_read_channels(more.get("channels")))
+                    branch.walk.edit(**{channel: value})
                 case "keep":
                     walk.keep(replace=bool(more.get("replace")))
                 case "drop":
@@ -281,10 +313,26 @@ class WalkSession:
         finally:
             branch.read()  # also after an error: nodes before it have run
 
-    def _is_stopped(self, state: Mapping[str, Any]) -> bool:
-        return self._stop.is_set()
+    def _pauses(self, walk: Walk) -> Callable[[Any], bool]:
+        """A test that is true when Stop was pressed, and at breakpoints; asked after every step."""
+        ahead = set(walk.next)
 
-    def _fork(self, branch: _Branch, at: int) -> _Branch:
+        def is_pause(state: Any) -> bool:
+            nonlocal ahead
+            ran, ahead = ahead, set(walk.next)
+            reached = {(name, "after") for name in ran} | {(name, "before") for name in ahead}
+            return self._stop.is_set() or bool(reached & self._breaks)
+
+        return is_pause
+
+    def _next_turn(self, branch: WalkBranch, text: Any) -> WalkBranch:
+        """The next turn of a chat, from the end of a branch."""
+        self._runs += 1
+        walk = replace(branch.walk).go_on({"messages": text})
+        self._open(WalkBranch(f"b{next(self._ids)}", f"turn {self._runs}", walk, branch.id, branch.here))
+        return self._branches[self._current]
+
+    def _fork(self, branch: WalkBranch, at: int) -> WalkBranch:
         """A what-if from a moment of a branch."""
         if not isinstance(at, int) or not 0 <= at <= branch.here:
             raise StudioError(f"there is no moment {at}; {branch.name} has {len(branch.path)}")
@@ -292,11 +340,11 @@ class WalkSession:
         if at < branch.here:
             walk.back(branch.here - at)
         self._forks += 1
-        made = _Branch(f"b{next(self._ids)}", f"what-if {self._forks}", walk, branch.id, at, len(walk.inside))
+        made = WalkBranch(f"b{next(self._ids)}", f"what-if {self._forks}", walk, branch.id, at, len(walk.inside))
         self._open(made)
         return made
 
-    def _drop(self, branch: _Branch) -> _Branch:
+    def _drop(self, branch: WalkBranch) -> WalkBranch:
         """Forget a what-if; returns the branch that it left."""
         if not branch.parent:
             raise StudioError("this is what really happened: only what-ifs are dropped")
@@ -308,7 +356,7 @@ class WalkSession:
         self._current = branch.parent
         return self._branches[branch.parent]
 
-    def _step_back(self, branch: _Branch) -> _Branch:
+    def _step_back(self, branch: WalkBranch) -> WalkBranch:
         """A branch at the moment before. One that has taken no step of its own moves; any other stays, and a what-if leaves it."""
         if branch.here == 0:
             raise StudioError(
@@ -319,28 +367,3 @@ class WalkSession:
         branch.walk.back()
         branch.fork_at = branch.here - 1
         return branch
-
-
-def _read_json(text: Any) -> Any:
-    if text is None or (isinstance(text, str) and not text.strip()):
-        return None
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError) as error:
-        raise StudioError(f'the input is JSON such as {{"messages": "Hello"}} ({error})') from error
-
-
-def _read_answer(text: Any) -> Any:
-    """An answer to a node's question: JSON if it is, else the words as they are."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return text
-
-
-def _read_channels(text: Any) -> dict[str, Any]:
-    """Channels and their new values, from a JSON object."""
-    found = _read_json(text)
-    if not isinstance(found, dict) or not found:
-        raise StudioError('an edit is a JSON object of channels and values, such as {"action": "wait"}')
-    return found

@@ -120,13 +120,14 @@ def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
     known = graph.builder.channels
     if unknown := [name for name in values if name not in known]:
         raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
-    hints = _types(graph.builder)
+    hints = channel_types(graph.builder)
     for name, value in values.items():
         if name in hints and isinstance(known[name], LastValue):
             _check(name, hints[name], value)
 
 
-def _types(builder: Any) -> dict[str, Any]:
+def channel_types(builder: Any) -> dict[str, Any]:
+    """The types of a graph's channels, as far as they can be read."""
     found: dict[str, Any] = {}
     for schema in builder.schemas:
         try:

@@ -119,8 +119,13 @@ class Walk:
     @property
     def question(self) -> Any:
         """The question of the node that paused in `interrupt()`; None if none asks. Of several questions a dict: id -> question."""
-        asked = self._interrupts()
-        return asked[0].value if len(asked) == 1 else {one.id: one.value for one in asked} or None
+        asked = self.questions
+        return next(iter(asked.values())) if len(asked) == 1 else asked or None
+
+    @property
+    def questions(self) -> dict[str, Any]:
+        """The questions of the nodes that paused in `interrupt()`, by their ids."""
+        return {one.id: one.value for one in self._interrupts()}
 
     def _interrupts(self) -> list[Interrupt]:
         return [one for task in self._snapshot().tasks for one in task.interrupts]

@@ -112,7 +112,7 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     assert [one["name"] for one in seen["branches"]] == ["run 1", "what-if 1", "what-if 2"]
     seen = walks.act("fork", "b0", seen["branches"][0]["place"], at=1)
     assert (current(seen)["name"], current(seen)["parent"], current(seen)["count"]) == ("what-if 3", "b0", 2)
-    seen = act(walks, "edit", channels='{"number": 9}')
+    seen = act(walks, "edit", channel="number", value=9)
     assert [row["title"] for row in walks.moments(seen["current"], 0, 9)["rows"]] == ["start", "add", "edit"]
     assert current(act(walks, "finish"))["count"] == 4
     assert walks.moments("b0", 0, 100)["count"] == 7
@@ -170,7 +170,7 @@ def test_an_error_of_a_node_is_told_and_the_walk_stands_where_it_was() -> None:
     assert "in fail" in caught.value.details["traceback"]
     assert current(walks.overview())["note"] == "before check"
     assert walks.overview()["state"] == "paused"
-    act(walks, "edit", channels='{"number": 2}')
+    act(walks, "edit", channel="number", value=2)
     assert current(act(walks, "step"))["note"] != "before check"
 
 
@@ -179,13 +179,11 @@ def test_an_error_of_a_node_is_told_and_the_walk_stands_where_it_was() -> None:
     [
         ("jump", {}, "there is no button 'jump'"),
         ("until", {"node": "adda"}, "there is no node 'adda'"),
-        ("edit", {"channels": "[1]"}, "an edit is a JSON object"),
-        ("edit", {"channels": '{"nubmer": 1}'}, "there is no channel 'nubmer'"),
-        ("edit", {"channels": "{"}, "the input is JSON"),
-        ("begin", {"input": "{"}, "the input is JSON"),
+        ("edit", {"channel": "nubmer", "value": 1}, "there is no channel 'nubmer'"),
+        ("edit", {"channel": "number", "value": "many"}, "number does not take this: number: Input should be a valid integer"),
         ("fork", {"at": 99}, "there is no moment 99"),
         ("out", {}, "stands in no subgraph"),
-        ("resume", {"answer": "x"}, "nothing asks"),
+        ("resume", {"answers": {"1": "x"}}, "nothing asks"),
         ("back", {}, "this is the first moment"),
     ],
 )
@@ -209,8 +207,9 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert (current(seen)["inside"], current(seen)["note"]) == (["group 0"], "before ask")
     assert [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]] == ["START", "ask", "add", "END"]
     seen = act(walks, "step")
-    assert (current(seen)["question"], "resume" in seen["can"], "step" in seen["can"]) == ("how many?", True, False)
-    assert current(act(walks, "resume", answer="7 or so"))["note"] == "before add"
+    (asked,) = current(seen)["questions"]
+    assert (asked["text"], "resume" in seen["can"], "step" in seen["can"]) == ("how many?", True, False)
+    assert current(act(walks, "resume", answers={asked["id"]: "7 or so"}))["note"] == "before add"
     seen = act(walks, "out")
     assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")
     state = {one["name"]: one["line"] for one in walks.moment(seen["current"], current(seen)["count"] - 1)["state"]}
@@ -229,7 +228,7 @@ def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     walks.start()
     act(walks, "step")
     act(walks, "back")
-    act(walks, "edit", channels='{"number": 1}')
+    act(walks, "edit", channel="number", value=1)
     act(walks, "round")
     seen = act(walks, "finish")
     assert current(seen)["note"] == "at the end"
@@ -253,7 +252,7 @@ def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
     seen = act(walks, "back")
     assert {"keep", "drop"} <= set(seen["can"])
     assert written("b1") == []  # as it was before the episode was remembered
-    act(walks, "edit", channels='{"score": 7.0}')
+    act(walks, "edit", channel="score", value=7.0)
     act(walks, "finish")
     assert written("b1") == ["Experiences: studio/1"]
     with pytest.raises(UserError, match="was told otherwise of studio/1"):
@@ -370,8 +369,11 @@ def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("graph", "builder", "make"):
         studio = open_studio(StudioOptions(f"my_studio_app:{name}"))
         seen = studio.answer("overview", {"view": "walk"})
-        assert (seen["example"], seen["branches"], seen["can"]) == ('{"messages": "Hello"}', [], ["begin"])
-        seen = studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": seen["example"]})
+        assert (list(seen["form"]["schema"]["properties"]), seen["branches"]) == (["messages"], [])
+        assert seen["can"] == ["begin", "say"]
+        seen = studio.answer(
+            "act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"messages": "Hello"}}
+        )
         assert current(seen)["note"] == "before talk"
     for name in ("number", "absent"):
         with pytest.raises(UserError, match=name):

@@ -45,8 +45,8 @@ function curve(points) {
   return path;
 }
 
-/** `passes`: [source, target, count]; `lit`: names; `pick(name)` is called for a box that is chosen. */
-export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false }) {
+/** `passes`: [source, target, count]; `lit`: names; `breaks`: [name, "before" or "after"]; `pick(name)` is called for a box that is chosen. */
+export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false, breaks = [] }) {
   const pane = useRef(null), [width, setWidth] = useState(0);
   useEffect(() => {
     const watch = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width / 20) * 20));
@@ -95,6 +95,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
       <title>${about}</title>
       <rect x=${x - width / 2} y=${y - height / 2} width=${width} height=${height} rx="6"/>
       <text x=${x} y=${y - height / 2 + 18} text-anchor="middle" class="name">${node.name}</text>
+      ${breaks.filter(([name]) => name === node.name).map(([, when]) => html`<circle class="break" cx=${x + (when === "before" ? -width : width) / 2} cy=${y} r="5"><title>breakpoint ${when} ${node.name}</title></circle>`)}
       ${lines.map((line, n) => html`<text x=${x} y=${y - height / 2 + 32 + 12 * n} text-anchor="middle" class="small">${line}</text>`)}
     </g>`;
   });

@@ -1,5 +1,6 @@
 // The page: the drawing, the walk and the recorded runs, each behind its tab. The address names what is open, so a reload keeps it.
 import { ask } from "./ask.js";
+import { short } from "./charts.js";
 import { RunView } from "./run_view.js";
 
 const { html, render, useEffect, useRef, useState } = viewLibrary;
@@ -11,6 +12,13 @@ async function loadEditor() {
 }
 
 const read = () => decodeURIComponent(location.hash.slice(1));
+
+/** The scores of a run's episodes as a small curve. */
+function Spark({ scores }) {
+  const low = Math.min(...scores), span = Math.max(...scores) - low || 1;
+  return scores.length > 1 && html`<svg class="curve spark" viewBox="0 0 90 22" role="img" aria-label=${`scores from ${short(scores[0])} to ${short(scores.at(-1))}`}>
+    <polyline points=${scores.map((score, i) => `${(2 + 86 * i / (scores.length - 1)).toFixed(1)},${(20 - 18 * (score - low) / span).toFixed(1)}`).join(" ")}/></svg>`;
+}
 
 function Runs({ open }) {
   const [folders, setFolders] = useState(null), [problem, setProblem] = useState("");
@@ -24,9 +32,10 @@ function Runs({ open }) {
     ${folders?.length === 0 && html`<p class="soft">There is no run folder here: <code>learngraph run jitrl --env toy</code> makes one under runs/.</p>`}
     ${folders?.map((folder) => html`<div class="card" key=${folder.folder}><h3>${folder.folder}</h3>
       ${folder.problems.map((text) => html`<p class="note warn">${text}</p>`)}
-      ${folder.runs.length > 0 && html`<table class="runs"><thead><tr><th scope="col">run</th><th scope="col">steps</th><th scope="col">episodes</th><th scope="col">state</th></tr></thead>
+      ${folder.runs.length > 0 && html`<table class="runs"><thead><tr>${["run", "score", "success", "model", "steps", "episodes", "time", "curve", "state"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>${folder.runs.map((run) => html`<tr><td><button type="button" class="plain" onClick=${() => open(`run/${folder.number}/${run.name}`)}>${run.title}</button></td>
-          <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
+          <td>${short(run.score)}</td><td>${run.success === null ? "–" : `${(100 * run.success).toFixed(0)} %`}</td><td>${run.model}</td>
+          <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.seconds === null ? "–" : `${short(run.seconds)} s`}</td><td><${Spark} scores=${run.scores}/></td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
 }
 
 const HELP = [["s or o", "step over: the next node, with all of its graph"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],

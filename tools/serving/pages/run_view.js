@@ -1,5 +1,7 @@
 // A run: its graph with the present node lit, the moments, the state, the decision, memory, the fork tree, and the buttons of a live walk.
 const { html, useCallback, useEffect, useRef, useState } = viewLibrary;
+import { Chat } from "./chat.js";
+import { Form } from "./form.js";
 import { GraphPicture, Legend } from "./graph.js";
 import { LongList } from "./list.js";
 import { Decision, Explanation, Memory, StateTable } from "./values.js";
@@ -44,12 +46,13 @@ const BUTTONS = [
   ["begin", "New run", "n", "begin another run"],
 ];
 
-function Toolbar({ overview, act, stop, busy, nodes }) {
+function Toolbar({ overview, act, stop, mark, busy, nodes }) {
   const can = new Set(overview.can);
   return html`<div class="toolbar" role="toolbar" aria-label="walk">
     ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
       aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
     ${busy && html`<button type="button" class="main" title="stop after the node that is running" onClick=${stop}>Stop</button>`}
+    <${Breakpoints} nodes=${nodes} breaks=${overview.breaks} act=${mark}/>
     <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
   </div>`;
@@ -68,37 +71,28 @@ function ForkTree({ overview, branch, at, choose }) {
       ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
 }
 
-function NewRun({ example, act, close }) {
-  const [text, setText] = useState(example), box = useRef(null);
-  useEffect(() => box.current.focus(), []);
-  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("begin", { input: text }); }}
-    onKeyDown=${(event) => event.key === "Escape" && close()}>
-    <label for="input"><b>Input of the run</b>, as JSON</label>
-    <textarea id="input" rows="4" ref=${box} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea>
-    <div class="toolbar"><button class="main">Begin</button><button type="button" onClick=${close}>Cancel</button></div></form>`;
+function Questions({ questions, act, busy }) {
+  const [answers, setAnswers] = useState({});
+  const only = questions.length === 1 && questions[0];
+  if (only && only.form) return html`<div class="card"><${Form} title=${`The node asks: ${only.text}`} form=${only.form} button="Answer" submit=${(value) => act("resume", { answers: { [only.id]: value } })}/></div>`;
+  const given = Object.entries(answers).filter(([id, text]) => text && questions.some((one) => one.id === id));
+  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("resume", { answers: only ? { [only.id]: answers[only.id] ?? "" } : Object.fromEntries(given) }); setAnswers({}); }}>
+    ${questions.map(({ id, text }) => html`<label key=${id} for=${`answer-${id}`}><b>The node asks:</b> ${text}</label>
+      <textarea id=${`answer-${id}`} rows="2" value=${answers[id] ?? ""} onInput=${(event) => setAnswers({ ...answers, [id]: event.currentTarget.value })}></textarea>`)}
+    <button class="main" disabled=${busy || (!only && !given.length)}>Answer</button> <span class="soft">JSON, or words</span></form>`;
 }
 
-function Edit({ act, close }) {
-  const [text, setText] = useState("{}"), box = useRef(null);
-  useEffect(() => box.current.focus(), []);
-  return html`<form class="ask" onSubmit=${(event) => { event.preventDefault(); act("edit", { channels: text }); close(); }} onKeyDown=${(event) => event.key === "Escape" && close()}>
-    <label for="channels">channels and their new values, as JSON; the walk becomes a what-if</label>
-    <textarea id="channels" rows="3" ref=${box} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea>
-    <div class="toolbar"><button class="main">Write</button><button type="button" onClick=${close}>Cancel</button></div></form>`;
-}
-
-function Question({ text, act, busy }) {
-  const [answer, setAnswer] = useState("");
-  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("resume", { answer }); setAnswer(""); }}>
-    <label for="answer"><b>The node asks:</b> ${text}</label>
-    <textarea id="answer" rows="2" value=${answer} onInput=${(event) => setAnswer(event.currentTarget.value)}></textarea>
-    <button class="main" disabled=${busy}>Answer</button> <span class="soft">JSON, or words</span></form>`;
+function Breakpoints({ nodes, breaks, act }) {
+  const has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
+  return html`<details class="menu"><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
+    ${nodes.map((node) => html`<tr><td>${node}</td>${["before", "after"].map((when) => html`<td><input type="checkbox" aria-label=${`pause ${when} ${node}`} checked=${has(node, when)} onChange=${() => act({ node, when })}/></td>`)}</tr>`)}
+  </tbody></table></div></details>`;
 }
 
 export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [busy, setBusy] = useState(false);
-  const [asking, setAsking] = useState(""), [why, setWhy] = useState(null), [follow, setFollow] = useState(true);
+  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true);
   const seen = useRef({}), root = useRef(null), turn = useRef(0);
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
@@ -142,13 +136,13 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
   const act = useCallback(async (name, more = {}) => {
     const now = seen.current;
     if (now.busy) return;
-    if (name === "begin" && now.overview.example && more.input === undefined) { setAsking("begin"); return; }
+    if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: now.overview.form }); return; }
     setBusy(true);
     setProblem(null);
     try {
       const extra = name === "fork" ? { at: now.at } : {};
       take(await ask("act", { view, do: name, branch: now.branch, expected: now.place, ...extra, ...more }), true);
-      setAsking("");
+      setAsking(null);
     } catch (error) {
       report(error);
       try { take(await ask("overview", { view })); } catch { /* told already */ }
@@ -157,6 +151,22 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
     // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
     if (shortcuts === "inside") root.current?.focus({ preventScroll: true });
   }, [view]);
+
+  useEffect(() => {  // while a walk runs; a notebook's kernel answers only afterwards
+    setLive([]);
+    if (!busy || shortcuts === "inside") return undefined;
+    const timer = setInterval(() => ask("live").then((found) => setLive(found.running), () => {}), 200);
+    return () => clearInterval(timer);
+  }, [busy]);
+
+  const tell = (args) => ask("act", { view, branch, expected: "", ...args }).then((found) => setOverview(found)).catch(report);
+  const begin = (channel, index) => ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
+  const write = (value) => act("edit", { channel: asking.channel, index: asking.index, value });
+  const editor = (channel, index) => ({
+    form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${() => setAsking(null)}/>`,
+    begin: () => begin(channel, index),
+    at: (i) => editor(channel, i),
+  });
 
   useEffect(() => {
     if (!shortcuts || !overview) return undefined;
@@ -193,15 +203,17 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
     <div class="head"><h2>${overview.title}</h2><span class="soft">${overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}</div>
-    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => ask("act", { view, do: "stop", branch, expected: "" }).catch(report)} busy=${busy} nodes=${nodes}/>`}
+    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => tell({ do: "stop" })} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
-    ${live && shown?.question && html`<${Question} text=${shown.question} act=${act} busy=${busy}/>`}
+    ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
+    ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${asking === "begin" && html`<${NewRun} example=${overview.example} act=${act} close=${() => setAsking("")}/>`}
-    ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null}
+    ${asking && !asking.channel && html`<div class="card"><${Form} title="Input of the run" form=${asking.form} button="Begin" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
+    ${overview.form?.schema.properties?.messages && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${overview.can.includes("say")} busy=${busy}/>`}
+    ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
       pick=${live && overview.can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
     <div class="columns">
       <div>
@@ -212,13 +224,16 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
           <${LongList} label=${live ? "moments" : "steps"} height=${390} count=${count} selected=${at} rows=${rows} need=${need} choose=${setAt}/></div>
       </div>
       <div>
-        <div class="card"><h3>Decision</h3>${moment?.decision ? html`<${Decision} decision=${moment.decision}/>` : html`<p class="soft">No candidates at this moment.</p>`}
-          ${moment?.can_explain && html`<button type="button" onClick=${explain}>Why this action?</button>`}${why && html`<${Explanation} found=${why}/>`}</div>
-        <div class="card"><h3>Memory ${shown?.what_if ? html`<span class="soft">as this what-if sees it</span>` : ""}</h3>${moment && html`<${Memory} memory=${moment.memory}/>`}</div>
+        ${(moment?.decision || moment?.can_explain) && html`<div class="card"><h3>Decision</h3>${moment.decision && html`<${Decision} decision=${moment.decision}/>`}
+          ${moment.can_explain && html`<button type="button" onClick=${explain}>Why this action?</button>`}${why && html`<${Explanation} found=${why}/>`}</div>`}
+        ${moment && moment.memory.read.length + moment.memory.written.length > 0 && html`<div class="card"><h3>Memory ${shown?.what_if ? html`<span class="soft">as this what-if sees it</span>` : ""}</h3><${Memory} memory=${moment.memory}/></div>`}
+        ${moment?.costs?.length > 0 && html`<div class="card"><h3>Time and tokens</h3><table><tbody>${moment.costs.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table></div>`}
       </div>
       <div class="card"><h3>State <span class="soft">${moment?.title ?? ""}</span></h3>
-        ${live && (asking === "edit" ? html`<${Edit} act=${act} close=${() => setAsking("")}/>` : html`<button type="button" disabled=${busy || at !== count - 1} onClick=${() => setAsking("edit")}>Edit</button>`)}
-        ${moment && html`<${StateTable} state=${moment.state}/>`}</div>
+        ${moment && html`<${StateTable} state=${moment.state} edit=${live && !busy && at === count - 1 ? editor : null}/>`}
+        ${live && at === count - 1 && moment?.unset?.length > 0 && html`<label class="soft">not set: <select onChange=${(event) => { if (event.currentTarget.value) begin(event.currentTarget.value); event.currentTarget.value = ""; }}>
+          <option value="">set …</option>${moment.unset.map((name) => html`<option>${name}</option>`)}</select></label>`}
+        ${asking?.channel && moment?.unset?.includes(asking.channel) && editor(asking.channel).form()}</div>
     </div>
   </section>`;
 }

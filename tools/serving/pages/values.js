@@ -6,22 +6,25 @@ function Cells({ table }) {
     <tbody>${table.rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
 }
 
-/** A named value: its line, and behind it what more there is. */
-export function Value({ value, open = false }) {
+/** A named value: its line, and behind it what more there is. `edit`: {form(), begin()} of its place; `edit.at(i)`: that of a message in it. */
+export function Value({ value, open = false, edit = null }) {
   const { name, line, text, table, items, more, changed, open: shown } = value;
-  const head = html`<span class="key">${name}</span>${changed && html`<span class="changed" title="changed by the last step">changed</span>`}<span class="line">${line}</span>`;
+  const form = edit?.form();
+  if (form) return html`<div class="value">${form}</div>`;
+  const pen = edit?.begin && html`<button type="button" class="plain pen" aria-label=${`edit ${name}`} title="edit; the walk becomes a what-if" onClick=${(event) => { event.preventDefault(); edit.begin(); }}>✎</button>`;
+  const head = html`${pen}<span class="key">${name}</span>${changed && html`<span class="changed" title="changed by the last step">changed</span>`}<span class="line">${line}</span>`;
   if (text === undefined && !table && !items) return html`<div class="value">${head}</div>`;
   return html`<details class="value" open=${open || shown}><summary>${head}</summary><div class="inner">
     ${text !== undefined && html`<pre>${text}</pre>`}
     ${table && html`<${Cells} table=${table}/>`}
-    ${items?.map((item) => html`<${Value} value=${item}/>`)}
+    ${items?.map((item, i) => html`<${Value} value=${item} edit=${value.messages && edit ? edit.at(i) : null}/>`)}
     ${more && html`<p class="soft">and ${more.toLocaleString("en")} more</p>`}
   </div></details>`;
 }
 
-export function StateTable({ state }) {
+export function StateTable({ state, edit = null }) {
   if (!state.length) return html`<p class="soft">The state is empty.</p>`;
-  return state.map((value) => html`<${Value} key=${value.name} value=${value}/>`);
+  return state.map((value) => html`<${Value} key=${value.name} value=${value} edit=${edit?.(value.name)}/>`);
 }
 
 const number = (value) => (Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(3)));
@@ -49,8 +52,6 @@ export function Explanation({ found }) {
 }
 
 export function Memory({ memory }) {
-  const nothing = !memory.read.length && !memory.written.length;
   return html`${memory.read.length > 0 && html`<h4>read</h4>${memory.read.map((value) => html`<${Value} key=${value.name} value=${value} open=${true}/>`)}`}
-    ${memory.written.length > 0 && html`<h4>written</h4>${memory.written.map((item) => (typeof item === "string" ? html`<p>${item}</p>` : html`<${Value} value=${item} open=${true}/>`))}`}
-    ${nothing && html`<p class="soft">Nothing was read or written up to here.</p>`}`;
+    ${memory.written.length > 0 && html`<h4>written</h4>${memory.written.map((item) => (typeof item === "string" ? html`<p>${item}</p>` : html`<${Value} value=${item} open=${true}/>`))}`}`;
 }

@@ -1,0 +1,122 @@
+"""Forms for values: a JSON schema with the value as JSON, and the value that a person has made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langgraph.channels import LastValue
+from langgraph.types import Overwrite
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from ...memory.errors import UserError
+from ...tools.notebook.tables import channel_types
+
+__all__ = []
+
+
+def channel_form(graph: Any, state: Mapping[str, Any], channel: str, index: int | None = None) -> dict[str, Any]:
+    """The form of a channel, or of a message in it: {schema, value}.
+
+    Args:
+        graph: the graph whose channel it is.
+        state: the channels' values.
+        channel: its name.
+        index: number of the message.
+
+    Raises:
+        UserError: the value is no JSON, so that a page cannot edit it.
+    """
+    if index is not None:
+        return _message_form(graph, state[channel][index])
+    try:
+        adapter = _adapter(graph, channel)
+        schema = adapter.json_schema()
+        value = adapter.dump_python([state[channel]], mode="json")[0] if channel in state else None
+        return {"schema": {**schema["items"], "$defs": schema.get("$defs", {})}, "value": value}
+    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+        raise UserError(f"{channel} cannot be edited here ({error}); in Python walk.edit({channel}=...) does it") from error
+
+
+def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any, index: int | None = None) -> Any:
+    """What `Walk.edit` is to write into a channel, so that it holds what its form says: a reducer adds nothing to it.
+
+    Raises:
+        UserError: the value is not of the channel's type.
+    """
+    if index is not None:
+        found: Any = [*state[channel]]
+        found[index] = _read_message(found[index], value)
+    else:
+        try:
+            found = _adapter(graph, channel).validate_json(json.dumps([value]))[0]
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"][1:])) or channel
+            raise UserError(f"{channel} does not take this: {place}: {first['msg']}") from error
+    return found if isinstance(graph.builder.channels.get(channel), LastValue) else Overwrite(found)
+
+
+def _adapter(graph: Any, channel: str) -> TypeAdapter[Any]:
+    return TypeAdapter(list[channel_types(graph.builder)[channel]], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[misc]
+
+
+def _message_form(graph: Any, message: BaseMessage) -> dict[str, Any]:
+    """The words of a message, and the arguments of its calls by the schemas of the graph's tools."""
+    tools = {
+        name: one for spec in graph.builder.nodes.values() for name, one in getattr(spec.runnable, "tools_by_name", {}).items()
+    }
+    calls = getattr(message, "tool_calls", [])
+    args = [
+        {**(tools[call["name"]].get_input_jsonschema() if call["name"] in tools else {}), "title": call["name"]}
+        for call in calls
+    ]
+    content = {"type": "string"} if isinstance(message.content, str) else {}
+    properties = {"content": content} | ({"calls": {"type": "array", "prefixItems": args}} if calls else {})
+    value = {"content": message.content} | ({"calls": [call["args"] for call in calls]} if calls else {})
+    return {"schema": {"type": "object", "properties": properties}, "value": value}
+
+
+def _read_message(message: BaseMessage, value: Mapping[str, Any]) -> BaseMessage:
+    changes: dict[str, Any] = {"content": value["content"]}
+    if "calls" in value:
+        changes["tool_calls"] = [{**call, "args": args} for call, args in zip(message.tool_calls, value["calls"], strict=True)]  # type: ignore[attr-defined]
+    return message.model_copy(update=changes)
+
+
+def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
+    """The form of a graph's input. Messages are given as one text, of the user."""
+    schema = graph.get_input_jsonschema()
+    if "messages" in schema.get("properties", {}):
+        schema["properties"]["messages"] = {"type": "string", "description": "what the user says"}
+    return {"schema": schema, "value": usual if usual is not None else {}}
+
+
+def answer_form(question: Any) -> dict[str, Any] | None:
+    """The form of an answer to LangChain's HumanInTheLoopMiddleware: a decision a call; None for other questions."""
+    if not isinstance(question, Mapping) or not {"action_requests", "review_configs"} <= set(question):
+        return None
+    decisions, value = [], []
+    for asked, config in zip(question["action_requests"], question["review_configs"], strict=False):
+        properties = {
+            "type": {"enum": list(config["allowed_decisions"])},
+            "message": {"type": "string", "description": "why, if it is rejected"},
+            "edited_action": {"type": "object", "properties": {"args": {"type": "object"}}},
+        }
+        decisions.append({"type": "object", "title": asked["name"], "properties": properties})
+        edited = {"name": asked["name"], "args": asked["args"]}
+        value.append({"type": config["allowed_decisions"][0], "message": "", "edited_action": edited})
+    schema = {"type": "object", "properties": {"decisions": {"type": "array", "prefixItems": decisions}}}
+    return {"schema": schema, "value": {"decisions": value}}
+
+
+def read_answer(text: Any) -> Any:
+    """An answer to a node's question: JSON if it is, else the words as they are."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text

@@ -1,0 +1,48 @@
+"""A walk of the studio, and where it was forked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import StateSnapshot
+
+from ...tools.notebook.walk import Walk
+
+__all__ = []
+
+
+@dataclass
+class WalkBranch:
+    """A walk, and where it was forked."""
+
+    id: str
+    name: str
+    walk: Walk
+    parent: str = ""
+    fork_at: int = 0
+    """Number of the moment at which it left its parent."""
+    level: int = 0
+    """Number of graphs around the one in which it was forked."""
+    path: list[StateSnapshot] = field(default_factory=list)
+    end: RunnableConfig | None = None
+    """The place up to which `path` was read: Python may have moved the walk on since."""
+
+    def read(self) -> None:
+        """Read the moments that led to its place, in the graph in which it stands."""
+        self.path = self.walk.path()
+        self.end = self.walk.place
+
+    @property
+    def here(self) -> int:
+        return len(self.path) - 1
+
+    @property
+    def place(self) -> str:
+        """A text that differs from place to place."""
+        return f"{self.walk.place['configurable'].get('checkpoint_id', '')} {self.here} {len(self.walk.inside)}"
+
+    @property
+    def is_at_fork(self) -> bool:
+        """True if it has taken no step of its own."""
+        return bool(self.parent) and len(self.walk.inside) == self.level and self.here <= self.fork_at

@@ -1,0 +1,56 @@
+// A form from a JSON schema and a value: a field for what the schema names, JSON for the rest.
+const { html, useEffect, useRef, useState } = viewLibrary;
+
+function resolve(schema, root) {
+  const found = schema?.$ref ? schema.$ref.slice(2).split("/").reduce((part, key) => part?.[key], root) : schema ?? {};
+  const kinds = (found?.anyOf ?? []).filter((one) => one.type !== "null");
+  return kinds.length === 1 ? { ...resolve(kinds[0], root), title: found.title } : found ?? {};
+}
+
+function Json({ id, value, set }) {
+  const [text, setText] = useState(() => JSON.stringify(value ?? null, null, 1));
+  const write = (event) => {
+    setText(event.currentTarget.value);
+    try {
+      set(JSON.parse(event.currentTarget.value));
+      event.currentTarget.setCustomValidity("");
+    } catch (error) { event.currentTarget.setCustomValidity(`This is no JSON: ${error.message}`); }
+  };
+  return html`<textarea id=${id} rows=${Math.min(12, text.split("\n").length)} value=${text} onInput=${write}></textarea>`;
+}
+
+function Field({ id, name, schema, root, value, set }) {
+  const is = resolve(schema, root), label = name || is.title;
+  const group = (parts) => html`<fieldset>${label && html`<legend>${label}</legend>`}${parts}</fieldset>`;
+  const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write}/>`;
+  const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));
+  if (is.properties) return group(Object.entries(is.properties).map(([key, part]) => inside(key, { ...part, title: key }, value?.[key], (made) => set({ ...value, [key]: made }))));
+  if (is.prefixItems) return group(is.prefixItems.map((part, i) => inside(i, part, value[i], (made) => set(replaced(i, made)))));
+  if (is.type === "array" && is.items && (value ?? []).length < 100) {
+    return group(html`${(value ?? []).map((found, i) => html`<div class="item">${inside(i, { ...is.items, title: undefined }, found, (made) => set(replaced(i, made)))}
+        <button type="button" aria-label=${`remove ${i}`} onClick=${() => set(value.filter((_, n) => n !== i))}>−</button></div>`)}
+      <button type="button" onClick=${() => set([...(value ?? []), resolve(is.items, root).type === "string" ? "" : null])}>+</button>`);
+  }
+  const about = is.description && html`<span class="soft"> ${is.description}</span>`;
+  const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(is.enum[event.currentTarget.selectedIndex])}>${is.enum.map((one) => html`<option selected=${one === value}>${String(one)}</option>`)}</select>`
+    : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
+    : is.type === "number" || is.type === "integer" ? html`<input id=${id} type="number" step=${is.type === "integer" ? 1 : "any"} value=${value} onInput=${(event) => set(event.currentTarget.value === "" ? null : +event.currentTarget.value)}/>`
+    : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
+    : html`<${Json} id=${id} value=${value} set=${set}/>`;
+  return html`<div class="field">${label && html`<label for=${id}>${label}</label>`}${about}${field}</div>`;
+}
+
+let forms = 0;
+
+/** `submit(value)`; Escape and Cancel call `close`. */
+export function Form({ form, title, button = "Write", submit, close = null }) {
+  const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
+  useEffect(() => box.current.querySelector("textarea, input, select")?.focus(), []);
+  const press = (event) => {
+    if (event.key === "Escape" && close) close();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) box.current.requestSubmit();
+  };
+  return html`<form class="ask" ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
+    ${title && html`<p><b>${title}</b></p>`}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
+    <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}</div></form>`;
+}
