@@ -28,6 +28,7 @@ PAGES = [
     "graphs/serving/README.md",
     "graphs/experiments/RESULTS.md",
     "graphs/experiments/benchmarks/README.md",
+    "graphs/studio/README.md",
     "graphs/wiring/README.md",
     "memory/README.md",
     "tests/performance/README.md",

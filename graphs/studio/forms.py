@@ -12,7 +12,7 @@ from langgraph.types import Overwrite
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from ...memory.errors import UserError
-from ...tools.notebook.tables import channel_types
+from ...tools.notebook.tables import channel_types, to_line
 
 __all__ = []
 
@@ -60,7 +60,7 @@ def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any,
 
 
 def _adapter(graph: Any, channel: str) -> TypeAdapter[Any]:
-    return TypeAdapter(list[channel_types(graph.builder)[channel]], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[misc]
+    return TypeAdapter(list[channel_types(graph.builder)[channel]], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[arg-type, misc]
 
 
 def _message_form(graph: Any, message: BaseMessage) -> dict[str, Any]:
@@ -110,6 +110,13 @@ def answer_form(question: Any) -> dict[str, Any] | None:
         value.append({"type": config["allowed_decisions"][0], "message": "", "edited_action": edited})
     schema = {"type": "object", "properties": {"decisions": {"type": "array", "prefixItems": decisions}}}
     return {"schema": schema, "value": {"decisions": value}}
+
+
+def question_text(question: Any) -> str:
+    """A question in one line; of calls that wait for approval their descriptions."""
+    if answer_form(question) is None:
+        return to_line(question, 2_000)
+    return to_line("; ".join(one.get("description") or one["name"] for one in question["action_requests"]), 2_000)
 
 
 def read_answer(text: Any) -> Any:

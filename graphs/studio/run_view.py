@@ -67,7 +67,9 @@ class FolderView:
         rows = []
         for name in self.folder.names():
             overview = self.run(name).overview()
-            rows.append({key: value for key, value in overview.items() if key not in ("graphs", "branches")} | {"model": self._model})
+            rows.append(
+                {key: value for key, value in overview.items() if key not in ("graphs", "branches")} | {"model": self._model}
+            )
         path = self.folder.path
         waiting = [] if rows else [f"{path} has no steps yet. They appear here when the run has begun."]
         return {"folder": str(path), "runs": rows, "problems": [*self.problems, *waiting]}

@@ -25,7 +25,7 @@ class _Stopper(BaseCallbackHandler):
     def __init__(self, stop: Event) -> None:
         self._stop = stop
 
-    def on_llm_new_token(self, token: str, **more: Any) -> None:
+    def on_llm_new_token(self, token: Any, **more: Any) -> None:
         if self._stop.is_set():
             raise UserError("stopped while the model wrote; the walk stands before its node")
 

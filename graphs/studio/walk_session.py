@@ -15,10 +15,9 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...tools.notebook.pauses import find_subgraph
-from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
 from ..wiring.flow import to_mermaid
-from .forms import answer_form, channel_form, read_answer, read_channel
+from .forms import answer_form, channel_form, question_text, read_answer, read_channel
 from .running import Running
 from .shown_moments import describe_moment, names_of, show_writes, title_of
 from .shown_values import show_graph
@@ -153,7 +152,7 @@ class WalkSession:
             "inside": [f"{one.node} {one.number}" for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
             "questions": [
-                {"id": id, "text": to_line(asked, 2_000), "form": answer_form(asked)}
+                {"id": id, "text": question_text(asked), "form": answer_form(asked)}
                 for id, asked in branch.walk.questions.items()
             ],
             "note": f"before {names_of(last)}" if last.next else "at the end",

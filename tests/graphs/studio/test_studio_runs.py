@@ -29,6 +29,9 @@ def test_a_run_shows_its_episodes_and_steps(played: Path) -> None:
     rows = [json.loads(line) for line in (played / "jitrl-s0" / "steps.jsonl").read_text().splitlines()]
     first = [row for row in rows if row["episode"] == 0]
     assert (seen["title"], seen["steps"], seen["problems"]) == ("jitrl, seed 0", len(rows), [])
+    (listed,) = folder.list_runs()["runs"]
+    scored = [json.loads(line)["score"] for line in (played / "jitrl-s0" / "episodes.jsonl").read_text().splitlines()]
+    assert (listed["scores"], listed["score"], listed["success"]) == (scored, sum(scored) / len(scored), None)
     assert (seen["branches"][0]["name"], seen["branches"][0]["count"]) == ("episode 0", len(first))
     lines = run.moments("0", 0, 500)
     assert [row["title"] for row in lines["rows"]] == [row["action"] for row in first]

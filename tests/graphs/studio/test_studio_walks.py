@@ -8,10 +8,16 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.types import interrupt
@@ -22,11 +28,13 @@ from waiting import PATIENCE
 import learngraph
 from learngraph.graphs.studio.command import open_studio
 from learngraph.graphs.studio.drawing import Drawing
+from learngraph.graphs.studio.forms import answer_form, input_form, question_text
 from learngraph.graphs.studio.options import StudioOptions
 from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
 from learngraph.memory.errors import UserError
+from learngraph.tools.notebook.tables import message_line
 from learngraph.tools.notebook.walk import is_asynchronous, start
 
 
@@ -264,6 +272,84 @@ def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
         act(walks, "drop")
 
 
+class Clerk(BaseChatModel):
+    """Calls its tool after a first word, then tells its reply word by word."""
+
+    def _stream(self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any) -> Iterator[ChatGenerationChunk]:
+        call = {"name": "resolve", "args": '{"how": "refund"}', "id": "1", "index": 0}
+        calls = AIMessageChunk("", tool_call_chunks=[call])  # type: ignore[list-item]
+        for chunk in [AIMessageChunk(f"{w} ") for w in ["all", "done"]] if messages[-1].type == "tool" else [calls]:
+            if run_manager:
+                run_manager.on_llm_new_token(str(chunk.text), chunk=ChatGenerationChunk(message=chunk))
+            yield ChatGenerationChunk(message=chunk)
+        used = UsageMetadata(input_tokens=3, output_tokens=2, total_tokens=5)
+        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=used))
+
+    def _generate(self, *args: Any, **more: Any) -> Any:
+        raise NotImplementedError("it is streamed")
+
+    def bind_tools(self, tools: Any, **more: Any) -> Any:
+        return self
+
+    @property
+    def _llm_type(self) -> str:
+        return "clerk"
+
+
+def resolve(how: Literal["refund", "replace"]) -> str:
+    """Resolve the issue."""
+    return f"{how}: arranged"
+
+
+def desk() -> WalkSession:
+    graph = create_agent(Clerk(), [resolve]).copy(update={"checkpointer": InMemorySaver()})
+    return WalkSession("desk", lambda number, given: start(graph, given, thread=str(number)), input_form(graph))
+
+
+def test_an_agent_is_talked_to_and_a_call_is_edited_by_its_tools_schema() -> None:
+    walks = desk()
+    seen = walks.act("say", "", "", text="It broke")
+    walk = walks.walks["run 1"]
+    said = [message_line(one) for one in walk.state["messages"]]
+    assert said == ["human: It broke", "ai -> resolve(how='refund')", "tool resolve: refund: arranged", "ai: all done"]
+    rows, moment = walks.moments("b0", 0, 9)["rows"], walks.moment("b0", 3)
+    assert [row["cost"].partition(", ")[2] for row in rows] == ["", "5 tokens", "", "5 tokens"]
+    assert [(row[0], row[1], row[2].endswith("10 tokens")) for row in moment["costs"] if row[0] == "model"] == [
+        ("model", "2×", True)
+    ]
+    assert current(act(walks, "say", text="Again"))["name"] == "turn 2"
+    assert len(walks.walks["turn 2"].state["messages"]) == 8
+    form = walks.edit_form("b0", "messages", 1)
+    (args,) = form["schema"]["properties"]["calls"]["prefixItems"]
+    assert (args["properties"]["how"]["enum"], form["value"]["calls"]) == (["refund", "replace"], [{"how": "refund"}])
+    value = {**form["value"], "calls": [{"how": "replace"}]}
+    place = seen["branches"][0]["place"]
+    walks.act("edit", "b0", place, channel="messages", index=1, value=value)
+    edited = walks.walks["what-if 1"].state["messages"]
+    assert ([message_line(one) for one in edited][1], len(edited)) == ("ai -> resolve(how='replace')", 4)
+    assert walk.state["messages"][1].tool_calls[0]["args"] == {"how": "refund"}
+
+
+def test_breakpoints_pause_before_and_after_nodes() -> None:
+    walks = session(counter())
+    walks.act("break", "", "", node="add", when="after")
+    assert current(act(walks, "finish"))["note"] == "before check"
+    walks.act("break", "", "", node="add", when="after")
+    walks.act("break", "", "", node="add", when="before")
+    assert current(act(walks, "finish"))["note"] == "before add"
+    walks.act("break", "", "", node="add", when="before")
+    assert current(act(walks, "finish"))["note"] == "at the end"
+
+
+def test_calls_that_wait_for_approval_have_a_form() -> None:
+    asked = {"action_requests": [{"name": "resolve", "args": {"how": "refund"}}]}
+    question = {**asked, "review_configs": [{"action_name": "resolve", "allowed_decisions": ["approve", "edit"]}]}
+    form = answer_form(question)
+    assert form is not None
+    assert form["value"]["decisions"][0]["edited_action"] == {"name": "resolve", "args": {"how": "refund"}}
+    assert (question_text(question), question_text("how many?"), answer_form(asked)) == ("resolve", "how many?", None)
+
+
 # The drawing
 
 
@@ -375,6 +461,17 @@ def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"messages": "Hello"}}
         )
         assert current(seen)["note"] == "before talk"
+    (tmp_path / "my_studio_app.py").write_text(APP.replace("hello", "hello again"))
+    seen = studio.answer("overview", {"view": "walk"})
+    assert seen["problems"] == ["The code has changed: every next step runs the new one."]
+    seen = studio.answer("act", {"view": "walk", "do": "step", "branch": "b0", "expected": current(seen)["place"]})
+    state = studio.answer("moment", {"view": "walk", "branch": "b0", "number": 1})["state"]
+    assert state[0]["line"] == "2 messages, the last: ai: hello again"
+    (tmp_path / "my_studio_app.py").write_text("graph = = 3")
+    assert "cannot be loaded (SyntaxError" in studio.answer("overview", {"view": "walk"})["problems"][0]
+    (tmp_path / "my_studio_app.py").write_text(APP)
+    with pytest.raises(UserError, match="the input has no 'mesages'"):
+        studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"mesages": "x"}})
     for name in ("number", "absent"):
         with pytest.raises(UserError, match=name):
             open_studio(StudioOptions(f"my_studio_app:{name}"))

@@ -20,7 +20,7 @@ function Json({ id, value, set }) {
 }
 
 function Field({ id, name, schema, root, value, set }) {
-  const is = resolve(schema, root), label = name || is.title;
+  const is = resolve(schema, root), label = name;
   const group = (parts) => html`<fieldset>${label && html`<legend>${label}</legend>`}${parts}</fieldset>`;
   const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write}/>`;
   const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));

@@ -145,7 +145,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
       setAsking(null);
     } catch (error) {
       report(error);
-      try { take(await ask("overview", { view })); } catch { /* told already */ }
+      try { take(await ask("overview", { view }), true); } catch { /* told already */ }
     }
     setBusy(false);
     // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
