@@ -41,7 +41,7 @@ def channel_form(graph: Any, state: Mapping[str, Any], channel: str, index: int 
 
 
 def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any, index: int | None = None) -> Any:
-    """What `Walk.edit` is to write into a channel, so that it holds what its form says: a reducer adds nothing to it.
+    """The value for `Walk.edit`, so that a channel holds what its form says: a reducer adds nothing to it.
 
     Raises:
         UserError: the value is not of the channel's type.

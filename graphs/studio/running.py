@@ -1,4 +1,4 @@
-"""What runs in a walk: the nodes and a model's words while they come, and the time and the tokens of every node that has run."""
+"""The running part of a walk: the nodes and a model's words while they come, and the time and the tokens of every node that has run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Stopper(BaseCallbackHandler):
 
 
 class Running:
-    """What the walks of a session run, by LangGraph's ids of the tasks."""
+    """The nodes that the walks of a session run, by the ids of LangGraph's tasks."""
 
     def __init__(self, stop: Event) -> None:
         self._stopper = _Stopper(stop)

@@ -208,7 +208,7 @@ class WalkSession:
         return channel_form(walk.here, walk.state, channel, index)
 
     def live(self) -> dict[str, Any]:
-        """What runs now: the nodes, and the words that a model has written so far."""
+        """The nodes that run now, and the words that a model has written so far."""
         return self._running.now()
 
     def moment(self, branch: str, number: int) -> dict[str, Any]:
