@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ModelRequest
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, hook_config
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, SystemMessage, convert_to_messages
 from langgraph.config import get_config
@@ -36,7 +36,20 @@ REFUSALS = (400, 413, 422)
 
 
 class ClientRequest(AgentMiddleware[Any, Any, Any]):
-    """Makes a model call the client's: with his system message in the agent's, his tools and his sampling."""
+    """Makes a model call the client's: with his system message in the agent's, his tools and his sampling.
+
+    Args:
+        has_tools: the agent has tools of its own; else its calls are of the client's tools, who makes them.
+    """
+
+    def __init__(self, has_tools: bool) -> None:
+        super().__init__()
+        self._has_tools = has_tools
+
+    @hook_config(can_jump_to=["end"])
+    async def aafter_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        """End the turn at calls of the client's tools: the agent would answer itself that it has none such, again and again."""
+        return {"jump_to": "end"} if not self._has_tools and state["messages"][-1].tool_calls else None
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model as the client wants it asked."""
@@ -89,7 +102,7 @@ class AgentEngine:
     running: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        middleware = [ClientRequest(), self.learner]
+        middleware = [ClientRequest(self.make_agent is not None), self.learner]
         if self.make_agent is None:
             self._agent: Any = create_agent(self.model, middleware=middleware)
         else:

@@ -34,6 +34,8 @@ class Reply:
     finish_reason: str = "stop"
     refusal: str | None = None
     """The provider's refusal; the reply then has no content."""
+    call: str = ""
+    """Name of a tool that a streamed reply calls, without arguments."""
 
 
 Said = str | dict[str, Any]
@@ -137,6 +139,9 @@ def _events(reply: Reply, request: dict[str, Any]) -> bytes:
     parts = [part + " " for part in reply.text.split(" ")]
     parts[-1] = parts[-1][:-1]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, *({"content": part} for part in parts)]
+    if reply.call:
+        function = {"name": reply.call, "arguments": "{}"}
+        deltas[1] = {"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": function}]}
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     events[1]["choices"][0]["logprobs"] = _logprobs(reply, request)
     events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})

@@ -23,6 +23,7 @@ Traps of such a server, and what is done about them:
   are kept apart from the text, with a --reasoning-parser or without.
 - An adapter that the server itself has evicted cannot be unloaded (status 500). That is noted, and no error.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
+- On the CPU (vLLM 0.32) the base model beside a version answers with an adapter added (pull requests 48421, 49656): serve one tenant there.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded. Versions of the same adapter that an
   engine before this one left on the server (it was killed) are taken over, and so unloaded when nothing needs them.
@@ -437,7 +438,11 @@ class VllmEngine:
 
     def _connection(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector, more = aiohttp.TCPConnector(limit=0), {"headers": self._headers, "read_bufsize": MAX_LINE_BYTES}
+            # The server closes an idle connection after 5 s; a request that is sent just then would fail.
+            connector, more = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
+                {"headers": self._headers, "read_bufsize": MAX_LINE_BYTES},
+            )
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, **more)  # type: ignore[arg-type]
         return self._session
 

@@ -47,7 +47,11 @@ def provider(request: dict[str, Any]) -> Any:
         return json.dumps({"items": items})
     if last in ("500", "400", "401"):
         return {"status": int(last), "text": "secret words of the provider"}
-    word = re.search(r"begin with (\w+)", system)
+    if last == "look" and request.get("tools"):
+        return {"call": "look"}
+    word = re.search(
+        r"begin with (\w+)", f"{system} {last}"
+    )  # what was learned stands with the message that it was recalled for
     return f"{word[1] if word else 'well'} , four"
 
 
@@ -121,9 +125,11 @@ def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(tmp_pat
         assert ask(acme, logprobs=True).status_code == 400
         assert acme.post("/v1/train", json={}).status_code == 400
         tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-        ask(acme, tools=[tool], temperature=0.5).raise_for_status()
-        sent = server.requests[-1]
+        asked = len(server.requests)
+        reply = ask(acme, "look", tools=[tool], temperature=0.5).raise_for_status().json()["choices"][0]
+        (sent,) = server.requests[asked:]  # the client makes the call, and the agent asks no more
         assert (sent["tools"][0]["function"]["name"], sent["temperature"]) == ("look", 0.5)
+        assert (reply["finish_reason"], reply["message"]["tool_calls"][0]["function"]["name"]) == ("tool_calls", "look")
 
 
 @pytest.mark.slow
