@@ -122,7 +122,11 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         state = episode_channels(request.messages, place, self.state_key) | self._strategy_in_force(request.state, place)
         state |= _present(state, request) | {"declined": self._declined(request.state, place)}
         nodes = self._nodes(memory, request.model)
-        if self.mode == "observe":
+        if (
+            place.trial.plan.is_on and not place.trial.record
+        ):  # a trial begins in both arms where memory has something, asked or not
+            place.trial.left_out(one.trajectory for one in nodes["recollect"](state)["precedents"])
+        if not place.trial.is_advised:
             state |= nodes["recollect"](state)
             (response,) = yield PendingCall([request])
             return Advice(response, _entry(state, Usage()))
@@ -135,6 +139,8 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             if route_memory_request(state) == "go on":  # type: ignore[arg-type]
                 return Advice(draft.response, _entry(state, Usage(), drafted=True) | {"consulted": False})
         state |= nodes["recollect"](state)
+        out = place.trial.left_out(one.trajectory for one in state["precedents"])
+        state["precedents"] = [one for one in state["precedents"] if one.trajectory not in out]
         usage, failure, written = Usage(), "", False
         if route_precedents(state) == "precedents":  # type: ignore[arg-type]
             try:

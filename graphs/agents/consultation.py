@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -20,6 +20,7 @@ from langgraph.errors import GraphBubbleUp
 from ...memory.records import Task
 from ...nodes.lesson_prompts import append_section
 from ..wiring.inputs import DEFAULT_WINDOW
+from .lift import ThreadTrial
 
 try:
     from langchain.agents.middleware import ModelRequest
@@ -48,6 +49,8 @@ class Place:
     task: Task
     step: int
     """Number of model calls in this turn before this one."""
+    trial: ThreadTrial = field(default_factory=ThreadTrial)
+    """Whether there is advice, and which of the recalled items are not shown."""
 
 
 @dataclass

@@ -9,8 +9,9 @@ which stay as they are. A section is left out once its message, or a conversatio
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
@@ -20,7 +21,9 @@ from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
+from ...nodes.ask import estimate_tokens
 from .consultation import PendingCall
+from .lift import ThreadTrial
 
 __all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter", "SentPrompts"]
 
@@ -48,6 +51,8 @@ class LearningState(AgentState[Any]):
 
     learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
     """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
+    trials: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, operator.or_]]
+    """Method -> what was drawn for the thread (graphs/agents/lift.py)."""
     given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
     """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with), `text`, `sources`."""
 
@@ -58,12 +63,18 @@ class AdvisedPrompts:
     Args:
         request: the agent's.
         method: whose sections these are.
-        place: when a new one is given; None: never.
+        place: when a new one is given.
+        trial: the thread's, which may get no advice.
         is_known: ids -> whether all that a section was drawn from is still there.
     """
 
     def __init__(
-        self, request: ModelRequest[Any], method: str, place: AdvicePlace | None, is_known: Callable[[Sequence[str]], bool]
+        self,
+        request: ModelRequest[Any],
+        method: str,
+        place: AdvicePlace,
+        trial: ThreadTrial,
+        is_known: Callable[[Sequence[str]], bool],
     ) -> None:
         self.method, self.place, self._messages = method, place, request.messages
         known: Sequence[dict[str, Any]] = request.state.get("given_advice") or ()  # type: ignore[assignment]
@@ -72,16 +83,27 @@ class AdvisedPrompts:
         self._before = [one for one in mine if one["message"] in here and is_known(one["sources"])]
         self.given, self.last = self._before, request
         """The sections, and the request that was sent last."""
-        self.has_changed = len(self.given) < len(mine)
+        self.has_changed, self.trial = len(self.given) < len(mine), trial
 
     @property
     def update(self) -> dict[str, Any]:
-        """The update of the agent's state, where the sections have changed."""
-        return {"given_advice": self.given} if self.has_changed else {}
+        """The update of the agent's state, where the sections have changed, or a trial has begun."""
+        given = {"given_advice": self.given} if self.has_changed else {}
+        return given | ({"trials": {self.method: self.trial.record}} if self.trial.record else {})
+
+    def entry(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a call's entry about its trial, and about the tokens that advice has added."""
+        found = {"added_tokens": sum(estimate_tokens(one["text"]) for one in self.given)}
+        drawn = {"trial": self.trial.record} if self.trial.record else {}
+        return (
+            found
+            | drawn
+            | ({"said": list(dict.fromkeys([*said.get("said", ()), *self.trial.said]))} if self.trial.said else {})
+        )
 
     def advise(self, asked: PendingCall) -> PendingCall:
         """The call with the sections of the thread in its requests, and with its own beside the message that was read last."""
-        section = asked.section if self.place else ""
+        section = asked.section if self.trial.is_advised else ""
         last = next((one for one in reversed(self._messages) if isinstance(one, HumanMessage | ToolMessage)), None)
         is_given = self._before and (self.place == "thread" or self._before[-1]["text"] == section)
         self.given = self._before
@@ -162,6 +184,6 @@ class PromptMeter(BaseCallbackHandler):
 
 
 def prompt_parts(messages: Sequence[BaseMessage]) -> list[str]:
-    """The texts of a prompt's messages, as far as a model reads them: who speaks, the words and the calls."""
-    kept = ("type", "name", "content", "tool_calls", "tool_call_id")
-    return [str([getattr(one, key, "") for key in kept]) for one in messages]
+    """The texts of a prompt's messages, as far as a model reads them: who speaks, the words and the calls without their ids."""
+    calls = [[(call["name"], call["args"]) for call in getattr(one, "tool_calls", ())] for one in messages]
+    return [str((one.type, one.name, one.content, made)) for one, made in zip(messages, calls, strict=True)]

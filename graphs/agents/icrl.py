@@ -83,6 +83,8 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         )
         state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
+        out = place.trial.left_out(shown.id for shown in state["shown"])
+        state["shown"] = [shown for shown in state["shown"] if shown.id not in out]
         attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, state))
         if not attempts:
             return "", {"said": [f"none of {len(buffer)} conversations fits into {settings.max_memory_tokens} tokens"]}

@@ -49,11 +49,13 @@ from ...nodes.act.choose import softmax
 from ...nodes.act.policies import LocalPolicy, OptionsView, Scorer, steps_text, verbalized_policy
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
+from ...nodes.text import trim_middle
 from ..jitrl import VARIANT_NODES, JitRL
 from .agent_identity import DOMAIN
 from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
+from .lift import MOST_ITEM_CHARS
 from .samples import ask_for_samples
 from .scope_values import ScopeValue
 from .status import LearnerStatus
@@ -155,7 +157,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state = self._recall(request, place, memory)
         guided, section, sources = request, self._advice(state["neighbours"]), recalled_ids(state["neighbours"])
         knows = (
-            bool(state["neighbours"]) and self.mode != "observe"
+            bool(state["neighbours"]) and place.trial.is_advised
         )  # else there is nothing to weigh, and the model is asked once
         if knows:  # what may be replaced is not shown to a client before it is sure
             guided = guided.override(model=not_streamed(request.model))
@@ -164,11 +166,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         made = self._decisions(first)
         if not made:
             return Advice(first, {"decision": False, "consulted": False})
-        if self.mode == "observe":
+        if not place.trial.is_advised:
             chosen = "; ".join(str(form) for form, _ in made)
-            return Advice(
-                first, {"decision": True, "recalled": recalled_ids(state["neighbours"]), "chosen": chosen, "changed": False}
-            )
+            return Advice(first, {"decision": True, "recalled": sources, "chosen": chosen, "changed": False})
         if len(more) < draws - 1:
             more += yield PendingCall([guided] * (draws - 1 - len(more)), section=section, sources=sources)
         proposed = [first, *(one for one in more if len(self._decisions(one)) == len(made))]
@@ -206,7 +206,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         earned = {changed: f"{sum(found) / len(found):.2f}" if found else "nothing yet" for changed, found in rewards.items()}
         note = f"memory changed {changes} of {plural(decisions, 'decision')}"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
-        return replace(super().status(**scope), notes=(note,) if decisions else ())
+        found = super().status(**scope)
+        return replace(found, notes=(*found.notes, note)) if decisions else found
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
@@ -286,6 +287,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             "nodes": nodes,
         }
         state.update(nodes["recall"](state))  # type: ignore[operator]
+        items = {f"{trim_middle(key, MOST_ITEM_CHARS)}: {one.action}": one.action for one in state["neighbours"]}
+        state["left_out"] = {items[item] for item in place.trial.left_out(items)}
+        state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
         return state
 
     def _advice(self, neighbours: Sequence[Neighbour]) -> str:
@@ -333,7 +337,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             share = shares.get(preferred, 1.0)
             # Which tool comes next, a certain model reads from more than memory knows; feedback says how a tool is to be used.
             tools = {forms[preferred].tool} if share == 1.0 else {form.tool for form in forms.values()}
-            open_to_memory = {action for action, form in forms.items() if action not in ends and form.tool in tools}
+            silent = ends | state["left_out"]
+            open_to_memory = {action for action, form in forms.items() if action not in silent and form.tool in tools}
             scope: ExperienceScope = {
                 "task": state["task"].id,
                 "domain": DOMAIN,

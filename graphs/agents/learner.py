@@ -233,10 +233,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             memory = self._refreshed(place.scope, place.thread, goes_on=place.step > 0)
-            shows = None if self.mode == "observe" else self.place
-            prompts = AdvisedPrompts(request, self.method, shows, lambda ids: self.are_known(memory, ids))
+            drawn: Any = request.state.get("trials") or {}
+            key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
+            trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
+            prompts = AdvisedPrompts(request, self.method, self.place, trial, lambda ids: self.are_known(memory, ids))
             plain = request.override(messages=plain_messages(request.messages))
-            return self.consult(plain, place, memory.index), prompts
+            return self.consult(plain, replace(place, trial=trial), memory.index), prompts
         except ScopeError:
             raise
         except Exception as error:
@@ -251,18 +253,16 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             found: Advice = end.value
             return found
         except Exception as error:
-            LOG.warning(
-                "%s: the consultation failed, and the agent answers without advice: %s", self.method, error, exc_info=error
-            )
+            words = "%s: the consultation failed, and the agent answers without advice: %s"
+            LOG.warning(words, self.method, error, exc_info=error)
             return None
 
     def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, first: Sequence[Any]) -> Any:
         """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
         if advice is None:
             return first[0] if first else None
-        entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry}
-        place = self._place(prompts.last.state, prompts.last.runtime)
-        entry["turn"] = place.turn
+        entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
+        entry["turn"] = (place := self._place(prompts.last.state, prompts.last.runtime)).turn
         entry["cached"] = round(self._sent.cached_share(prompts.last, (*place.scope, place.thread)), 3)
         self._memory(place.scope).tally(entry)
         prompts.last.runtime.stream_writer({"learning": entry})

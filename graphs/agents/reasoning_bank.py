@@ -135,6 +135,8 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             limit=MOST_LESSONS,
         )
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
+        out = place.trial.left_out(found["lessons"])
+        found["lessons"] = [one for one in found["lessons"] if one not in out]
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         lines = lessons_text(content, found["lessons"], most, estimate_tokens)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""

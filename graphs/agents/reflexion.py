@@ -125,6 +125,8 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     def advise(self, request: ModelRequest[Any], place: Place, content: ConversationAttempts) -> Consultation:
         """Call the model with the notes."""
         buffer, state = self._compose(place.task, "", content, self.window_of(request.model))
+        out = place.trial.left_out(one.id for one in state["shown"])
+        state["shown"] = [one for one in state["shown"] if one.id not in out]
         lines = notes_text(buffer, state)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         recalled = [shown.id for shown in state["shown"]]

@@ -29,6 +29,7 @@ from ...memory.conversations.store import Conversation, ConversationStore, Ratin
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
+from .lift import Lift, TrialLedger, TrialPlan, retirement
 from .reward_sources import RewardScale, rank_rewards, rating_text
 from .scope_values import AgentScope, ScopeValue
 from .status import LearnerStatus
@@ -75,6 +76,8 @@ class ScopeMemory(Generic[Index]):
     """Model calls for which this process looked into it."""
     recalled: int = 0
     """Of these, the ones for which it had something."""
+    ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
+    """The trials of its items, where the learner draws any."""
     nearest: float | None = None
     """The greatest similarity where nothing was alike enough; None: not measured."""
 
@@ -112,6 +115,9 @@ class ScopeOptions(TypedDict, total=False):
     screen: Screen | None
     hold: bool | Callable[[Conversation], bool]
     raters: Sequence[str] | None
+    control: float
+    holdout: float
+    min_lift: float | None
 
 
 class ScopedLearner(Generic[Index]):
@@ -137,6 +143,9 @@ class ScopedLearner(Generic[Index]):
         hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
             conversation, and says whether to hold it: a shadow evaluation, say.
         raters: who may give feedback, by `source`; not given: anybody.
+        control: share of the threads, by a hash of their ids, that get no advice: `lift` says what it is worth.
+        holdout: probability with which a recalled item is withheld from a thread: the one with the fewest trials.
+        min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
 
     Raises:
         UserError: an argument is not what it may be.
@@ -159,12 +168,15 @@ class ScopedLearner(Generic[Index]):
         screen: Screen | None = DEFAULT_SCREEN,
         hold: bool | Callable[[Conversation], bool] = False,
         raters: Sequence[str] | None = None,
+        control: float = 0.0,
+        holdout: float = 0.0,
+        min_lift: float | None = None,
     ) -> None:
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
         self.agent, self.scope, self.mode = AgentIdentity(store, name), AgentScope(scope), mode
         self.refresh_seconds = refresh_seconds
-        self.rewards = RewardScale(reward_range)
+        self.rewards, self.plan = RewardScale(reward_range), TrialPlan(control, holdout, min_lift)
         self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
         self.state_key, self._raters = self.screen.state_key(state_key), raters
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
@@ -255,7 +267,16 @@ class ScopedLearner(Generic[Index]):
         memory = self._refreshed(self._labels(scope))
         rated = memory.conversations.trajectories.count()
         held = len(memory.conversations.open_quarantines())
-        return LearnerStatus(self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held)
+        notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
+        return LearnerStatus(
+            self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held, notes=notes
+        )
+
+    def lift(self, **scope: ScopeValue) -> Lift:
+        """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
+        ledger = TrialLedger(self.method, self.plan.min_lift)
+        ledger.add(self._conversations(scope).trials.all())
+        return ledger.lift()
 
     def quarantine(self, thread_id: str, reason: str, digest: str = "", **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
@@ -440,6 +461,7 @@ class ScopedLearner(Generic[Index]):
                 return memory
             memory.conversations.has_news = False
             changed, seen = memory.conversations.changes(memory.seen, "" if goes_on else thread)
+            changed = self._take_trials(memory, changed)
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
                 memory.ids = set()
@@ -449,9 +471,24 @@ class ScopedLearner(Generic[Index]):
                 try:
                     for step in one.transitions:
                         finite_reward(step.reward or 0.0)
-                    if (form := self.adapt(one)) is not None:
+                    if one.id not in memory.ledger.retired and (form := self.adapt(one)) is not None:
                         memory.index.add(form)
                 except UserError as error:  # one that is damaged must not keep all others from being remembered
                     LOG.warning("%s: %s is left out of memory: %s", self.method, one.id, error)
             memory.looked = now
         return memory
+
+    def _take_trials(self, memory: ScopeMemory[Index], changed: list[Trajectory] | None) -> list[Trajectory] | None:
+        """Take in the trials of changed conversations; returns these, or None where all are to be read, since something is retired."""
+        if not self.plan.is_on:
+            return changed
+        if changed is None:
+            memory.ledger = TrialLedger(self.method, self.plan.min_lift)
+            trials = memory.conversations.trials.all()
+        else:
+            threads = dict.fromkeys(one.run for one in changed)
+            found = [memory.conversations.trials.get(f"{self.method}/{thread}") for thread in threads]
+            trials = [one for one in found if one is not None]
+        for row in (retired := memory.ledger.add(trials)):
+            LOG.warning("%s: retired %s", self.method, retirement(row))
+        return None if retired else changed

@@ -96,6 +96,8 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
                 min_similarity=self.min_similarity,
             )
             found = dict(recollect(state))  # type: ignore[arg-type]
+            out = place.trial.left_out(one.trajectory for one in found["precedents"])
+            found["precedents"] = [one for one in found["precedents"] if one.trajectory not in out]
         shown = self._text(found["precedents"], place, parts, memory)
         section = self._section.text(exemplars=shown.rstrip("\n")) if shown else ""
         return (yield from self.ask_with(request, section, _entry(found, parts.prompting.count_tokens(shown) if shown else 0)))

@@ -34,8 +34,10 @@ from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
+from ...nodes.text import trim_middle
 from .consultation import Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
+from .lift import MOST_ITEM_CHARS
 from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
@@ -213,6 +215,10 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         versions = self._scope_versions(place.scope)
         library = versions.at(versions.head)
         section, shown = self._section(request, library)
+        items = {id: f"{id}: {trim_middle(library.lesson(id).text, MOST_ITEM_CHARS)}" for id in shown}
+        if out := place.trial.left_out(items.values()):  # a lesson with another text is another item
+            kept = tuple(one for one in library.lessons if items.get(one.id) not in out)
+            section, shown = self._section(request, replace(library, lessons=kept))
         said = [f"[{id}] {library.lesson(id).text}" for id in shown]
         entry = {"recalled": list(shown), "version": versions.head, "said": said}
         return (yield from self.ask_with(request, section, entry))

@@ -4,6 +4,7 @@
     (…scope, "feedback")       thread -> the feedback on it, as whoever gave it wrote it
     (…scope, "trajectories")   thread/turn -> a rated stretch of the conversation; memories are made of these
     (…scope, "reflections")    method/thread/turn -> what a model wrote about a rated stretch
+    (…scope, "trials")         method/thread -> a rated conversation with what was drawn for it (trials.py)
     (…scope, "quarantine")     thread -> why nothing is learned from it, and whether a person has released it
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
@@ -37,6 +38,7 @@ from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
 from ..storage.branches import current_branch
 from ..storage.record_store import BadRecord, RecordStore, exchange, read_jsonl, to_json
+from .trials import MemoryTrial, conversation_trials
 
 __all__ = [
     "Conversation",
@@ -265,6 +267,7 @@ class ConversationStore:
             store, (*scope, "trajectories"), Trajectory, changes_kept=kept, on_damage=self._leave_out
         )
         self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, changes_kept=kept, on_damage=self._leave_out)
+        self.trials = RecordStore(store, (*scope, "trials"), MemoryTrial, changes_kept=kept, on_damage=self._leave_out)
         self.quarantines = RecordStore(store, (*scope, "quarantine"), Quarantine, changes_kept=kept)
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, changes_kept=kept, on_damage=self._leave_out)
         self._left_out = set[str]()
@@ -408,6 +411,7 @@ class ConversationStore:
         held, mine, *known = exchange([*asked, *((self.trajectories, one.id) for one in found)])
         if found and self._is_held(conversation, held):
             return
+        self._keep_trials(conversation, found)
         made = [one for one, before in zip(found, known, strict=True) if one.id in always or one != before]
         if made:
             changes = self._changes_with([one.id for one in made], mine)
@@ -415,6 +419,13 @@ class ConversationStore:
             self._made = {**(self._made if len(self._made) < CHANGES_KEPT else {}), **{one.id: one for one in made}}
             if self.is_held(conversation.id):  # another process has quarantined it meanwhile
                 self._withdraw({conversation.id})
+
+    def _keep_trials(self, conversation: Conversation, rated: Sequence[Trajectory]) -> None:
+        advice = [entry for turn in conversation.turns for entry in turn.advice]
+        methods = {str(entry["method"]) for entry in advice if "trial" in entry}
+        known = {one: kept for one in methods if (kept := self.trials.get(f"{one}/{conversation.id}"))}
+        if trials := [one for one in conversation_trials(advice, rated, known) if one not in known.values()]:
+            self.trials.put(trials)
 
     def _is_held(self, conversation: Conversation, known: Quarantine | None) -> bool:
         """True if a rated conversation is quarantined, which `hold` decides where nothing is known."""
@@ -535,7 +546,8 @@ class ConversationStore:
         """Delete the trajectories of some threads, or of all, and what models wrote about them; returns the number of the first."""
         doomed = [one.id for one in self.trajectories.all() if threads is None or one.run in threads]
         self.trajectories.delete(doomed)
-        self.reflections.delete([one.id for one in self.reflections.all() if threads is None or one.thread in threads])
+        for records in (self.reflections, self.trials):
+            records.delete([one.id for one in records.all() if threads is None or one.thread in threads])
         self._announce([""])
         gone = set(doomed) if threads is not None else None
         for one in self._changes.all():  # the ids of threads go, too: an empty one says that something was deleted

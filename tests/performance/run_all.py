@@ -33,6 +33,7 @@ TOPICS: dict[str, dict[str, tuple[int, ...]]] = {
     "Scoring actions with a local model": {"bench_scoring": (13, 14, 15, 16)},
     "Many calls at once": {"bench_rollouts": (11, 12), "bench_icrl": (16,), "bench_training_free": (21,)},
     "What a learning middleware adds to a model call of an agent": {"bench_agents": ()},
+    "What a memory is worth: intervals on simulated desks": {"bench_lift": ()},
     "Learning": {"bench_lora": (17, 18)},
     "Serving": {"bench_swap": (19,), "bench_serving": (20,)},
 }

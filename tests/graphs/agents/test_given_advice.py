@@ -17,6 +17,7 @@ from learning_agents import METHODS, PLAIN, config, make
 from learngraph.graphs.agents.consultation import PendingCall
 from learngraph.graphs.agents.given_advice import AdvisedPrompts, SentPrompts, plain_messages, prompt_parts
 from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.lift import ThreadTrial
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 
@@ -98,14 +99,14 @@ def test_blocks_and_markers_of_a_message_stay_and_the_section_follows_them() -> 
     given = [{"method": "synapse", "message": "h", "text": "<record>", "sources": []}]
     state: Any = {"messages": messages, "given_advice": given}
     request = ModelRequest(model=desk.GuessingClerk(), messages=messages, state=state)
-    prompts = AdvisedPrompts(request, "synapse", "turn", lambda ids: True)
+    prompts = AdvisedPrompts(request, "synapse", "turn", ThreadTrial(), lambda ids: True)
     (sent,) = prompts.advise(PendingCall([request], section="<other>", sources=["t1/0"])).requests
     assert sent.messages[0].content == [*marked, {"type": "text", "text": "<record>"}]
     assert sent.messages[2].content == "shipped\n\n<other>"
     assert [one["message"] for one in prompts.given] == ["h", "t"]
     assert plain_messages(sent.messages)[0].content == marked
     assert messages[2].content == "shipped"
-    again = AdvisedPrompts(request, "synapse", "turn", lambda ids: True)
+    again = AdvisedPrompts(request, "synapse", "turn", ThreadTrial(), lambda ids: True)
     (same,) = again.advise(PendingCall([request], section="<record>")).requests
     assert same.messages[2].content == "shipped", "what was said last is not said again"
 

@@ -1,0 +1,67 @@
+"""Trials of a memory: conversations of which a draw decided whether they were advised, and whether an item was withheld from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..records import Trajectory
+
+__all__ = ["MemoryTrial"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrial:
+    """A rated conversation for which a method's memory had something."""
+
+    id: str
+    """`<method>/<thread>`."""
+    thread: str
+    task: str
+    reward: float
+    """The mean of its ratings, on the learner's scale."""
+    at: float
+    """Time of its first rating, in seconds: the order of the trials."""
+    is_advised: bool
+    """False: it belongs to the control arm."""
+    share: float
+    """Probability of advice, in (0, 1]."""
+    item: str = ""
+    """The recalled item that a draw decided about; empty: none."""
+    is_shown: bool = True
+    """False: that item was withheld."""
+    item_share: float = 1.0
+    """Probability that it was shown, in (0, 1]."""
+    tokens: int = 0
+    """Tokens that advice has added to its prompts, and those of the method's own calls."""
+
+
+def conversation_trials(
+    advice: Sequence[Mapping[str, Any]], rated: Sequence[Trajectory], known: Mapping[str, MemoryTrial]
+) -> list[MemoryTrial]:
+    """The trials that a conversation is, one a method.
+
+    Args:
+        advice: the entries of the methods, with what was drawn under `trial`.
+        rated: its rated stretches.
+        known: method -> the trial as it was kept before.
+    """
+    rewards = [one.score for one in rated if one.value is not None]
+    if not rewards:
+        return []
+    drawn, tokens = dict[str, dict[str, Any]](), dict[str, int]()
+    for entry in advice:
+        method = str(entry.get("method"))
+        tokens[method] = tokens.get(method, 0) + int(entry.get("added_tokens", 0))
+        if "trial" in entry:
+            drawn[method] = entry["trial"]
+    thread, task = rated[0].run, rated[0].task.id
+    now, reward = time.time(), sum(rewards) / len(rewards)
+    found = []
+    for method, draw in drawn.items():
+        at = known[method].at if method in known else now
+        plain = MemoryTrial(f"{method}/{thread}", thread, task, reward, at, True, 1.0)
+        found.append(replace(plain, **draw, tokens=tokens[method]))
+    return found
