@@ -140,6 +140,14 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
             await until(opened, "document.querySelector('dialog[open]') !== null")
             await press(opened, "Escape")
             await until(opened, "document.querySelector('dialog[open]') === null")
+            # A value is edited in place, by the form of its type.
+            await opened.run("document.querySelector('[aria-label=\"edit score\"]').click()")
+            await until(opened, "document.activeElement.type === 'number'")
+            await opened.ask("Input.insertText", text="7")
+            await press(opened, "Enter")
+            await until(opened, "document.querySelector('[aria-label=moments]').textContent.includes('edit')")
+            await opened.run("document.querySelector('[aria-label=\"pause after act\"]').click()")
+            await until(opened, "document.querySelectorAll('circle.break').length === 1")
 
 
 async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
