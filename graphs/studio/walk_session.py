@@ -128,7 +128,7 @@ class WalkSession:
             "name": "walk",
             "title": self.title,
             "kind": "live",
-            "state": "running" if running else "paused",
+            "state": "running" if running else "paused" if branch is None or branch.walk.next else "at the end",
             "problems": [text for text in (self._note, "" if branches else "No run has begun: New run begins one.") if text],
             "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches},
             "branches": [self._about(one) for one in branches],
