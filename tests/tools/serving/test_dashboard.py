@@ -207,6 +207,22 @@ async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboar
             asked = [(len(request.messages), request.sampling.temperature) for request in backend.requests]
             assert asked == [(1, 1.0), (3, 0.0), (3, 0.0)]
             assert len(backend.kept) == 3  # the reply beside it, too: feedback may say which is better
+            left, right = [one.id for one in backend.kept.values()][1:]
+            await page.run(
+                "[...document.querySelectorAll('.toolbar button')].find(e => e.textContent.startsWith('The right')).focus()"
+            )
+            await typed(page, "", SPACE)
+            await until(page, "[...document.querySelectorAll('.toolbar output')].some(e => e.textContent === 'Stored.')")
+            given = {one.id: one.feedback for one in backend.kept.values() if one.id in (left, right) and one.feedback}
+            assert sorted((one.reward, bool(one.correction)) for one in given.values()) == [(-1, True), (1, False)]
+
+            await page.run("document.getElementById('prompt').focus()")
+            await typed(page, "once more", ENTER)
+            await until(page, "document.querySelectorAll('.teach').length == 3")
+            await page.run("[...document.querySelectorAll('[aria-label=\"The reply as it should have been\"]')].at(-1).focus()")
+            await typed(page, "a better one", ENTER)
+            await until(page, "[...document.querySelectorAll('.teach output')].at(-1).textContent.startsWith('Stored')")
+            assert "a better one" in [one.feedback.correction for one in backend.kept.values() if one.feedback]
 
             await page.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=True)
             assert await page.run("document.documentElement.scrollWidth") <= 360
