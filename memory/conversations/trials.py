@@ -35,7 +35,7 @@ class MemoryTrial:
     item_share: float = 1.0
     """Probability that it was shown, in (0, 1]."""
     tokens: int = 0
-    """Tokens that advice has added to its prompts, and those of the method's own calls."""
+    """Tokens that advice has added to its prompts; calls of the method's own are not counted."""
 
 
 def conversation_trials(
