@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from ...nodes.ask import estimate_tokens
@@ -14,13 +15,26 @@ __all__ = ["agent_card"]
 
 MAX_INSTRUCTION_TOKENS = 500
 """Tokens of the agent's instructions that are shown: the first ones."""
+MAX_DESCRIPTION_CHARS = 80
+"""Characters of a tool's description that are shown: about 20 tokens."""
 
 
 def agent_card(request: ModelRequest[Any]) -> str:
-    """The first 500 tokens of an agent's instructions, and the names of its tools."""
+    """The first 500 tokens of an agent's instructions, and its tools: a line each, with what it does in a few words."""
     told = str(request.system_message.text).strip() if request.system_message else ""
     while (tokens := estimate_tokens(told)) > MAX_INSTRUCTION_TOKENS:
         told = told[: len(told) * MAX_INSTRUCTION_TOKENS // tokens]
-    named = [tool.get("function", tool).get("name", "") if isinstance(tool, dict) else tool.name for tool in request.tools]
+    tools = [
+        tool.get("function", tool) if isinstance(tool, dict) else {"name": tool.name, "description": tool.description}
+        for tool in request.tools
+    ]
+    lines = [
+        f"- {tool['name']}: {first_words(tool.get('description') or '')}".rstrip(": ") for tool in tools if tool.get("name")
+    ]
     begins = f"How the agent was told to work:\n<instructions>\n{escape_tags(told)}\n</instructions>\n" if told else ""
-    return f"{begins}Its tools: {', '.join(filter(None, named)) or 'none'}\n"
+    return begins + "\n".join(["Its tools:", *map(escape_tags, lines)] if lines else ["Its tools: none"]) + "\n"
+
+
+def first_words(text: str) -> str:
+    """The first line of a description, cut at a word after `MAX_DESCRIPTION_CHARS`."""
+    return shorten(text.strip().partition("\n")[0], MAX_DESCRIPTION_CHARS, placeholder=" ...")

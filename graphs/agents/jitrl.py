@@ -293,13 +293,13 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         return state
 
     def _advice(self, neighbours: Sequence[Neighbour]) -> str:
-        """The knowledge of memory about this situation in words; empty without anything that the agent can do now."""
-        lines = []
+        """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""
+        lines, says = list[str](), False
         for action, (count, mean) in sorted(action_values(neighbours).items(), key=lambda one: -one[1][1]):
-            form = self.decisions.form_of_memory(action)
-            if form is not None and self.decisions.is_open(form):
+            if (form := self.decisions.form_of_memory(action)) is not None and self.decisions.is_open(form):
                 lines.append(f"- {escape_tags(action)}: {plural(count, 'time')}, {mean:.3g}")
-        return self._advice_prompt.text(decisions="\n".join(lines)) if lines else ""
+                says = says or count > 1 or mean > self.rewards.least
+        return self._advice_prompt.text(decisions="\n".join(lines)) if says else ""
 
     def _decide(
         self,

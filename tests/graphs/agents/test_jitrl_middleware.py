@@ -110,6 +110,25 @@ def test_a_call_that_only_memory_knows_is_made_with_the_values_of_this_conversat
     assert re.search(r"memory changed \d+ of 60 decisions: these conversations earned", str(again.status(tenant="acme")))
 
 
+def test_a_single_failure_is_no_advice_before_something_better_is_known() -> None:
+    asked = list[str]()
+
+    class Clerk(desk.GuessingClerk):
+        def say(self, messages: Any) -> AIMessage:
+            asked.append(str(messages))
+            return super().say(messages)
+
+    agent, learner = make(InMemoryStore(), model=Clerk())
+    shown = list[bool]()
+    for number, reward in enumerate((0.0, 1.0, 1.0)):
+        asked.clear()
+        thread = {"configurable": {"thread_id": f"t{number}", "tenant": "acme"}}
+        agent.invoke({"messages": desk.ticket(0)[0]}, thread)
+        learner.feedback(f"t{number}", reward=reward, tenant="acme")
+        shown.append("<memory>" in "".join(asked))
+    assert shown == [False, False, True]
+
+
 def test_a_tool_that_has_vanished_is_not_called(caplog: pytest.LogCaptureFixture) -> None:
     from langchain_core.tools import tool
 
