@@ -241,25 +241,6 @@ def test_a_hundred_conversations_at_once_lose_and_double_nothing() -> None:
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index.returns) == 200
 
 
-def test_tenants_never_see_each_others_conversations() -> None:
-    agent, learner = make(InMemoryStore())
-    for tenant in ("acme", "bob"):
-        ask(agent, "same", 0, tenant)
-    learner.feedback("same", reward=1.0, tenant="acme")
-    assert rated(learner, "bob") == {}
-    ask(agent, "next", 0, "bob")
-    (turn,) = learner.conversation("next", tenant="bob").turns
-    assert all(not entry["recalled"] for entry in turn.advice)
-    ask(agent, "next", 0, "acme")
-    (turn,) = learner.conversation("next", tenant="acme").turns
-    assert any(entry["recalled"] == ["same/0"] for entry in turn.advice)
-    assert [one["id"] for one in learner.export(tenant="bob")] == ["same", "next"]
-    assert learner.forget(tenant="acme") == 1
-    assert rated(learner) == {}
-    assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index.returns) == 0
-    assert learner.conversation("next", tenant="bob").turns
-
-
 def test_what_one_learner_exports_another_takes_in(tmp_path: Path) -> None:
     agent, learner = make(InMemoryStore())
     for thread in ("rated", "again", "unrated"):
@@ -274,41 +255,6 @@ def test_what_one_learner_exports_another_takes_in(tmp_path: Path) -> None:
 
 
 # What goes wrong
-
-
-class BrokenStore(InMemoryStore):
-    down = False
-
-    def batch(self, ops: Any) -> Any:
-        if self.down:
-            raise ConnectionError("the store is away")
-        return super().batch(ops)
-
-
-def test_a_store_that_is_down_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
-    store = BrokenStore()
-    agent, learner = make(store, refresh_seconds=0.0)
-    ask(agent, "a")
-    learner.feedback("a", reward=1.0, tenant="acme")
-    store.down = True
-    with caplog.at_level(logging.WARNING):
-        messages = ask(agent, "b")
-    assert messages[-1].text == "It is done."
-    assert any("answers without advice: the store is away" in said for said in caplog.messages)
-    assert any("a turn was not recorded" in said for said in caplog.messages)
-    store.down = False
-    ask(agent, "c")
-    assert learner.conversation("c", tenant="acme").turns[0].advice[1]["recalled"] == ["a/0"]
-
-
-def test_an_error_of_the_model_is_the_agents() -> None:
-    class Broken(desk.GuessingClerk):
-        def say(self, messages: Any) -> Any:
-            raise ConnectionError("no model")
-
-    agent, _ = make(InMemoryStore(), Broken())
-    with pytest.raises(ConnectionError, match="no model"):
-        ask(agent, "a")
 
 
 def test_wrong_arguments_are_said_in_words() -> None:
