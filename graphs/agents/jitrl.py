@@ -132,7 +132,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def make_index(self) -> DecisionMemory:
         """A memory of returns that compares states as the settings say."""
-        return DecisionMemory(self.settings.memory(similarity=self.similarity), self.rewards.least)
+        return DecisionMemory(self.settings.memory(similarity=self.similarity))
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of which arguments of the tools say what is done; returns True if that has changed."""

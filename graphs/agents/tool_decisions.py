@@ -200,14 +200,16 @@ class ToolDecisions:
         return [name for name, schema in self._schemas[tool].items() if _listed_values(schema) is not None]
 
 
+OF_A_REJECTION = -1.0
+"""The reward of a decision that a person rejected: the least there is, below that of a failure, so that an untried one is better."""
+
+
 @dataclass
 class DecisionMemory:
     """A memory of returns, with the decisions by which each conversation came to them."""
 
     returns: Experiences
     """The return of each decision, found by the state in which it was taken."""
-    least: float = 0.0
-    """The reward of a decision that a person rejected."""
     decisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Id of a conversation's stretch -> its decisions, in their order."""
     _uses: Counter[str] = field(default_factory=Counter)
@@ -230,7 +232,7 @@ class DecisionMemory:
         for number, step in enumerate(trajectory.transitions):
             if step.action.startswith(REJECTED):
                 before = [replace(one, reward=None) for one in made]  # they are here for the place of the decision alone
-                step = replace(step, action=step.action.removeprefix(REJECTED), reward=self.least)
+                step = replace(step, action=step.action.removeprefix(REJECTED), reward=OF_A_REJECTION)
                 apart = replace(trajectory, id=f"{trajectory.id}#{number}", transitions=(*before, step))
                 self.decisions[apart.id] = tuple(one.action for one in apart.transitions)
                 self.returns.add(apart)

@@ -72,7 +72,7 @@ def test_the_executed_call_is_the_action_wherever_the_learner_stands(mode: str, 
     ]
     assert turn.steps[-1].observation == "resolve: A0: credit arranged", "the middleware's note is no memory"
     earned = {one.action: one.value for one in learner.memory(tenant="acme").returns}
-    assert earned == {f"resolve(how={proposed['args']['how']!r}, order=...)": 0.0, "resolve(how='credit', order=...)": 1.0}
+    assert earned == {f"resolve(how={proposed['args']['how']!r}, order=...)": -1.0, "resolve(how='credit', order=...)": 1.0}
     assert "reviewer gave it reward 1: a person replaced a call of resolve" in learner.explain("a", tenant="acme")
     learner.feedback("a", reward=0.5, tenant="acme")
     assert {one.value for one in learner.memory(tenant="acme").returns} == {0.0, 0.5}, "the user's word holds"
