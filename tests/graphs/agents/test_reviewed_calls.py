@@ -75,7 +75,7 @@ def test_the_executed_call_is_the_action_wherever_the_learner_stands(mode: str, 
     assert earned == {f"resolve(how={proposed['args']['how']!r}, order=...)": -1.0, "resolve(how='credit', order=...)": 1.0}
     assert "reviewer gave it reward 1: a person replaced a call of resolve" in learner.explain("a", tenant="acme")
     learner.feedback("a", reward=0.5, tenant="acme")
-    assert {one.value for one in learner.memory(tenant="acme").returns} == {0.0, 0.5}, "the user's word holds"
+    assert {one.value for one in learner.memory(tenant="acme").returns} == {-1.0, 0.5}, "the user's word holds"
 
 
 @pytest.mark.parametrize("learner_first", [True, False])
