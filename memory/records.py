@@ -194,6 +194,8 @@ class Trajectory:
     """Ids of the trajectories that the agent consulted on the way; their usefulness is derived from this."""
     last_observation: str = ""
     """The world's answer to the last action; empty where it was not recorded."""
+    user: str = ""
+    """The user whose conversation it was; empty: nobody's, or not known."""
     lost: bool = False
     """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.returns.progress`)."""
 

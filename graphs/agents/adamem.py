@@ -122,12 +122,11 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         state = episode_channels(request.messages, place, self.state_key) | self._strategy_in_force(request.state, place)
         state |= _present(state, request) | {"declined": self._declined(request.state, place)}
         nodes = self._nodes(memory, request.model)
-        if (
-            place.trial.plan.is_on and not place.trial.record
-        ):  # a trial begins in both arms where memory has something, asked or not
-            place.trial.left_out(one.trajectory for one in nodes["recollect"](state)["precedents"])
+        if place.trial.plan.is_on and not place.trial.record:
+            # a trial begins in both arms where memory has something, asked or not
+            place.trial.left_out(one.trajectory for one in self._recollect(nodes, state, place)["precedents"])
         if not place.trial.is_advised:
-            state |= nodes["recollect"](state)
+            state |= self._recollect(nodes, state, place)
             (response,) = yield PendingCall([request])
             return Advice(response, _entry(state, Usage()))
         draft: _Draft | None = None
@@ -138,7 +137,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             state |= nodes["decide"](state)
             if route_memory_request(state) == "go on":  # type: ignore[arg-type]
                 return Advice(draft.response, _entry(state, Usage(), drafted=True) | {"consulted": False})
-        state |= nodes["recollect"](state)
+        state |= self._recollect(nodes, state, place)
         out = place.trial.left_out(one.trajectory for one in state["precedents"])
         state["precedents"] = [one for one in state["precedents"] if one.trajectory not in out]
         usage, failure, written = Usage(), "", False
@@ -161,6 +160,11 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             (response,) = yield self._call(request, state, votes=False)
             answer = _read_draft(response)
         return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
+
+    def _recollect(self, nodes: Mapping[str, Any], state: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """The channels of the node `recollect`, of each user within his share."""
+        found = dict(nodes["recollect"](state))
+        return found | {"precedents": self.share_out(place, found["precedents"], lambda one: one.trajectory)}
 
     def _declined(self, state: Mapping[str, Any], place: Place) -> list[str]:
         """The conversations that the strategist has found of no use in this turn."""

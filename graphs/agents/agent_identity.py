@@ -50,6 +50,8 @@ class AgentIdentity:
             raise UserError(f"name is the agent's, a text; got {name!r}")
         self._store, self._given, self._of_run = store, name, ""
         self._tools = set[str]()
+        self.listed = dict[str, frozenset[str]]()
+        """Name of a tool -> its arguments whose values its schema lists."""
 
     def close(self) -> None:
         """Close the store that was opened here, of a folder or a URL; one that the app gave is the app's."""
@@ -111,7 +113,11 @@ class AgentIdentity:
         Raises:
             ScopeError: they are other tools, so this is another agent.
         """
-        names = {getattr(tool, "name", None) or convert_to_openai_tool(tool)["function"]["name"] for tool in tools}
+        named = {getattr(tool, "name", None) or convert_to_openai_tool(tool)["function"]["name"]: tool for tool in tools}
+        for name in named.keys() - self.listed.keys():
+            schemas = convert_to_openai_tool(named[name])["function"].get("parameters", {}).get("properties", {})
+            self.listed[name] = frozenset(one for one, schema in schemas.items() if listed_values(schema) is not None)
+        names = set(named)
         if self._given or self._of_run != DEFAULT_NAME or (names <= self._tools and self._tools):
             return
         item = self.store.get((ROOT, DEFAULT_NAME), "tools")
@@ -129,3 +135,17 @@ class AgentIdentity:
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
+
+
+def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that an argument may have, as its schema lists them; None: it lists none."""
+    if "enum" in schema:
+        return list(schema["enum"])
+    if "const" in schema:
+        return [schema["const"]]
+    if schema.get("type") == "boolean":
+        return [True, False]
+    if options := schema.get("anyOf"):
+        lists = [listed_values(option) if option.get("type") != "null" else [None] for option in options]
+        return None if any(one is None for one in lists) else [value for one in lists for value in one or ()]
+    return None

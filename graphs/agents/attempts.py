@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...memory.attempts.buffer import Buffer
@@ -34,17 +34,18 @@ class ConversationAttempts:
         """Take a conversation out; one that is not there is no error."""
         self._tasks.get(trajectory.task.id, {}).pop(trajectory.id, None)
 
-    def buffer(self, task: str, without_thread: str) -> tuple[Buffer, int]:
+    def buffer(self, task: str, without_thread: str, hidden: Collection[str] = ()) -> tuple[Buffer, int]:
         """The newest attempts at a task, and the number of the next one.
 
         Args:
             task: the task's id.
             without_thread: id of a thread whose conversation is left out: its messages stand in the prompt as they are.
+            hidden: ids of attempts that are left out.
         """
         newest = self._newest(self._tasks.get(task, {}), MAX_ATTEMPTS)
         found = Buffer()
         for one in newest:
-            if one.id.rpartition("/")[0] != without_thread:
+            if one.id.rpartition("/")[0] != without_thread and one.id not in hidden:
                 found.add(one)
         return found, 1 + max((one.episode for one in newest), default=-1)
 

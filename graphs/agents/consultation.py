@@ -49,6 +49,8 @@ class Place:
     task: Task
     step: int
     """Number of model calls in this turn before this one."""
+    user: str = ""
+    """The user of the run, where a share of each is named; else empty."""
     trial: ThreadTrial = field(default_factory=ThreadTrial)
     """Whether there is advice, and which of the recalled items are not shown."""
 

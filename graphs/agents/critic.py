@@ -36,6 +36,7 @@ from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 from .study_worker import StudyWorker
+from .user_share import within_share
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -77,7 +78,7 @@ class StudyIndex(Generic[Content]):
         self.agent_model: Runnable[Any, Any] | None = None
         """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
         self.agent_card = ""
-        """The agent's instructions and tools at that call, as critics read them."""
+        """The agent's instructions and tools at that call, as critics read them; before one in this process, those that the store has."""
         self.failure = ""
         """The last error of a critic that could not be asked."""
         self.resume_at = 0.0
@@ -129,12 +130,13 @@ class StudyIndex(Generic[Content]):
         """True if conversations changed since the last `take_news`."""
         return bool(self._news)
 
-    def next_group(self, size: int | None, without: Collection[str]) -> list[Trajectory]:
+    def next_group(self, size: int | None, without: Collection[str], share: float = 1.0) -> list[Trajectory]:
         """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many.
 
         Args:
             size: the number; None: one of any kind.
             without: ids of those that are not wanted.
+            share: of a group that one user may hold.
         """
         with self._lock:
             tasks: dict[str, list[Trajectory]] = {}
@@ -143,7 +145,10 @@ class StudyIndex(Generic[Content]):
                     tasks.setdefault(one.task.id if size else id, []).append(one)
                     if size is None:
                         break
-            return next((found[: size or 1] for found in tasks.values() if len(found) >= (size or 1)), [])
+            groups = [
+                [found[n] for n in within_share([one.user for one in found], "", share, size or 1)] for found in tasks.values()
+            ]
+            return next((found for found in groups if len(found) >= (size or 1)), [])
 
     def note_answer(self) -> None:
         """Note that the critic has answered."""
@@ -224,7 +229,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
-        memory.agent_model, memory.agent_card = request.model, agent_card(request)
+        memory.agent_model, memory.agent_card = request.model, self.screen.redact(agent_card(request))
+        if place.step == 0:
+            self._memory(place.scope).conversations.note_agent(memory.agent_card)
         self._take_news(self._memory(place.scope))
         if memory.waiting and time.monotonic() >= memory.resume_at:
             self._study_soon(place.scope)
@@ -282,10 +289,12 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             return
         memory, tried = self._refreshed(scope), set[str]()
         index, critic = memory.index, self.critic or memory.index.agent_model
+        share = self.max_user_share if self.user.names and self.group_size else 1.0
         with index.studying:
+            index.agent_card = index.agent_card or memory.conversations.agent_card()
             self._take_news(memory)
             while critic is not None and time.monotonic() >= index.resume_at and not self._worker.is_ending:
-                if not (group := index.next_group(self.group_size, tried)):
+                if not (group := index.next_group(self.group_size, tried, share)):
                     return
                 tried |= {one.id for one in group}
                 for one in group:

@@ -72,10 +72,12 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         section, entry = self._compose(place, memory, window)
         return (yield from self.ask_with(request, section, entry))
 
-    def _compose(self, place: Place, memory: ConversationAttempts, window: int) -> tuple[str, dict[str, Any]]:
-        """The section of the prompt, empty without attempts, and the record of it."""
+    def _compose(
+        self, place: Place, memory: ConversationAttempts, window: int, hidden: frozenset[str] = frozenset()
+    ) -> tuple[str, dict[str, Any]]:
+        """The section of the prompt, empty without attempts or where all are hidden, and the record of it."""
         settings = self.settings
-        buffer, number = memory.buffer(place.task.id, place.thread)
+        buffer, number = memory.buffer(place.task.id, place.thread, hidden)
         if not len(buffer):
             return "", {}
         compose = settings.compose(
@@ -83,6 +85,9 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         )
         state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
+        recalled = [shown.id for shown in reversed(state["shown"])]
+        if beyond := set(recalled) - set(self.share_out(place, recalled, str)):
+            return self._compose(place, memory, window, hidden | beyond)
         out = place.trial.left_out(shown.id for shown in state["shown"])
         state["shown"] = [shown for shown in state["shown"] if shown.id not in out]
         attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, state))

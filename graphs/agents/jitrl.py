@@ -42,7 +42,6 @@ from ...memory.conversations.messages import last_user_message, steps, text_read
 from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, plural
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Transition
-from ...memory.returns.experiences import ExperienceScope
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
@@ -67,6 +66,7 @@ from .tool_decisions import (
     decision_entry,
     recalled_ids,
     surely_better,
+    trajectory_id,
 )
 
 __all__ = ["JitRLMiddleware"]
@@ -156,9 +156,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         """Ask the model with what memory knows; at a decision weigh its proposals, and overrule it where the past is sure."""
         state = self._recall(request, place, memory)
         guided, section, sources = request, self._advice(state["neighbours"]), recalled_ids(state["neighbours"])
-        knows = (
-            bool(state["neighbours"]) and place.trial.is_advised
-        )  # else there is nothing to weigh, and the model is asked once
+        # Where memory knows nothing, there is nothing to weigh, and the model is asked once.
+        knows = bool(state["neighbours"]) and place.trial.is_advised
         if knows:  # what may be replaced is not shown to a client before it is sure
             guided = guided.override(model=not_streamed(request.model))
         draws = self.samples if knows and self.candidates in ("samples", "logprobs") else 1
@@ -272,8 +271,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def _recall(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> dict[str, Any]:
         """The channels of JitRL's graph after `recall`, with the nodes that follow."""
-        key = str(self.state_key(request.messages))
-        world = ChatWorld(DOMAIN)
+        key, world = str(self.state_key(request.messages)), ChatWorld(DOMAIN)
         nodes = {**VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory.returns, world, None)}  # type: ignore[arg-type]
         nodes["advise"] = replace(nodes["advise"], untried_share=UNTRIED_SHARE)  # type: ignore[type-var]
         state: dict[str, Any] = {
@@ -287,6 +285,12 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             "nodes": nodes,
         }
         state.update(nodes["recall"](state))  # type: ignore[operator]
+        state["scope"] = {"task": place.task.id, "domain": DOMAIN, "before": (place.thread, place.number)}
+        if self.user.names:  # each visit by itself, of which each user has some
+            raw = memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"])
+            found = [Neighbour(one.id, alike, one.action, 1, one.value) for alike, one in sorted(raw, key=lambda one: -one[0])]
+            state["neighbours"] = self.share_out(place, found, trajectory_id)
+            state["shared"] = {one.id for one in state["neighbours"]}
         items = {f"{trim_middle(key, MOST_ITEM_CHARS)}: {one.action}": one.action for one in state["neighbours"]}
         state["left_out"] = {items[item] for item in place.trial.left_out(items)}
         state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
@@ -338,13 +342,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             # Which tool comes next, a certain model reads from more than memory knows; feedback says how a tool is to be used.
             tools = {forms[preferred].tool} if share == 1.0 else {form.tool for form in forms.values()}
             silent = ends | state["left_out"]
-            open_to_memory = {action for action, form in forms.items() if action not in silent and form.tool in tools}
-            scope: ExperienceScope = {
-                "task": state["task"].id,
-                "domain": DOMAIN,
-                "before": (state["run"], state["episode"]),
-            }
-            here = memory.earned_here(state["observation"].text, state["before"], open_to_memory, scope)
+            open_to_memory = {one for one, form in forms.items() if one not in silent and form.tool in tools}
+            scope, shared = state["scope"], state.get("shared")
+            here = memory.earned_here(state["observation"].text, state["before"], open_to_memory, scope, shared)
             better = surely_better(here, preferred, share)
             state["action"] = better or state["action"]
         return {**state, "forms": forms, "arguments": arguments, "overruled": better is not None}

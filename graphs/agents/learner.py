@@ -31,7 +31,7 @@ from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from ...memory.conversations.messages import first_new_message, last_user_message, steps
+from ...memory.conversations.messages import first_new_message, last_user_message
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
@@ -354,16 +354,15 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str, goes_on: bool = False) -> None:
         if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
-        messages, task = self.screen.learnable(messages), place.task
-        task = replace(task, instruction=self.screen.redact(task.instruction))
-        done = steps(messages, self.state_key, start=last_user_message(messages))
+        task = replace(place.task, instruction=self.screen.redact(place.task.instruction))
+        done = self.screen.steps(messages, self.state_key, last_user_message(messages), self.agent.listed)
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
             for entry in learning
             if entry.get("turn") == place.turn and entry.get("method") == self.method
         )
         turn = Turn(place.turn, done, run_id, entries)
-        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, goes_on=goes_on)
+        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, goes_on=goes_on)
 
     def _run_scope(self, runtime: Any) -> tuple[str, ...]:
         """The labels of the memory that a run works with.
@@ -382,7 +381,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         task = self._task(messages) if self._task is not None else DOMAIN
         goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
-        return Place(str(thread), self._run_scope(runtime), _turn_id(messages), len(humans) - 1, Task(task, goal), calls)
+        user = "".join(self.user.of_run(runtime, get_config().get("configurable", {})))
+        return Place(str(thread), self._run_scope(runtime), _turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)
 
 
 async def _await(found: Awaitable[Any]) -> Any:

@@ -129,7 +129,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         consult = Consult(
             content,
             self._world,  # type: ignore[arg-type]
-            k=self.settings.k,
+            k=self.reach(self.settings.k),
             by=self.settings.retrieval_unit,
             min_similarity=self.min_similarity,
             limit=MOST_LESSONS,
@@ -139,6 +139,11 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         found["lessons"] = [one for one in found["lessons"] if one not in out]
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         lines = lessons_text(content, found["lessons"], most, estimate_tokens)
+        shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], lines.count("\n") - 1)
+        if self.user.names:
+            found["lessons"] = shared
+            found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
+            lines = lessons_text(content, shared, most, estimate_tokens)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {

@@ -74,7 +74,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
         window = self.window_of(critic)
-        buffer, state = self._compose(trajectory.task, "", content, window)
+        buffer, state = self._compose(trajectory.task, content, window)
         words = " ".join(trajectory.note.split())
         state |= {
             "head": trajectory.id,
@@ -105,9 +105,11 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         else:
             content.remove(trajectory)
 
-    def _compose(self, task: Task, thread: str, content: ConversationAttempts, window: int) -> tuple[Buffer, dict[str, Any]]:
-        """The earlier attempts at a task that have notes, and the state after Reflexion's node `compose`."""
-        buffer, number = content.buffer(task.id, thread)
+    def _compose(
+        self, task: Task, content: ConversationAttempts, window: int, hidden: frozenset[str] = frozenset()
+    ) -> tuple[Buffer, dict[str, Any]]:
+        """The earlier attempts at a task that have notes, without hidden ones, and the state after Reflexion's node `compose`."""
+        buffer, number = content.buffer(task.id, "", hidden)
         compose = Compose(
             buffer,
             render=note_line,
@@ -124,7 +126,12 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
 
     def advise(self, request: ModelRequest[Any], place: Place, content: ConversationAttempts) -> Consultation:
         """Call the model with the notes."""
-        buffer, state = self._compose(place.task, "", content, self.window_of(request.model))
+        hidden, beyond = frozenset[str](), frozenset([""])
+        while beyond:
+            buffer, state = self._compose(place.task, content, self.window_of(request.model), hidden)
+            shown = [one.id for one in reversed(state["shown"])]
+            beyond = frozenset(shown) - frozenset(self.share_out(place, shown, str))
+            hidden |= beyond
         out = place.trial.left_out(one.id for one in state["shown"])
         state["shown"] = [one for one in state["shown"] if one.id not in out]
         lines = notes_text(buffer, state)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,10 @@ from .lift import Lift, TrialLedger, TrialPlan, retirement
 from .reward_sources import RewardScale, rank_rewards, rating_text
 from .scope_values import AgentScope, ScopeValue
 from .status import LearnerStatus
+from .user_share import within_share
+
+if TYPE_CHECKING:
+    from .consultation import Place
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
 
@@ -44,6 +48,8 @@ CONSULTATIONS_BEFORE_WARNING = 50
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
 REFRESH_IN_TURN = 60.0
 """Seconds after which a turn that goes on looks for what other processes have learned: one memory serves all calls of a short one."""
+MOST_SHARED = 200
+"""Conversations that are recalled where users share, for the few that are shown."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -57,6 +63,7 @@ class MemoryIndex(Protocol):
 
 
 Index = TypeVar("Index", bound=MemoryIndex)
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -80,6 +87,8 @@ class ScopeMemory(Generic[Index]):
     """The trials of its items, where the learner draws any."""
     nearest: float | None = None
     """The greatest similarity where nothing was alike enough; None: not measured."""
+    users: dict[str, str] = field(default_factory=dict)
+    """Id of a trajectory -> its user."""
 
     def tally(self, entry: Mapping[str, Any]) -> None:
         """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
@@ -118,6 +127,8 @@ class ScopeOptions(TypedDict, total=False):
     control: float
     holdout: float
     min_lift: float | None
+    user: str
+    max_user_share: float
 
 
 class ScopedLearner(Generic[Index]):
@@ -146,6 +157,10 @@ class ScopedLearner(Generic[Index]):
         control: share of the threads, by a hash of their ids, that get no advice: `lift` says what it is worth.
         holdout: probability with which a recalled item is withheld from a thread: the one with the fewest trials.
         min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
+        user: name of the value of a run that says who the user is, as of `scope`, such as `"user_id"`. Given, no user holds more than
+            `max_user_share` of what memory shows to another one of his tenant, or of a comparison of conversations
+            (graphs/agents/user_share.py). Of imported conversations no user is known, and all count.
+        max_user_share: that share, in (0, 1].
 
     Raises:
         UserError: an argument is not what it may be.
@@ -171,10 +186,17 @@ class ScopedLearner(Generic[Index]):
         control: float = 0.0,
         holdout: float = 0.0,
         min_lift: float | None = None,
+        user: str = "",
+        max_user_share: float = 0.25,
     ) -> None:
         if mode not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
         self.agent, self.scope, self.mode = AgentIdentity(store, name), AgentScope(scope), mode
+        if not 0 < max_user_share <= 1:
+            raise UserError(
+                f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {max_user_share}"
+            )
+        self.user, self.max_user_share = AgentScope((user,) if user else ()), max_user_share
         self.refresh_seconds = refresh_seconds
         self.rewards, self.plan = RewardScale(reward_range), TrialPlan(control, holdout, min_lift)
         self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
@@ -414,6 +436,28 @@ class ScopedLearner(Generic[Index]):
         """As `memory`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.memory(**scope))
 
+    def share_out(
+        self, place: Place, found: Sequence[Item], id_of: Callable[[Item], str], most: int | None = None
+    ) -> list[Item]:
+        """Those of recalled things, best first, that the user of a run may be shown, so that no other one holds more than his share.
+
+        Args:
+            place: of the run.
+            found: what was recalled.
+            id_of: the id of the trajectory that a thing comes from.
+            most: the greatest number that is wanted; None: all. Where users share, it is 2 at least: one is always somebody's alone.
+        """
+        most = len(found) if most is None else most
+        if not self.user.names:
+            return list(found[:most])
+        users = self._memory(place.scope).users
+        whose = [users.get(id_of(one), "") for one in found]
+        return [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2))]
+
+    def reach(self, k: int) -> int:
+        """The number to recall where `k` are wanted: more, where some may be left out."""
+        return max(MOST_SHARED, k) if self.user.names else k
+
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations
 
@@ -471,6 +515,7 @@ class ScopedLearner(Generic[Index]):
                 try:
                     for step in one.transitions:
                         finite_reward(step.reward or 0.0)
+                    memory.users[one.id] = one.user
                     if one.id not in memory.ledger.retired and (form := self.adapt(one)) is not None:
                         memory.index.add(form)
                 except UserError as error:  # one that is damaged must not keep all others from being remembered

@@ -91,11 +91,12 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
                 memory,
                 parts.environment,
                 parts.journal,
-                k=self.settings.k,
+                k=self.reach(self.settings.k),
                 kind=self.settings.outcomes,
                 min_similarity=self.min_similarity,
             )
             found = dict(recollect(state))  # type: ignore[arg-type]
+            found["precedents"] = self.share_out(place, found["precedents"], lambda one: one.trajectory, self.settings.k)
             out = place.trial.left_out(one.trajectory for one in found["precedents"])
             found["precedents"] = [one for one in found["precedents"] if one.trajectory not in out]
         shown = self._text(found["precedents"], place, parts, memory)

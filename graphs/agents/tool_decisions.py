@@ -24,10 +24,12 @@ from langchain_core.messages import AIMessage, AnyMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ...memory.conversations.messages import REPLY, StateKey, last_user_message, read_call
+from ...memory.conversations.origins import FROM_TOOL
 from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
+from .agent_identity import listed_values
 
 __all__ = [
     "DecisionForm",
@@ -37,6 +39,7 @@ __all__ = [
     "decision_entry",
     "recalled_ids",
     "surely_better",
+    "trajectory_id",
 ]
 
 LEFT_OUT = "..."
@@ -125,14 +128,15 @@ class ToolDecisions:
         return DecisionForm(name, chosen, tuple([one for one in names if one not in saying]))
 
     def form_of_text(self, action: str) -> DecisionForm | None:
-        """The decision in the text of an action (`memory.conversations.messages.call_text`); None if it is none."""
+        """The decision in the text of an action (`memory.conversations.messages.call_text`); None if it is none, or cannot be taken again."""
         if action.startswith(REPLY) or action.partition("(")[0] not in self._schemas:
             return None
         try:
             name, arguments = read_call(action)
         except UserError:
             return None
-        return self.form({"name": name, "args": arguments})
+        form = self.form({"name": name, "args": arguments})
+        return None if form is None or any(FROM_TOOL in str(value) for _, value in form.chosen) else form
 
     def form_of_memory(self, text: str) -> DecisionForm | None:
         """The decision that `str(form)` wrote; None if the agent has no such tool any more."""
@@ -157,7 +161,7 @@ class ToolDecisions:
         if schema is None or form.tool not in self._open or any(name not in arguments for name in form.left_out):
             return None
         for name, value in form.chosen:
-            values = _listed_values(schema.get(name, {}))
+            values = listed_values(schema.get(name, {}))
             if name not in schema or (values is not None and value not in values):
                 return None
         return {**{name: arguments[name] for name in form.left_out}, **dict(form.chosen)}
@@ -189,7 +193,7 @@ class ToolDecisions:
         """The first `most` + 1 decisions with these arguments, in the order of the listed values; or the name of an argument without a list."""
         lists = []
         for name in saying:
-            if (values := _listed_values(self._schemas[tool].get(name, {}))) is None:
+            if (values := listed_values(self._schemas[tool].get(name, {}))) is None:
                 return name
             lists.append([(name, value) for value in values])
         return [DecisionForm(tool, chosen, left_out) for chosen in islice(product(*lists), most + 1)]
@@ -197,7 +201,7 @@ class ToolDecisions:
     def _arguments_of_decision(self, tool: str) -> list[str]:
         if isinstance(self.decide, Mapping):
             return list(self.decide[tool])
-        return [name for name, schema in self._schemas[tool].items() if _listed_values(schema) is not None]
+        return [name for name, schema in self._schemas[tool].items() if listed_values(schema) is not None]
 
 
 OF_A_REJECTION = -1.0
@@ -248,14 +252,26 @@ class DecisionMemory:
         return 0 < self._uses[tool] == self._ends[tool]
 
     def earned_here(
-        self, state: str, before: tuple[str, ...], actions: Collection[str], scope: ExperienceScope
+        self,
+        state: str,
+        before: tuple[str, ...],
+        actions: Collection[str],
+        scope: ExperienceScope,
+        shared: Collection[str] | None = None,
     ) -> dict[str, list[float]]:
-        """The returns of decisions in states equal to this one, after the same earlier decisions: action -> returns."""
+        """The returns of decisions in states equal to this one, after the same earlier decisions: action -> returns.
+
+        With `shared`, only those of experiences with these ids count.
+        """
         earned = dict[str, list[float]]()
         with self._lock:  # a stretch that is rated again changes its decisions and its returns together
             for _, one in self.returns.raw_neighbours(state, threshold=EQUAL, **scope):
                 stretch, _, step = one.id.rpartition("/")
-                if one.action in actions and self.decisions[stretch][: int(step)] == before:
+                if (
+                    (shared is None or one.id in shared)
+                    and one.action in actions
+                    and self.decisions[stretch][: int(step)] == before
+                ):
                     earned.setdefault(one.action, []).append(one.value)
         return earned
 
@@ -312,22 +328,14 @@ def _read_form(text: str) -> DecisionForm:
     return DecisionForm(name, chosen, tuple(one for one, value in arguments.items() if value is ...))
 
 
-def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    if "enum" in schema:
-        return list(schema["enum"])
-    if "const" in schema:
-        return [schema["const"]]
-    if schema.get("type") == "boolean":
-        return [True, False]
-    if options := schema.get("anyOf"):
-        lists = [_listed_values(option) if option.get("type") != "null" else [None] for option in options]
-        return None if any(one is None for one in lists) else [value for one in lists for value in one or ()]
-    return None
-
-
 def recalled_ids(neighbours: Sequence[Neighbour]) -> list[str]:
     """Ids of the trajectories that recalled decisions belong to, also of those decisions that a person rejected."""
-    return sorted({re.sub(r"(#[0-9]+)?/[0-9]+$", "", one.id) for one in neighbours})
+    return sorted({trajectory_id(one) for one in neighbours})
+
+
+def trajectory_id(neighbour: Neighbour) -> str:
+    """Id of the trajectory that a recalled decision belongs to."""
+    return re.sub(r"(#[0-9]+)?/[0-9]+$", "", neighbour.id)
 
 
 def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:

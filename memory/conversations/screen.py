@@ -1,8 +1,9 @@
 """The screen between conversations and memory: what is kept out, what is blackened, and what a person has to look at first.
 
     redact      secrets (keys, tokens, passwords, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
-    suspicion   texts of users and tools that read like instructions to the agent: such a conversation is quarantined
+    suspicion   texts that read like instructions to the agent: a conversation in which a user writes one is quarantined
     learnable   messages without calls of tools that are never to be learned, and without their results
+    steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
 
 The patterns know the usual forms. They are no proof: prompts show memory as data all the same (nodes/fence.py).
 """
@@ -10,8 +11,7 @@ The patterns know the usual forms. They are no proof: prompts show memory as dat
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ..records import Trajectory, Transition
-from .messages import StateKey
+from .messages import StateKey, steps, text_read
+from .origins import FROM_TOOL, Origins, readable
+from .reviews import REJECTED
 
 __all__ = ["Screen", "Suspicion", "others_texts"]
 
@@ -49,8 +51,6 @@ _INSTRUCTIONS = {
     r"|\bimportant message (?:from|to)\b|\bmust (?:first )?(?:call|use|execute|invoke) the (?:tool|function)\b",
     "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
 }
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
-"""Characters that nobody sees, and that split words."""
 _PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}
 
 
@@ -74,7 +74,10 @@ class Screen:
     unlearned_tools: tuple[str, ...] = ()
     """Names of tools of which nothing is learned: neither that they were called, nor what they said."""
     finds_instructions: bool = True
-    """True: conversations in which a user or a tool gives the agent instructions are quarantined."""
+    """True: what tools say is remembered without its words (`steps`), and conversations in which a user gives the agent
+    instructions are quarantined."""
+    trusted_tools: tuple[str, ...] = ()
+    """Names of tools whose results are the app's own words, such as its policies: they are remembered as they are."""
 
     def redact(self, text: str) -> str:
         """A text with its secrets blackened."""
@@ -98,20 +101,40 @@ class Screen:
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
         for text in texts if self.finds_instructions else ():
-            plain = _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
+            plain = readable(text)
             for reason, pattern in _PATTERNS.items():
                 if pattern.search(plain):
                     return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
         return None
 
     def suspicion_in(self, messages: Sequence[BaseMessage]) -> Suspicion | None:
-        """The first instruction-like text that a user or a tool wrote in some messages."""
-        read = [m for m in messages if isinstance(m, HumanMessage | ToolMessage)]
-        for message in read:
-            if (found := self.suspicion(str(message.text))) is not None:
-                who = f"the result of {message.name or 'a tool'}" if isinstance(message, ToolMessage) else "the user"
-                return found._replace(reason=f"{who} {found.reason}")
-        return None
+        """The first text of a user in some messages that reads like an instruction to the agent."""
+        found = self.suspicion(*(str(message.text) for message in messages if isinstance(message, HumanMessage)))
+        return found and found._replace(reason=f"the user {found.reason}")
+
+    def steps(
+        self,
+        messages: Sequence[BaseMessage],
+        state_key: StateKey,
+        start: int = 0,
+        listed: Mapping[str, Collection[str]] | None = None,
+    ) -> tuple[Transition, ...]:
+        """The steps of a conversation as they are remembered; states are compared by all that was read.
+
+        Args:
+            messages: of the user, the agent and its tools.
+            state_key: the text of a state.
+            start: place of the first message whose steps are wanted.
+            listed: name of a tool -> its arguments whose values are kept, since the tool's schema lists them.
+        """
+        messages = self.learnable(messages)
+        done = steps(messages, state_key, start=start)
+        if not self.finds_instructions:
+            return done
+        origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
+        told = steps([origins.read(message) for message in messages], text_read, start=start)
+        kept = [replace(one, action=new.action, observation=new.observation) for one, new in zip(done, told, strict=True)]
+        return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
 
     def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
         """The messages that may be learned from, with their secrets blackened."""

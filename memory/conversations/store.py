@@ -6,6 +6,7 @@
     (…scope, "reflections")    method/thread/turn -> what a model wrote about a rated stretch
     (…scope, "trials")         method/thread -> a rated conversation with what was drawn for it (trials.py)
     (…scope, "quarantine")     thread -> why nothing is learned from it, and whether a person has released it
+    (…scope, "agent")          the agent in a few words, as its last run had it: what critics of other processes read
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
@@ -91,6 +92,8 @@ class Conversation:
     task: Task
     turns: tuple[Turn, ...]
     domain: str = ""
+    user: str = ""
+    """The user whose conversation it is; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +245,25 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
                 domain=conversation.domain,
                 note=rating.text[:MOST_NOTE_CHARS],
                 used=tuple(dict.fromkeys(used)),
+                user=conversation.user,
             )
         )
         open_steps, used = [], []
     return found
+
+
+def _without_traces(conversation: Conversation, threads: Collection[str]) -> Conversation:
+    """A conversation whose records of advice name none of these threads, and quote nothing that was drawn from them."""
+
+    def kept(entry: dict[str, Any]) -> dict[str, Any]:
+        recalled = [id for id in entry.get("recalled", ()) if id.rpartition("/")[0] not in threads]
+        if len(recalled) == len(entry.get("recalled", ())) and "version" not in entry:
+            return entry
+        plain = {name: value for name, value in entry.items() if name in ("method", "mode") or isinstance(value, bool | int)}
+        return {**plain, "recalled": recalled}
+
+    turns = (replace(turn, advice=tuple(map(kept, turn.advice))) for turn in conversation.turns)
+    return replace(conversation, turns=tuple(turns))
 
 
 class ConversationStore:
@@ -272,7 +290,7 @@ class ConversationStore:
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, changes_kept=kept, on_damage=self._leave_out)
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._count, self._newest = 0, list[str]()
+        self._count, self._newest, self._card = 0, list[str](), ""
         self._open = OrderedDict[str, Conversation | None]()
         self._made: dict[str, Trajectory] = {}
         self._lock = threading.Lock()
@@ -325,7 +343,9 @@ class ConversationStore:
         found = self.feedback.get(thread)
         return found.ratings if found else ()
 
-    def record(self, thread: str, turn: Turn, task: Task, domain: str = "", *, goes_on: bool = False) -> Conversation:
+    def record(
+        self, thread: str, turn: Turn, task: Task, domain: str = "", user: str = "", *, goes_on: bool = False
+    ) -> Conversation:
         """Record a turn. It takes the place of one with its id, as after a run that was repeated, and keeps what other methods have
         recorded of their advice.
 
@@ -334,6 +354,7 @@ class ConversationStore:
             turn: what was done in it until now.
             task: what the conversation is about.
             domain: of its trajectories.
+            user: whose conversation it is; empty: not known.
             goes_on: whether the turn will be recorded again soon: then it is not read again before that.
         """
         turn, task = clean(turn), clean(task)
@@ -342,7 +363,7 @@ class ConversationStore:
             known = self._open.pop(thread) if is_open else self.turns.get(thread)
             ratings: tuple[Rating, ...] = ()
             for _ in range(MOST_MERGES):
-                conversation = with_turn(known or Conversation(thread, task, (), domain), turn)
+                conversation = with_turn(known or Conversation(thread, task, (), domain, user), turn)
                 if conversation == known:
                     break
                 before, given = exchange([(self.turns, thread), (self.feedback, thread)], [(self.turns, conversation)])
@@ -488,6 +509,17 @@ class ConversationStore:
             self._announce([trajectory])
             return True
 
+    def agent_card(self) -> str:
+        """The agent in a few words, as its last run had it; empty before its first."""
+        item = self.store.get((*self.scope, "agent"), "card")
+        return str(item.value["text"]) if item else ""
+
+    def note_agent(self, card: str) -> None:
+        """Keep the agent in a few words, where they have changed."""
+        if card != self._card:
+            self.store.put((*self.scope, "agent"), "card", {"text": clean_text(card)}, index=False)
+            self._card = card
+
     def _announce(self, ids: Sequence[str]) -> None:
         self._changes.put([self._changes_with(ids, self._changes.get(self._writer))])
 
@@ -540,6 +572,13 @@ class ConversationStore:
             gone = set(threads) if threads is not None else None
             for records in (self.turns, self.feedback, self.quarantines):
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
+            self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
+            self._card = ""
+            for one in self.turns.all() if gone else ():
+                if (left := _without_traces(one, gone or ())) != one:
+                    self.turns.put([left])
+                    self._open.pop(one.id, None)
+                    self._derive(left, self.ratings(one.id))
             return self._withdraw(gone)
 
     def _withdraw(self, threads: Collection[str] | None) -> int:

@@ -349,8 +349,8 @@ class ChromaCollections:
         Chroma keeps both as long as it is open: in its log of writes, and in pages of the database that are free. If the process is
         killed, or the disk has no room for the database a second time, the next close does it.
 
-        The files of Chroma's vector index are left as they are: Chroma writes memory into them that it has not cleared, in which
-        parts of any text of the process can stand.
+        Its log keeps the names of deleted items, such as a thread's id. The files of Chroma's vector index are left as they are: Chroma
+        writes memory into them that it has not cleared, in which parts of any text of the process can stand.
         """
         if self._client is not None:
             self._client.close()

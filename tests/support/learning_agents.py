@@ -19,7 +19,7 @@ from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 
-__all__ = ["METHODS", "PLAIN", "advice", "config", "make"]
+__all__ = ["BY_ISSUE", "FORGOTTEN", "METHODS", "PLAIN", "advice", "config", "forget_one", "make"]
 
 PLAIN = "You help customers."
 """The system message without anything that was learned."""
@@ -37,6 +37,15 @@ METHODS: dict[str, Callable[..., Any]] = {
     ),
 }
 """Name of a method -> its middleware over a store, with further options."""
+FORGOTTEN = "Zaphodbeeblebrox"
+"""A word that only one user says."""
+BY_ISSUE: dict[str, dict[str, Any]] = {
+    "icrl": {"task": desk.issue},
+    "reasoning-bank": {"task": desk.issue, "state_key": desk.issue},
+    "reflexion": {"task": desk.issue, "state_key": desk.issue},
+    "synapse": {"state_key": desk.issue},
+}
+"""Options by which conversations about the same issue are found."""
 
 
 def make(
@@ -49,6 +58,20 @@ def make(
     model = model or desk.HeedfulClerk()
     agent = create_agent(model, list(tools), system_prompt=PLAIN, middleware=[learner], checkpointer=InMemorySaver())
     return agent, learner, model
+
+
+def forget_one(method: str, store: Any, name: str = FORGOTTEN) -> Any:
+    """A learner that had conversations with Ann and with `FORGOTTEN`, in a thread of this name, and has forgotten the latter's."""
+    agent, learner, _ = make(method, store, **BY_ISSUE.get(method, {}))
+    for n in range(0, 20, 4):
+        who, thread = (FORGOTTEN, name) if n == 4 else ("Ann", f"Ann-{n}")
+        agent.invoke({"messages": f"{desk.ticket(n)[0]} I am {who}."}, config(thread))
+        learner.feedback(thread, reward=float(n > 0), text=f"{who} says thanks", tenant="acme")
+        if hasattr(learner, "learn"):
+            learner.learn(tenant="acme")
+    assert learner.forget([name], tenant="acme") == 1
+    assert FORGOTTEN not in str(list(learner.export(tenant="acme")))
+    return learner
 
 
 def config(thread: str, tenant: str = "acme") -> Any:

@@ -85,6 +85,21 @@ def test_feedback_from_another_process_is_studied_where_a_critic_is_known(method
     assert idle.criticised == []
 
 
+@pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
+def test_a_critic_of_a_job_reads_what_the_critic_of_the_agent_reads(method: str) -> None:
+    def prompts(is_job: bool) -> list[str]:
+        store, critic = InMemoryStore(), HeedfulClerk()
+        agent, learner, _ = make(method, store, critic=critic)
+        for n in range(0, 16, 4):
+            agent.invoke({"messages": desk.ticket(n)[0]}, learning_agents.config(f"t{n}"))
+            learner.feedback(f"t{n}", reward=float(n % 8 > 0), tenant="acme")
+        (make(method, store, critic=critic)[1] if is_job else learner).learn(tenant="acme")
+        return critic.criticised
+
+    assert prompts(is_job=True) == prompts(is_job=False)
+    assert f"<instructions>\n{PLAIN}\n</instructions>\nIts tools:\n- lookup_order: Look" in prompts(is_job=True)[0]
+
+
 @methods
 def test_feedback_that_changes_has_the_conversation_studied_again(method: str) -> None:
     agent, learner, model = make(method)

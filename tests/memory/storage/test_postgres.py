@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph.graph import START, StateGraph
+from learning_agents import FORGOTTEN, forget_one
 from postgres_server import BIN, PostgresServer, temporary_server
 from store_tests import StoreTests
 from typing_extensions import TypedDict
@@ -113,6 +114,24 @@ def test_no_server_and_no_login_are_said_without_the_password(server: PostgresSe
     assert "sesame" not in str(refused.value)
     with pytest.raises(UserError, match="memory in Postgres: "):
         open_store("postgresql://me:sesame@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize("method", ["jitrl", "icrl", "reasoning-bank", "lessons"])
+def test_no_row_has_a_byte_of_what_an_agent_has_forgotten_and_no_file_once_the_server_has_cleaned_up(
+    method: str, server: PostgresServer, database: str
+) -> None:
+    """The write-ahead log has it until the server writes over it: no client can order that."""
+    forget_one(method, database).close()
+    with psycopg.connect(database, autocommit=True) as connection:
+        counts = {
+            word: connection.execute("SELECT count(*) FROM store WHERE store::text LIKE %s", [f"%{word}%"]).fetchall()
+            for word in ("Ann", FORGOTTEN)
+        }
+        assert counts["Ann"] != counts[FORGOTTEN] == [(0,)]
+        connection.execute("VACUUM FULL")
+        connection.execute("CHECKPOINT")
+    files = [path for path in (server.folder / "data").rglob("*") if path.is_file() and "pg_wal" not in path.parts]
+    assert not [path for path in files if FORGOTTEN.encode() in path.read_bytes()]
 
 
 class State(TypedDict, total=False):
