@@ -90,8 +90,11 @@ class Origins:
         return self._read_result(message) if isinstance(message, ToolMessage) else message
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """A call as it is remembered. One that followed an order in a result which speaks to the agent has the tool that said so in
-        the place of its name: one with a value of the order, or with nothing but the order to explain it."""
+        """A call as it is remembered.
+
+        Where a tool's result gives orders to the agent, and the call has a value of the order or nothing else explains the call, the
+        tool's name stands in place of the call's.
+        """
         keys = [_plain(text) for text in _texts(call["args"])]
         words = [word for word in call["name"].split("_") if len(word) > 3]
         told = [self._asked, *(one.told for one in self._results)]
@@ -148,7 +151,7 @@ class Origins:
         return _TOKEN.sub(lambda found: self._origin(found[0]) or found[0], text)
 
     def _origin(self, text: str) -> str:
-        """What stands for a text that a tool has said, and no user before; empty if there is no such tool."""
+        """The words in place of a text that a tool has said, and no user before; empty if there is no such tool."""
         key = _plain(text).strip(" .,:!?")
         if not key or _has(self._asked, key):
             return ""
