@@ -53,18 +53,16 @@ def open_studio(options: StudioOptions) -> Studio:
     Raises:
         UserError: there is no such method, graph, drawing or folder.
     """
-    from .drawing import Drawing
     from .run_view import FolderView
     from .studio import Studio
-    from .targets import graph_target, is_method, method_target
+    from .targets import drawing_target, graph_target, is_method, method_target
 
     target = options.target
     if not target:
         folders = sorted(one.parent for one in Path("runs").glob("*/settings.json"))
         return Studio("runs", folders=[FolderView(one) for one in folders], opens="runs")
     if target.endswith(".mmd"):
-        path = options.flow or Path(target)
-        return Studio(target, Drawing(target, path, "flowchart LR\n  START --> first --> END\n"))
+        return drawing_target(options)
     if Path(target).is_dir():
         return Studio(target, folders=[FolderView(Path(target))], opens="runs")
     if target.startswith((".", "/", "runs/")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,7 +13,10 @@ from ...memory.errors import UserError
 from ...nodes.catalogue import VERBS, catalogue
 from ...nodes.channels import node_channels
 from ..wiring.arrows import Finding
-from ..wiring.flow import FlowError, check, to_mermaid
+from ..wiring.flow import FlowError, check, rewire, to_mermaid
+from ..wiring.inputs import MethodInputs
+from ..wiring.mermaid import read_flow
+from ..wiring.node_parts import drawn_from_catalogue
 from ..wiring.picture import describe_node
 from .shown_values import show_graph
 from .walk_session import StudioError
@@ -28,18 +31,19 @@ class Drawing:
         title: shown above it.
         path: the `.mmd` file; it need not exist.
         text: the text while there is no file.
-        graph: a compiled graph with the nodes that may be drawn; None: only the text is checked.
-        on_save: called with the text after it was saved.
+        graph: a compiled graph with the nodes that may be drawn.
+        inputs: what further nodes are made from, which are drawn by their names in the catalogue; None: only those of the graph.
+        source: lines of Python that make `inputs` and the graph, as `base`.
 
     Raises:
         UserError: the file cannot be read.
     """
 
     def __init__(
-        self, title: str, path: Path, text: str, graph: Any = None, on_save: Callable[[str], None] = lambda text: None
+        self, title: str, path: Path, text: str, graph: Any, inputs: MethodInputs | None = None, source: str = ""
     ) -> None:
         self.title, self.path = title, path
-        self._first, self._graph, self._on_save = text, graph, on_save
+        self._first, self._graph, self._inputs, self._source = text, graph, inputs, source
         self._saving = Lock()
         self.read()
 
@@ -64,10 +68,54 @@ class Drawing:
     def check(self, text: str) -> dict[str, Any]:
         """The picture of a text, None where it cannot be read, and what is wrong with it."""
         try:
-            shown = show_graph(text, self._graph)
+            drawn = read_flow(text)
         except FlowError as error:
             return {"graph": None, "findings": [_show(Finding(error.line, error.sentence))]}
-        return {"graph": shown, "findings": [_show(one) for one in check(text, self._graph)] if self._graph is not None else []}
+        known, nodes = self._graph.builder.nodes, dict[str, Any]()
+        try:
+            nodes, routers = self._further(text)
+            found = check(text, self._graph, routers, **nodes)
+        except UserError as error:
+            found = [Finding(0, str(error))]
+        unknown = [f"'{name}'" for name in drawn.nodes if name not in {*nodes, *known, "START", "END"}]
+        if unknown and self.path.name == self.title:  # a file of a drawing alone
+            said = f"Only the arrows can be checked: no node stands behind {', '.join(unknown)}, neither here nor in the catalogue."
+            found = [Finding(0, said)]
+        shown = show_graph(text, self._graph, nodes)
+        return {"graph": shown, "findings": [_show(one) for one in found]}
+
+    def _further(self, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The nodes and routers of a text that are made by their names in the catalogue."""
+        if self._inputs is None:
+            return {}, {}
+        nodes, routers = drawn_from_catalogue(text, self._graph.builder.nodes)
+        made = [{name: self._inputs.node(wanted) for name, wanted in one.items()} for one in (nodes, routers)]
+        return made[0], made[1]
+
+    def rewired(self, graph: Any) -> Any:
+        """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
+        text, exists = self._text()
+        if not exists:
+            return graph
+        nodes, routers = self._further(text)
+        return rewire(graph, text, routers, **nodes)
+
+    def write_python(self) -> dict[str, Any]:
+        """Write the Python file that the saved drawing lacks, beside it.
+
+        Raises:
+            StudioError: nothing is saved, the nodes are a program's, or somebody else has written a file of that name.
+        """
+        text, exists = self._text()
+        path, head = self.path.with_suffix(".py"), f'"""The graph of {self.path.name}, written by `learngraph studio`."""\n'
+        if not exists or not self._source:
+            raise StudioError("save the drawing first" if self._source else "this graph has its Python file already")
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(head):
+            raise StudioError(f"{path} is not of the studio, and was left as it is; move it away")
+        path.write_text(
+            head + python_text(self._source, *drawn_from_catalogue(text, self._graph.builder.nodes)), encoding="utf-8"
+        )
+        return {"message": f"Wrote {path}, whose `graph` is the graph of {self.path.name}."}
 
     def save(self, text: str, version: str) -> dict[str, Any]:
         """Write the text, if the file still holds the version that it was made from.
@@ -90,22 +138,30 @@ class Drawing:
                 os.replace(part, self.path)
             except OSError as error:
                 raise StudioError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        self._on_save(text)
         return {"version": _version(text, True), "message": f"Saved to {self.path}."}
 
     def palette(self) -> list[dict[str, Any]]:
         """The nodes in groups: those of this graph first, which can be drawn as they are, then the catalogue's by what they do."""
-        specs = self._graph.builder.nodes if self._graph is not None else {}
         own = []
-        for name, spec in specs.items():
+        for name, spec in self._graph.builder.nodes.items():
             channels = node_channels(getattr(spec.runnable, "func", None) or spec.runnable)
             about = describe_node(name, spec.runnable)["about"]
             own.append(_entry(name, about, channels.reads, channels.writes))
-        groups = [{"name": "of this graph", "own": True, "nodes": own}] if own else []
+        groups = [{"name": "of this graph", "own": True, "nodes": own}]
         for verb, about in VERBS.items():
             entries = [_entry(one.name, one.summary, one.reads, one.writes, one.module) for one in catalogue(verb)]
             groups.append({"name": f"{verb}: {about}", "own": False, "nodes": entries})
         return groups
+
+
+def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str]) -> str:
+    """The lines of a Python file that wires a drawing beside it; the nodes and routers by their names in the catalogue."""
+    made = [",".join(f"\n    {name!r}: inputs.node({wanted!r})" for name, wanted in one.items()) for one in (nodes, routers)]
+    return (
+        f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n"
+        'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'
+        "graph = learngraph.rewire(base, drawing, routers, **nodes)\n"
+    )
 
 
 def _entry(name: str, about: str, reads: Iterable[str], writes: Iterable[str], module: str = "") -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -22,20 +23,21 @@ MAX_ROWS = 200
 MAX_DEPTH = 5
 
 
-def show_graph(text: str, graph: Any = None) -> dict[str, Any]:
+def show_graph(text: str, graph: Any, further: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The boxes and arrows of a drawing.
 
     Args:
         text: the drawing.
-        graph: a compiled graph whose nodes have the names of the drawing; None if there is none (yet).
+        graph: a compiled graph whose nodes have the names of the drawing.
+        further: further nodes by their names.
 
     Raises:
         FlowError: the drawing cannot be read.
     """
     drawn = read_flow(text)
-    specs = graph.builder.nodes if graph is not None else {}
+    known = {name: spec.runnable for name, spec in graph.builder.nodes.items()} | dict(further)
     boxes = [
-        {"name": name, "text": node.text, **(describe_node(name, specs[name].runnable) if name in specs else {})}
+        {"name": name, "text": node.text, **(describe_node(name, known[name]) if name in known else {})}
         for name, node in drawn.nodes.items()
     ]
     arrows = [

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
 
 from ...memory.errors import UserError, did_you_mean
 from ...memory.storage.checkpoints import serializer
+from ...nodes.state import AttemptInput, EpisodeResult
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..wiring import run as runs
-from ..wiring.flow import FlowError, rewire, to_mermaid
+from ..wiring.episode import AttemptState
+from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
 from .drawing import Drawing
 from .forms import input_form
 from .options import StudioOptions, read_input
@@ -26,6 +29,22 @@ from .studio import Studio
 from .walk_session import WalkSession
 
 __all__ = []
+
+FIRST = """flowchart LR
+  START --> Begin --> UniformPolicy --> Choose --> Act
+  Act -->|next step| UniformPolicy
+  Act -->|over| END
+"""
+BASE = """from langgraph.graph import StateGraph
+from learngraph.graphs.wiring.episode import AttemptState
+from learngraph.graphs.wiring.flow import compile_graph
+from learngraph.nodes.state import AttemptInput, EpisodeResult
+{}
+builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
+begin = {{"Begin": inputs.node("Begin")}}
+base = compile_graph(learngraph.wire(builder, "flowchart LR\\n  START --> Begin --> END", begin))
+"""
+"""The Python of a drawing that begins from nothing, with a place for its inputs."""
 
 
 def is_method(name: str) -> bool:
@@ -52,10 +71,12 @@ def method_target(options: StudioOptions) -> Studio:
     method, settings = find_method(options.target), method_settings(options.target)
     graph = blueprint(options.target)
     path = options.flow or Path(f"{options.target.replace(':', '-')}.mmd")
-    drawing = Drawing(options.target, path, to_mermaid(graph), graph)
     if method.has_training_phase:
-        return Studio(options.target, drawing)
+        return Studio(options.target, Drawing(options.target, path, to_mermaid(graph), graph))
     world, inputs = _open_world(options, method)
+    found = f"from learngraph.graphs.methods import find_method\n{_source(options)}"
+    base = f"method, settings = find_method({options.target!r})\nbase = method.build(inputs, settings)\n"
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
     made = method.build(inputs, settings, **method_resources(method), **({} if options.run else {"checkpointer": _saver()}))
@@ -63,8 +84,7 @@ def method_target(options: StudioOptions) -> Studio:
         made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 
     def begin(number: int, input: Any) -> Walk:
-        drawn = drawing.read()
-        graph = rewire(made, drawn["text"]) if drawn["exists"] else made
+        graph = drawing.rewired(made)
         if options.run:
             plan = {**first, "run": f"studio-{number}", "episode": 0, "episodes": max(options.episodes, 1)}
             return start(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
@@ -76,11 +96,36 @@ def method_target(options: StudioOptions) -> Studio:
     return Studio(options.target, drawing, walk, opens="walk")
 
 
+def drawing_target(options: StudioOptions) -> Studio:
+    """A drawing alone: of nodes of the catalogue, and walks through an episode of a world with them."""
+    world, inputs = _open_world(options)
+    builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
+    base = compile_graph(wire(builder, "flowchart LR\n  START --> Begin --> END", {"Begin": inputs.node("Begin")}))
+    drawing = Drawing(options.target, options.flow or Path(options.target), FIRST, base, inputs, BASE.format(_source(options)))
+
+    def begin(number: int, input: Any) -> Walk:
+        graph = drawing.rewired(base).copy(update={"checkpointer": _saver()})
+        given = {"task": world.task(options.seed, options.split), "run": "studio", "episode": number}
+        return start(graph, given, thread=f"walk-{number}")
+
+    return Studio(options.target, drawing, WalkSession(f"{options.target} in {options.env}", begin), opens="drawing")
+
+
+def _source(options: StudioOptions) -> str:
+    """Lines of Python that make the inputs of these options."""
+    world = f"world = learngraph.open_environment({options.env!r})\n"
+    if options.model == "uniform":
+        return f"\n{world}inputs = learngraph.MethodInputs(environment=world)\n"
+    kind = "with_scoring_model" if options.model == "pocket" else "with_chat_model"
+    made = f"inputs = learngraph.MethodInputs.{kind}(world, Journal(), learngraph.open_model({options.model!r}))\n"
+    return f"from learngraph.memory.storage.journal import Journal\n\n{world}{made}"
+
+
 def _saver() -> InMemorySaver:
     return InMemorySaver(serde=serializer())
 
 
-def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
+def _open_world(options: StudioOptions, method: Any = None) -> tuple[Any, Any]:
     """The world, and the inputs that the method is built from."""
     from ...memory.storage.journal import Journal
     from ...tools.environments.catalogue import open_environment
@@ -88,9 +133,9 @@ def _open_world(options: StudioOptions, method: Any) -> tuple[Any, Any]:
 
     world = open_environment(options.env)
     uniform = options.model == "uniform"
-    if uniform and method.needs_writer:
+    if method and uniform and method.needs_writer:
         raise UserError(f"{options.target} has a model write: name one, such as --model openai:NAME or --model pocket")
-    model = None if uniform or not method.needs_model else open_model(options.model, threads=1)
+    model = None if uniform or (method and not method.needs_model) else open_model(options.model, threads=1)
     asked = RunOptions(env=options.env, prior="uniform") if uniform else RunOptions(env=options.env, model=options.model)
     return world, replace(make_method_inputs(asked, world, model, Journal(), method), run="studio")
 
@@ -106,12 +151,8 @@ def graph_target(options: StudioOptions) -> Studio:
         return Studio(options.target, drawing)
     form = input_form(graph, usual)
 
-    def drawn_graph() -> Any:
-        drawn = drawing.read()
-        return rewire(code.graph, drawn["text"]) if drawn["exists"] else code.graph
-
     def begin(number: int, input: Any) -> Walk:
-        walked, given = drawn_graph(), usual if input is None else input
+        walked, given = drawing.rewired(code.graph), usual if input is None else input
         known = form["schema"].get("properties", {})
         if isinstance(given, dict) and (unknown := [name for name in given if known and name not in known]):
             raise UserError(f"the input has no {unknown[0]!r}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}")
@@ -122,7 +163,7 @@ def graph_target(options: StudioOptions) -> Studio:
         if code.reload() is None:
             return None
         drawing.renew(code.graph)
-        return drawn_graph()
+        return drawing.rewired(code.graph)
 
     walk = WalkSession(options.target, begin, form, reload)
     if options.input:

@@ -204,6 +204,8 @@ class MethodInputs:
     """All that writing prompts takes."""
     run: str = ""
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
+    memories: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Name of a part -> the memory that nodes made by name share (`node`)."""
 
     of_conversations: ClassVar[bool] = False
     """True if attempts are conversations of an agent: their precedents are shown with what was said about them."""
@@ -358,6 +360,22 @@ class MethodInputs:
             world=getattr(self.environment, "brief", "") if self.chats else "",
             max_steps=max_steps,
         )
+
+    def node(self, name: str, **parts: Any) -> Any:
+        """A node of the catalogue by its name, made from these inputs: `inputs.node("write_about_attempt")`.
+
+        Nodes of the same inputs share one memory of a kind. `learngraph list nodes` lists all names.
+
+        Args:
+            name: of a class of nodes, of a function that makes a node, of a router, or of a part of a prompt.
+            parts: parts and settings in place of the defaults.
+
+        Raises:
+            UserError: there is no such name, or a part without a default is not given.
+        """
+        from .node_parts import make_node  # the catalogue is read where a node is asked for
+
+        return make_node(self, name, parts)
 
     def recent_steps_view(self) -> PromptView:
         """A view of the task, the last `history_steps` of the episode and the present observation."""

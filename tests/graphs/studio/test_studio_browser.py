@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -202,6 +204,53 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
                 "[...document.querySelectorAll('[role=alert] button')].find((one) => one.textContent.startsWith('Take')).click()"
             )
             await until(opened, f"{code}.textContent.includes('of another program')")
+
+
+async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "[...document.querySelector('.code').shadowRoot.querySelectorAll('.cm-line')].map((one) => one.textContent.trim())"
+    calm = "document.querySelector('.findings') === null"
+
+    async def drag(opened: browser.Browser, *places: str) -> None:
+        for kind, place in zip(("mousePressed", "mouseMoved", "mouseReleased"), (places[0], *places[-1:] * 2), strict=True):
+            x, y = await opened.run(
+                f"(() => {{ const r = {place}.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"
+            )
+            await opened.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+            await let_others_run(0.05)
+
+    async def click(opened: browser.Browser, tag: str, text: str) -> None:
+        await opened.run(f"[...document.querySelectorAll({tag!r})].find((one) => one.textContent.startsWith({text!r})).click()")
+
+    def box(name: str) -> str:
+        return f"document.querySelector('.editor [data-box={name}]')"
+
+    with serve("agent.mmd") as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await until(opened, f"{box('Act')} !== null && document.querySelectorAll('.palette li').length > 100")
+            assert await opened.run(calm)
+            await opened.run(f"{box('Choose')}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+            await click(opened, ".palette button", "ZeroJudge")
+            await until(opened, f"{words}[1] === 'START --> Begin --> UniformPolicy --> Choose --> ZeroJudge --> Act'")
+            await until(opened, f"{box('ZeroJudge')} !== null")
+            await drag(opened, box("ZeroJudge"), "document.querySelector('.editor [data-from=Act][data-to=END] .hold')")
+            await until(opened, f"{words}[3] === 'Act -->|over| ZeroJudge --> END'")
+            assert await opened.run(f"{words}[1]") == "START --> Begin --> UniformPolicy --> Choose --> Act"
+            await until(opened, "document.querySelector('.editor [data-from=ZeroJudge][data-to=END]') !== null")
+            await drag(opened, box("ZeroJudge"), box("Begin"))
+            await until(opened, f"{words}[4] === 'ZeroJudge --> Begin' && !({calm})")
+            twice = "new MouseEvent('dblclick', {bubbles: true})"
+            await opened.run(f"document.querySelector('.editor [data-from=ZeroJudge][data-to=Begin]').dispatchEvent({twice})")
+            await until(opened, calm)
+            await click(opened, ".toolbar button", "Save")
+            await until(opened, "document.querySelector('.note.good') !== null")
+            await click(opened, ".toolbar button", "Write")
+            await until(opened, "document.querySelector('.note.good').textContent.includes('Wrote agent.py')")
+    run = "import agent; print(agent.graph.invoke({'task': agent.world.task(0), 'run': 'r', 'episode': 0})['score'])"
+    made = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    assert float(made.stdout) > 0
 
 
 async def test_of_a_thousand_steps_only_rows_in_sight_are_in_the_page(tmp_path: Path) -> None:

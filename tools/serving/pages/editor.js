@@ -1,5 +1,6 @@
 // The drawing: its Mermaid text beside the live picture, the check's findings at their lines, and the palette of nodes.
 const { html, useEffect, useRef, useState } = viewLibrary;
+import { addArrow, putBehind, putInto, removeArrow, takeOut } from "./edit_text.js";
 import { GraphPicture, Legend } from "./graph.js";
 
 const E = editorLibrary;
@@ -81,16 +82,15 @@ function Palette({ ask, insert, found }) {
     ${groups?.map((group) => {
       const nodes = group.nodes.filter((node) => fits(group, node));
       return nodes.length > 0 && html`<details key=${group.name} open=${group.own || words.length > 0}><summary>${group.name} <span class="soft">${nodes.length}</span></summary>
-        <ul>${nodes.map((node) => html`<li>${group.own ? html`<button type="button" class="plain" title="write it into the drawing" onClick=${() => insert(node.name)}><b>${node.name}</b></button>`
-          : html`<b title=${`from ${node.module} import ${node.name}`}>${node.name}</b>`}
-          <span class="soft">${node.about}</span>${(node.reads || node.writes) && html`<span class="soft flow">${node.reads && `reads ${node.reads}`}${node.reads && node.writes ? "; " : ""}${node.writes && `writes ${node.writes}`}</span>`}</li>`)}</ul></details>`;
+        <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${`put it behind the chosen box${node.module && ` (from ${node.module} import ${node.name})`}`} onClick=${() => insert(node.name)}><b>${node.name}</b></button>
+          ${" "}<span class="soft">${node.about}</span>${(node.reads || node.writes) && html`<span class="soft flow">${node.reads && `reads ${node.reads}`}${node.reads && node.writes ? "; " : ""}${node.writes && `writes ${node.writes}`}</span>`}</li>`)}</ul></details>`;
     })}</div>`;
 }
 
 export function EditorView({ ask, dirty }) {
   const host = useRef(null), editor = useRef(null), names = useRef([]), turn = useRef(0);
   const [file, setFile] = useState(null), [text, setText] = useState(""), [picture, setPicture] = useState(null);
-  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), now = useRef({});
+  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [chosen, setChosen] = useState(""), now = useRef({});
   now.current = { file, text };
   dirty.current = file !== null && text !== file.text;
 
@@ -140,10 +140,22 @@ export function EditorView({ ask, dirty }) {
     const following = setInterval(follow, 2000);
     return () => { clearTimeout(timer); clearInterval(following); editor.current?.destroy(); };
   }, []);
+  // A node that is drawn already, of which the catalogue has another, is numbered.
   const insert = (name) => {
-    editor.current.dispatch(editor.current.state.replaceSelection(name));
-    editor.current.focus();
+    const words = now.current.text, drawn = new Set(picture?.nodes.map((node) => node.name));
+    let own = name;
+    for (let n = 2; drawn.has(own); n += 1) own = `${name}_${n}`;
+    const last = picture?.edges.find((edge) => edge.target === "END")?.source ?? "START";
+    const place = drawn.has(chosen) ? chosen : last;
+    replace(putBehind(words, own, place));
+    setChosen(own);
   };
+  const mouse = {
+    arrow: (from, to) => replace(addArrow(now.current.text, from, to)),
+    move: (name, from, to) => replace(putInto(takeOut(now.current.text, name), name, from, to)),
+    cut: (from, to) => replace(removeArrow(now.current.text, from, to)),
+  };
+  const writePython = () => ask("python").then((found) => setTold({ text: found.message }), (error) => setTold({ bad: true, text: error.message }));
   const toLine = (number) => {
     const line = editor.current.state.doc.line(Math.min(number, editor.current.state.doc.lines));
     editor.current.dispatch({ selection: { anchor: line.from }, scrollIntoView: true });
@@ -152,7 +164,9 @@ export function EditorView({ ask, dirty }) {
   const changed = file && text !== file.text;
   return html`<section class="editor">
     <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
-    <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button></div>
+    <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
+      <button type="button" disabled=${!file?.exists || changed} onClick=${writePython}>Write its Python file</button>
+      <span class="soft">Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}
@@ -161,7 +175,7 @@ export function EditorView({ ask, dirty }) {
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>
         <${Palette} ask=${ask} insert=${insert} found=${names}/></div>
-      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
+      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen]} pick=${setChosen} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
     </div>
   </section>`;
 }

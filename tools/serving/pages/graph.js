@@ -45,8 +45,10 @@ function curve(points) {
   return path;
 }
 
-/** `passes`: [source, target, count]; `lit`: names; `breaks`: [name, "before" or "after"]; `pick(name)` is called for a box that is chosen. */
-export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false, breaks = [] }) {
+/** `passes`: [source, target, count]; `lit`: names; `breaks`: [name, "before" or "after"]; `pick(name)` is called for a box that is chosen.
+ * `edit`: what the mouse may do, `arrow(from, to)` for a box that is dragged onto another, `move(name, from, to)` onto an arrow,
+ * `cut(from, to)` for an arrow clicked twice. */
+export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false, breaks = [], edit = null }) {
   const pane = useRef(null), [width, setWidth] = useState(0);
   useEffect(() => {
     const watch = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width / 20) * 20));
@@ -58,6 +60,16 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
   const [at, setAt] = useState(0), boxes = useRef([]);
   const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
+  const [drag, setDrag] = useState(null), image = useRef(null);
+  const place = (event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(image.current.getScreenCTM().inverse());
+  const grab = (name) => (edit ? (event) => { const { x, y } = place(event); event.preventDefault(); setDrag({ name, x, y, toX: x, toY: y }); } : null);
+  function drop(event) {
+    const to = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest?.("[data-box], [data-from]")).find(Boolean)?.dataset;
+    if (to?.box && to.box !== drag.name) edit.arrow(drag.name, to.box);
+    if (to?.from && to.from !== drag.name && to.to !== drag.name && drag.name !== "START") edit.move(drag.name, to.from, to.to);
+    setDrag(null);
+  }
+  const moving = drag && { onPointerMove: (event) => { const { x, y } = place(event); setDrag({ ...drag, toX: x, toY: y }); }, onPointerUp: drop, onPointerLeave: () => setDrag(null) };
   const order = placed.boxes.filter((box) => !box.end);
   function go(event, i) {
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -77,7 +89,8 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
     const count = counts.get(`${edge.source}\n${edge.target}`) ?? 0;
     const seen = count > 0, text = [edge.label, seen ? `${count}×` : ""].filter(Boolean).join(" ");
     const width = widthOf(text, SMALL) + 8;
-    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}`}>
+    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}`} data-from=${edge.source} data-to=${edge.target} onDblClick=${() => edit?.cut(edge.source, edge.target)}>
+      ${edit && html`<path class="hold" d=${curve(points)}/>`}
       <title>${`${edge.source} to ${edge.target}${edge.label ? `, ${edge.label}` : ""}${passes ? `: passed ${count} times` : ""}`}</title>
       <path d=${curve(points)} marker-end=${`url(#${id}${seen ? "s" : ""})`} stroke-dasharray=${edge.dotted ? "4 3" : null}
         stroke-width=${seen ? 1.2 + Math.min(2, Math.log10(count + 1)) : 1}/>
@@ -87,9 +100,9 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const drawn = placed.boxes.map(({ node, x, y, width, height, end }) => {
     const i = order.findIndex((box) => box.node === node), on = lit.includes(node.name), lines = node.settings ?? [];
-    if (end) return html`<text key=${node.name} class=${`end${on ? " lit" : ""}`} x=${x} y=${y + 4} text-anchor="middle">${node.name.toLowerCase()}</text>`;
+    if (end) return html`<text key=${node.name} data-box=${node.name} onPointerDown=${grab(node.name)} class=${`end${on ? " lit" : ""}`} x=${x} y=${y + 4} text-anchor="middle">${node.name.toLowerCase()}</text>`;
     const about = [`${node.name}${node.about ? `: ${node.about}` : ""}`, ...lines, on ? "the current node" : ""].filter(Boolean).join(", ");
-    return html`<g key=${node.name} ref=${(element) => { boxes.current[i] = element; }} class=${`box ${node.role ?? "compute"}${on ? " lit" : ""}`}
+    return html`<g key=${node.name} ref=${(element) => { boxes.current[i] = element; }} class=${`box ${node.role ?? "compute"}${on ? " lit" : ""}`} data-box=${node.name} onPointerDown=${grab(node.name)}
       role=${pick ? "button" : "img"} tabindex=${i === Math.min(at, order.length - 1) ? 0 : -1} aria-label=${about} aria-current=${on ? "step" : null}
       onKeyDown=${(event) => go(event, i)} onFocus=${() => setAt(i)} onClick=${() => pick?.(node.name)}>
       <title>${about}</title>
@@ -101,9 +114,10 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
     markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
-  return html`<div ref=${pane} class=${`picture${stale ? " stale" : ""}`}><svg viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
+  return html`<div ref=${pane} class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
     aria-label="the graph" style=${{ width: `${placed.width}px` }}>
-    <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}</svg></div>`;
+    <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}
+    ${drag && html`<path class="pull" d=${`M${drag.x} ${drag.y}L${drag.toX} ${drag.toY}`}/>`}</svg></div>`;
 }
 
 export const ROLES = [["model", "asks a model"], ["environment", "touches the world"], ["memory", "uses memory"], ["compute", "computes"], ["graph", "is a graph"]];

@@ -1,0 +1,136 @@
+"""A node of the catalogue by its name, made from the inputs of a method: `inputs.node("write_about_attempt")`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from ...memory.attempts.buffer import Buffer
+from ...memory.attempts.trajectories import Trajectories
+from ...memory.errors import UserError, did_you_mean
+from ...memory.lessons.by_task import Lessons
+from ...memory.lessons.versions import LibraryVersions
+from ...memory.returns.experiences import Experiences
+from ...memory.returns.q_table import QTable
+from ...nodes.catalogue import NodeEntry, catalogue
+from ...nodes.channels import type_hints
+from .mermaid import read_flow
+
+if TYPE_CHECKING:
+    from .inputs import MethodInputs
+
+__all__ = []
+
+MEMORIES: Mapping[str, Callable[[MethodInputs], Any]] = {
+    "buffer": lambda inputs: Buffer(inputs.records),
+    "experiences": lambda inputs: Experiences(inputs.records),
+    "memory": lambda inputs: Trajectories(inputs.records),
+    "table": lambda inputs: QTable(),
+    "library": lambda inputs: Lessons(),
+    "versions": lambda inputs: LibraryVersions(),
+}
+"""Name of a part -> the memory that nodes of the same inputs share under that name."""
+PARTS: Mapping[str, Callable[[MethodInputs], Any]] = {
+    "environment": lambda inputs: inputs.environment,
+    "journal": lambda inputs: inputs.journal,
+    "prompts": lambda inputs: inputs.prompting.prompts,
+    "count": lambda inputs: inputs.prompting.count_tokens,
+    "count_tokens": lambda inputs: inputs.prompting.count_tokens,
+    "layout": lambda inputs: inputs.layout(),
+    "view": lambda inputs: inputs.recent_steps_view(),
+}
+SETTINGS: Mapping[str, Callable[[MethodInputs], Any]] = {
+    "window": lambda inputs: inputs.prompting.max_prompt_tokens,
+    "list_actions": lambda inputs: inputs.prompting.list_actions,
+    "success_threshold": lambda inputs: inputs.success_threshold(None),
+}
+
+OF_JITRL = {
+    "k": "k",
+    "threshold": "min_similarity",
+    "gamma": "gamma",
+    "alpha": "unseen_bonus",
+    "lam": "unseen_bonus_probability",
+    "kappa": "shrinkage_visits",
+    "bonus": "exploration_bonus",
+    "penalty": "repeat_penalty",
+    "beta": "beta",
+}
+"""Name of a number that nodes ask for without a default -> JitRL's setting for it."""
+
+
+def make_node(inputs: MethodInputs, name: str, given: Mapping[str, Any]) -> Any:
+    """The node, router or part of a prompt of this name in the catalogue.
+
+    Raises:
+        UserError: there is no such name, or a part without a default is not given.
+    """
+    from ..jitrl import JitRL  # which stands on the inputs itself
+
+    entries = [entry for entry in catalogue() if entry.name == name]
+    if len(entries) != 1:
+        hint = did_you_mean(name, [entry.name for entry in catalogue()])
+        said = f"{' and '.join(one.module for one in entries)} have a node '{name}'" if entries else f"no node '{name}'{hint}"
+        raise UserError(f"{said}; `learngraph list nodes` lists all")
+    (entry,) = entries
+    maker = getattr(import_module(entry.module), name)
+    if entry.kind == "router":
+        return maker
+    if unknown := given.keys() - {*entry.parts, *entry.settings}:
+        raise UserError(f"{name} takes {', '.join([*entry.parts, *entry.settings])}, got {', '.join(sorted(unknown))}")
+    hints = type_hints(maker) | type_hints(getattr(maker, "__init__", None) if isinstance(maker, type) else maker)
+    parts, lacking = dict(given), []
+    for part, parameter in signature(maker).parameters.items():
+        if part in parts:
+            continue
+        default = _default(inputs, entry, part)
+        if default is not None:
+            parts[part] = default()
+        elif get_origin(hints.get(part)) is Literal and parameter.default is parameter.empty:
+            parts[part] = get_args(hints[part])[0]
+        elif parameter.default is not parameter.empty:
+            continue
+        elif part in OF_JITRL and part in entry.settings:
+            parts[part] = getattr(JitRL(), OF_JITRL[part])
+        else:
+            lacking.append(part)
+    if lacking:
+        asked = ", ".join(f"{part}=..." for part in lacking)
+        raise UserError(f"{name} has no default for {' and '.join(lacking)}; give inputs.node('{name}', {asked})")
+    return maker(**parts)
+
+
+def _default(inputs: MethodInputs, entry: NodeEntry, part: str) -> Callable[[], Any] | None:
+    """The maker of a part from the inputs; None if they say nothing about the part."""
+    if part in entry.settings:
+        return (lambda: SETTINGS[part](inputs)) if part in SETTINGS else None
+    if part == "model":
+        return lambda: inputs.require_chat_model(entry.name)
+    if part in MEMORIES:
+        return lambda: inputs.memories.setdefault(part, MEMORIES[part](inputs))
+    return (lambda: PARTS[part](inputs)) if part in PARTS else None
+
+
+def drawn_from_catalogue(flow: str, known: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The nodes of a drawing that the catalogue has, beside those that are known, and their routers: by their names there.
+
+    A node is found by the text in its box or by its name, where `Push_2` is a second `Push`; a router by its node's labels.
+
+    Raises:
+        FlowError: the drawing cannot be read.
+    """
+    chart, entries = read_flow(flow), {entry.name: entry for entry in catalogue()}
+    nodes, routers = dict[str, str](), dict[str, str]()
+    for name, drawn in chart.nodes.items():
+        wanted = drawn.text if drawn.text in entries else re.sub(r"_\d+$", "", name)
+        if name in known or wanted not in entries or entries[wanted].kind not in ("node", "maker"):
+            continue
+        nodes[name] = wanted
+        labels = {edge.label for edge in chart.edges if edge.source == name and edge.label}
+        found = [one for one in entries.values() if labels and labels == {*one.outcomes}]
+        if found:  # of several, the one that stands beside the node
+            routers[name] = max(found, key=lambda one: one.module == entries[wanted].module).name
+    return nodes, routers
