@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from langchain_core.runnables import Runnable
 
+from ..memory.display import make_table
 from ..memory.errors import UserError
 from .ask import Ask
 from .channels import NodeChannels, maker_channels, node_channels, schema_channels, type_hints
@@ -63,7 +64,16 @@ class NodeEntry:
     """Labels that a router returns."""
 
 
-def catalogue(verb: str | None = None) -> tuple[NodeEntry, ...]:
+class Catalogue(tuple[NodeEntry, ...]):
+    """Nodes of the catalogue; in a notebook a table with a search box."""
+
+    def _repr_html_(self) -> str:
+        rows = ((one.name, one.kind, one.verb, one.summary, ", ".join(one.reads), ", ".join(one.writes)) for one in self)
+        head = ("name", "kind", "verb", "what it does", "reads", "writes")
+        return make_table("inputs.node(NAME) makes a node", head, rows, len(self))._repr_html_()
+
+
+def catalogue(verb: str | None = None) -> Catalogue:
     """All nodes, makers and routers, or those of one verb, in the order of the learning loop.
 
     Raises:
@@ -71,7 +81,7 @@ def catalogue(verb: str | None = None) -> tuple[NodeEntry, ...]:
     """
     if verb is not None and verb not in VERBS:
         raise UserError(f"no nodes are filed under '{verb}'; there are {', '.join(VERBS)}")
-    return tuple(entry for entry in _entries() if verb in (None, entry.verb))
+    return Catalogue(entry for entry in _entries() if verb in (None, entry.verb))
 
 
 @lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ def list_nodes(args: Sequence[str]) -> int:
         "learngraph list nodes",
         "List the nodes that an agent can be put together from: what each does, what it reads and writes, and its settings.",
     )
-    entries = catalogue()
+    entries: Sequence[NodeEntry] = catalogue()
     if options.which:
         entries = tuple(entry for entry in entries if options.which in (entry.verb, entry.name))
         if not entries:

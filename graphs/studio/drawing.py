@@ -92,7 +92,7 @@ class Drawing:
         made = [{name: self._inputs.node(wanted) for name, wanted in one.items()} for one in (nodes, routers)]
         return made[0], made[1]
 
-    def rewired(self, graph: Any) -> Any:
+    def wire_onto(self, graph: Any) -> Any:
         """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
         text, exists = self._text()
         if not exists:

@@ -84,7 +84,7 @@ def method_target(options: StudioOptions) -> Studio:
         made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 
     def begin(number: int, input: Any) -> Walk:
-        graph = drawing.rewired(made)
+        graph = drawing.wire_onto(made)
         if options.run:
             plan = {**first, "run": f"studio-{number}", "episode": 0, "episodes": max(options.episodes, 1)}
             return start(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
@@ -104,7 +104,7 @@ def drawing_target(options: StudioOptions) -> Studio:
     drawing = Drawing(options.target, options.flow or Path(options.target), FIRST, base, inputs, BASE.format(_source(options)))
 
     def begin(number: int, input: Any) -> Walk:
-        graph = drawing.rewired(base).copy(update={"checkpointer": _saver()})
+        graph = drawing.wire_onto(base).copy(update={"checkpointer": _saver()})
         given = {"task": world.task(options.seed, options.split), "run": "studio", "episode": number}
         return start(graph, given, thread=f"walk-{number}")
 
@@ -152,7 +152,7 @@ def graph_target(options: StudioOptions) -> Studio:
     form = input_form(graph, usual)
 
     def begin(number: int, input: Any) -> Walk:
-        walked, given = drawing.rewired(code.graph), usual if input is None else input
+        walked, given = drawing.wire_onto(code.graph), usual if input is None else input
         known = form["schema"].get("properties", {})
         if isinstance(given, dict) and (unknown := [name for name in given if known and name not in known]):
             raise UserError(f"the input has no {unknown[0]!r}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}")
@@ -163,7 +163,7 @@ def graph_target(options: StudioOptions) -> Studio:
         if code.reload() is None:
             return None
         drawing.renew(code.graph)
-        return drawing.rewired(code.graph)
+        return drawing.wire_onto(code.graph)
 
     walk = WalkSession(options.target, begin, form, reload)
     if options.input:

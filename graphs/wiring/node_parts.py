@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.attempts.trajectories import Trajectories
@@ -19,12 +19,9 @@ from ...nodes.catalogue import NodeEntry, catalogue
 from ...nodes.channels import type_hints
 from .mermaid import read_flow
 
-if TYPE_CHECKING:
-    from .inputs import MethodInputs
-
 __all__ = []
 
-MEMORIES: Mapping[str, Callable[[MethodInputs], Any]] = {
+MEMORIES: Mapping[str, Callable[[Any], Any]] = {
     "buffer": lambda inputs: Buffer(inputs.records),
     "experiences": lambda inputs: Experiences(inputs.records),
     "memory": lambda inputs: Trajectories(inputs.records),
@@ -33,7 +30,7 @@ MEMORIES: Mapping[str, Callable[[MethodInputs], Any]] = {
     "versions": lambda inputs: LibraryVersions(),
 }
 """Name of a part -> the memory that nodes of the same inputs share under that name."""
-PARTS: Mapping[str, Callable[[MethodInputs], Any]] = {
+PARTS: Mapping[str, Callable[[Any], Any]] = {
     "environment": lambda inputs: inputs.environment,
     "journal": lambda inputs: inputs.journal,
     "prompts": lambda inputs: inputs.prompting.prompts,
@@ -42,34 +39,32 @@ PARTS: Mapping[str, Callable[[MethodInputs], Any]] = {
     "layout": lambda inputs: inputs.layout(),
     "view": lambda inputs: inputs.recent_steps_view(),
 }
-SETTINGS: Mapping[str, Callable[[MethodInputs], Any]] = {
+SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "window": lambda inputs: inputs.prompting.max_prompt_tokens,
     "list_actions": lambda inputs: inputs.prompting.list_actions,
     "success_threshold": lambda inputs: inputs.success_threshold(None),
 }
 
-OF_JITRL = {
-    "k": "k",
-    "threshold": "min_similarity",
-    "gamma": "gamma",
-    "alpha": "unseen_bonus",
-    "lam": "unseen_bonus_probability",
-    "kappa": "shrinkage_visits",
-    "bonus": "exploration_bonus",
-    "penalty": "repeat_penalty",
-    "beta": "beta",
+NUMBERS: Mapping[str, float] = {
+    "k": 10,
+    "threshold": 0.95,
+    "gamma": 0.8,
+    "alpha": 5.0,
+    "lam": 0.65,
+    "kappa": 0.5,
+    "bonus": 0.25,
+    "penalty": 0.5,
+    "beta": 10.0,
 }
-"""Name of a number that nodes ask for without a default -> JitRL's setting for it."""
+"""Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file)."""
 
 
-def make_node(inputs: MethodInputs, name: str, given: Mapping[str, Any]) -> Any:
+def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
     """The node, router or part of a prompt of this name in the catalogue.
 
     Raises:
         UserError: there is no such name, or a part without a default is not given.
     """
-    from ..jitrl import JitRL  # which stands on the inputs itself
-
     entries = [entry for entry in catalogue() if entry.name == name]
     if len(entries) != 1:
         hint = did_you_mean(name, [entry.name for entry in catalogue()])
@@ -93,8 +88,8 @@ def make_node(inputs: MethodInputs, name: str, given: Mapping[str, Any]) -> Any:
             parts[part] = get_args(hints[part])[0]
         elif parameter.default is not parameter.empty:
             continue
-        elif part in OF_JITRL and part in entry.settings:
-            parts[part] = getattr(JitRL(), OF_JITRL[part])
+        elif part in NUMBERS and part in entry.settings:
+            parts[part] = NUMBERS[part]
         else:
             lacking.append(part)
     if lacking:
@@ -103,7 +98,7 @@ def make_node(inputs: MethodInputs, name: str, given: Mapping[str, Any]) -> Any:
     return maker(**parts)
 
 
-def _default(inputs: MethodInputs, entry: NodeEntry, part: str) -> Callable[[], Any] | None:
+def _default(inputs: Any, entry: NodeEntry, part: str) -> Callable[[], Any] | None:
     """The maker of a part from the inputs; None if they say nothing about the part."""
     if part in entry.settings:
         return (lambda: SETTINGS[part](inputs)) if part in SETTINGS else None

@@ -56,7 +56,7 @@ class ChromaStore(BaseStore):
     Open one with `ChromaStore.open("runs/zork/memory")`, `ChromaStore.open("http://127.0.0.1:8000")` or
     `ChromaStore.memory()`, and close it (or use `with`).
 
-    Without `index` no embedding model is needed and a search's `query` is ignored. With
+    Without `index` no embedding model is needed, and a search with a `query` is refused. With
     `index={"dims": 384, "embed": <Embeddings, function or provider string>, "fields": ["text"]}` a search with a query
     ranks by exact cosine similarity, an item with several vectors by its best one. Every operation means the same as in
     LangGraph's `InMemoryStore`, except that an item keeps its `created_at` when it is written again, that values go through
@@ -153,6 +153,10 @@ class ChromaStore(BaseStore):
     def _texts(self, ops: Sequence[Op]) -> tuple[list[str], list[str]]:
         """The texts that a batch needs embedded, each once: (of its writes, of its queries)."""
         if self.embeddings is None:
+            if any(isinstance(op, SearchOp) and op.query for op in ops):
+                raise UserError(
+                    "a search by query needs an index: ChromaStore.open(PATH, index={'dims': 384, 'embed': your embeddings})"
+                )
             return [], []
         texts = {text: None for put in _last_puts(ops) for text in self._indexed_texts(put)}
         queries = {op.query: None for op in ops if isinstance(op, SearchOp) and op.query}

@@ -50,6 +50,12 @@ def test_an_entry(name: str, kind: str, reads: set[str], writes: set[str], setti
     assert (entry.outcomes == ("next step", "over")) == (kind == "router")
 
 
+def test_it_is_a_table_with_a_search_box_in_a_notebook() -> None:
+    shown = catalogue("synthesize")._repr_html_()
+    assert '<input type="search"' in shown
+    assert "write_about_attempt" in shown
+
+
 def test_an_object_says_more_than_its_class() -> None:
     world, journal = open_environment("toy"), Journal()
     begin = node_channels(Begin(world, {"mine": 0}))

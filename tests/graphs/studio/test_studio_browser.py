@@ -240,7 +240,10 @@ async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python
             assert await opened.run(f"{words}[1]") == "START --> Begin --> UniformPolicy --> Choose --> Act"
             await until(opened, "document.querySelector('.editor [data-from=ZeroJudge][data-to=END]') !== null")
             await drag(opened, box("ZeroJudge"), box("Begin"))
-            await until(opened, f"{words}[4] === 'ZeroJudge --> Begin' && !({calm})")
+            await until(
+                opened,
+                f"{words}[4] === 'ZeroJudge --> Begin' && document.querySelector('.editor [data-from=ZeroJudge][data-to=Begin]') !== null",
+            )
             twice = "new MouseEvent('dblclick', {bubbles: true})"
             await opened.run(f"document.querySelector('.editor [data-from=ZeroJudge][data-to=Begin]').dispatchEvent({twice})")
             await until(opened, calm)

@@ -389,7 +389,7 @@ def test_a_drawing_that_cannot_be_read_is_a_sentence(tmp_path: Path, content: by
     path = tmp_path / "agent.mmd"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=r"agent.mmd cannot be read"):
-        Drawing("agent", path, "")
+        Drawing("agent", path, "", counter())
 
 
 # What the command opens

@@ -1,0 +1,58 @@
+"""Nodes by their names: made from a method's inputs, with one memory of a kind, or a sentence that says what is to be given."""
+
+import re
+from typing import Any
+
+import pytest
+
+import learngraph
+from learngraph.graphs.wiring.flow import rewire, to_mermaid
+from learngraph.memory.errors import UserError
+from learngraph.nodes.catalogue import catalogue
+
+
+@pytest.fixture
+def inputs() -> Any:
+    return learngraph.MethodInputs(environment=learngraph.open_environment("toy"))
+
+
+def test_every_node_is_made_or_says_what_it_lacks(inputs: Any) -> None:
+    said = {"made": 0}
+    for entry in catalogue():
+        try:
+            inputs.node(entry.name)
+        except UserError as error:
+            words = re.search(r"has no default for|have a node '|has a model write", str(error))
+            said[words[0] if words else entry.name] = 1
+        else:
+            said["made"] += 1
+    assert said.pop("made") > 55
+    assert len(said) == 3
+
+
+def test_nodes_of_the_same_inputs_share_a_memory_and_play(inputs: Any) -> None:
+    recall, remember = inputs.node("Recall", k=3), inputs.node("Remember")
+    assert recall.experiences is remember.experiences
+    agent = learngraph.jitrl.build(inputs)
+    default = agent.builder.nodes["recall"].runnable.func
+    assert (recall.threshold, inputs.node("Recall").k) == (default.threshold, default.k), "numbers are JitRL's"
+    drawing = to_mermaid(agent)
+    own = rewire(agent, drawing, recall=recall, remember=remember)
+    scores = [own.invoke({"task": inputs.environment.task(4), "run": "r", "episode": n})["score"] for n in range(8)]
+    assert recall.experiences.table().rows
+    assert sum(scores[4:]) > sum(scores[:4])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("Recal", {}, "no node 'Recal'; did you mean Recall"),
+        ("extract", {}, "learngraph.nodes.synthesize.reasoning_bank and learngraph.nodes.extract.critic have a node 'extract'"),
+        ("Submit", {}, "Submit has no default for read and toolset; give inputs.node('Submit', read=..., toolset=...)"),
+        ("Choose", {"temprature": 2}, "Choose takes temperature, got temprature"),
+        ("write_about_attempt", {}, "write_about_attempt has a model write, and there is none here"),
+    ],
+)
+def test_a_wrong_name_or_part_is_a_sentence(inputs: Any, name: str, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        inputs.node(name, **given)
