@@ -13,29 +13,29 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 78_400, "tests": 64_450}
+LINES: Mapping[str, int] = {"source": 80_650, "tests": 65_750}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_300,
-    "graphs/agents": 4_900,
+    "graphs/agents": 5_600,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_900,
     "graphs/experiments": 7_700,
     "graphs/presets": 150,
     "graphs/serving": 2_150,
-    "graphs/studio": 1_450,
-    "graphs/wiring": 3_800,
+    "graphs/studio": 1_900,
+    "graphs/wiring": 4_050,
     "memory": 1_150,
     "memory/attempts": 850,
     "memory/claas": 2_800,
-    "memory/conversations": 1_350,
+    "memory/conversations": 1_750,
     "memory/lessons": 1_400,
     "memory/returns": 1_100,
     "memory/search": 1_600,
-    "memory/storage": 2_950,
+    "memory/storage": 3_000,
     "nodes": 2_650,
     "nodes/act": 2_000,
-    "nodes/evaluate": 900,
+    "nodes/evaluate": 1_000,
     "nodes/extract": 2_150,
     "nodes/learn": 1_500,
     "nodes/retrieve": 2_200,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_550,
     "tools/local": 3_700,
     "tools/models": 1_000,
-    "tools/notebook": 900,
+    "tools/notebook": 950,
     "tools/pocket": 350,
     "tools/serving": 3_450,
     "tools/training": 3_650,
@@ -53,12 +53,13 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_300
+PUBLIC_NAMES = 1_305
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
 LONG_FILES: Mapping[str, str] = {
     "graphs/agents/scopes.py": "the memories of a learner, one a scope, with their locks and what each was shown",
+    "graphs/wiring/inputs.py": "what a method is built from: each part with its default, and nodes by their names",
     "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
     "tools/local/engine.py": "the scheduler of one thread, whose queues nothing else may touch",
     "graphs/experiments/claas_stream.py": "one study: its arms, its trials, its tables",
