@@ -35,7 +35,7 @@ class Vault:
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         if not actions:
             return Observation("A hall with a door.", ("go", "wait", "jump", "sing", "dance"))
-        return Observation("A vault.", ("take",), float(len(actions) == 2), len(actions) == 2)
+        return Observation("A vault.", ("take", "leave"), float(len(actions) == 2), len(actions) == 2)
 
     def abstract(self, observation: Observation) -> str:
         return observation.text
