@@ -122,13 +122,12 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         state = episode_channels(request.messages, place, self.state_key) | self._strategy_in_force(request.state, place)
         state |= _present(state, request) | {"declined": self._declined(request.state, place)}
         nodes = self._nodes(memory, request.model)
-        if place.trial.plan.is_on and not place.trial.record:
-            # a trial begins in both arms where memory has something, asked or not
-            place.trial.left_out(one.trajectory for one in self._recollect(nodes, state, place)["precedents"])
-        if not place.trial.is_advised:
-            state |= self._recollect(nodes, state, place)
-            (response,) = yield PendingCall([request])
-            return Advice(response, _entry(state, Usage()))
+        if place.trial.begins or not place.trial.is_advised:  # in both arms where memory has something, asked or not
+            recalled = self._recollect(nodes, state, place)
+            place.trial.left_out(one.trajectory for one in recalled["precedents"])
+            if not place.trial.is_advised:
+                (response,) = yield PendingCall([request])
+                return Advice(response, _entry(state | recalled, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
             (response,) = yield self._call(request.override(model=not_streamed(request.model)), state)  # it may not be taken

@@ -229,8 +229,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
-        memory.agent_model, memory.agent_card = request.model, self.screen.redact(agent_card(request))
+        memory.agent_model = request.model
         if place.step == 0:
+            memory.agent_card = self.screen.redact(agent_card(request))
             self._memory(place.scope).conversations.note_agent(memory.agent_card)
         self._take_news(self._memory(place.scope))
         if memory.waiting and time.monotonic() >= memory.resume_at:

@@ -93,13 +93,12 @@ class AdvisedPrompts:
 
     def entry(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """The part of a call's entry about its trial, and about the tokens that advice has added."""
-        found = {"added_tokens": sum(estimate_tokens(one["text"]) for one in self.given)}
-        drawn = {"trial": self.trial.record} if self.trial.record else {}
-        return (
-            found
-            | drawn
-            | ({"said": list(dict.fromkeys([*said.get("said", ()), *self.trial.said]))} if self.trial.said else {})
-        )
+        found: dict[str, Any] = {"added_tokens": sum(estimate_tokens(one["text"]) for one in self.given)}
+        if self.trial.record:
+            found["trial"] = self.trial.record
+        if self.trial.said:
+            found["said"] = list(dict.fromkeys([*said.get("said", ()), *self.trial.said]))
+        return found
 
     def advise(self, asked: PendingCall) -> PendingCall:
         """The call with the sections of the thread in its requests, and with its own beside the message that was read last."""

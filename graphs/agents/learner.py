@@ -146,7 +146,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Ask the model with the method's advice."""
         if (begun := self._begin(request)) is None:
             return handler(request)
-        gen, prompts = begun
+        gen, prompts, place = begun
         first: list[Any] = []
         answer: Any = None
         try:
@@ -156,7 +156,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 else:
                     answer = answer_all(prompts.advise(asked), handler)
                     first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, first) or handler(request)
+            found = self._finish(asked, prompts, place, first) or handler(request)
         except Exception:
             self._record_so_far(request, None)
             raise
@@ -167,7 +167,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Ask the model with the method's advice, in an agent that is awaited."""
         if (begun := await asyncio.to_thread(self._begin, request)) is None:
             return await handler(request)
-        gen, prompts = begun
+        gen, prompts, place = begun
         first: list[Any] = []
         answer: Any = None
         try:
@@ -177,7 +177,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 else:
                     answer = await aanswer_all(prompts.advise(asked), handler)
                     first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, first) or await handler(request)
+            found = self._finish(asked, prompts, place, first) or await handler(request)
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)
             raise
@@ -224,7 +224,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: ModelRequest[Any]) -> tuple[Consultation, AdvisedPrompts] | None:
+    def _begin(self, request: ModelRequest[Any]) -> tuple[Consultation, AdvisedPrompts, Place] | None:
         if self.mode == "off":
             return None
         try:
@@ -238,7 +238,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
             prompts = AdvisedPrompts(request, self.method, self.place, trial, lambda ids: self.are_known(memory, ids))
             plain = request.override(messages=plain_messages(request.messages))
-            return self.consult(plain, replace(place, trial=trial), memory.index), prompts
+            return self.consult(plain, place := replace(place, trial=trial), memory.index), prompts, place
         except ScopeError:
             raise
         except Exception as error:
@@ -257,12 +257,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             LOG.warning(words, self.method, error, exc_info=error)
             return None
 
-    def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, first: Sequence[Any]) -> Any:
+    def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, place: Place, first: Sequence[Any]) -> Any:
         """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
         if advice is None:
             return first[0] if first else None
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
-        entry["turn"] = (place := self._place(prompts.last.state, prompts.last.runtime)).turn
+        entry["turn"] = place.turn
         entry["cached"] = round(self._sent.cached_share(prompts.last, (*place.scope, place.thread)), 3)
         self._memory(place.scope).tally(entry)
         prompts.last.runtime.stream_writer({"learning": entry})

@@ -162,9 +162,8 @@ class TrialLedger:
         return self._row(item, trials, [(one.is_shown, one.item_share) for one in trials])
 
     def _row(self, name: str, trials: Sequence[MemoryTrial], draws: Sequence[tuple[bool, float]]) -> LiftRow:
-        low = (
-            -1.0 if any(one.reward < 0 for one in self._trials.values()) else 0.0
-        )  # until one below 0 is seen, none is expected
+        # Until a reward below 0 is seen, none is expected.
+        low = -1.0 if any(one.reward < 0 for one in self._trials.values()) else 0.0
         pairs = sorted(zip(trials, draws, strict=True), key=lambda pair: (pair[0].at, pair[0].id))
         rewards = [(one.reward - low) / (1 - low) for one, _ in pairs]
         found = effect_interval(rewards, [drawn for _, (drawn, _) in pairs], [share for _, (_, share) in pairs])
@@ -186,6 +185,11 @@ class ThreadTrial:
     """The draw as plain data, once memory had something."""
     said: list[str] = field(default_factory=list)
 
+    @property
+    def begins(self) -> bool:
+        """True if something is drawn, and memory has had nothing for the thread yet."""
+        return self.plan.is_on and not self.record
+
     def left_out(self, recalled: Iterable[str]) -> Collection[str]:
         """The recalled items that are not shown: the retired ones, and the one that is withheld."""
         ids = list(dict.fromkeys(recalled))
@@ -194,7 +198,7 @@ class ThreadTrial:
         ids = [id for id in ids if id not in out]
         if not ids or not self.plan.is_on:
             return out
-        if not self.record:
+        if self.begins:
             self.record = {"is_advised": self.is_advised, "share": 1 - self.plan.control}
             if self.is_advised and self.plan.holdout:
                 item = min(ids, key=self.ledger.count)

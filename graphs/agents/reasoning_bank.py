@@ -123,9 +123,8 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
 
     def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
         """Call the model with the lessons."""
-        key = self.state_key(
-            request.messages[: last_user_message(request.messages) + 1]
-        )  # the same lessons at each call of a turn
+        # The same lessons at each call of a turn.
+        key = self.state_key(request.messages[: last_user_message(request.messages) + 1])
         consult = Consult(
             content,
             self._world,  # type: ignore[arg-type]
@@ -135,15 +134,15 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             limit=MOST_LESSONS,
         )
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
-        out = place.trial.left_out(found["lessons"])
-        found["lessons"] = [one for one in found["lessons"] if one not in out]
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
-        lines = lessons_text(content, found["lessons"], most, estimate_tokens)
-        shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], lines.count("\n") - 1)
-        if self.user.names:
+        if self.user.names:  # of as many as there is room for
+            fitting = lessons_text(content, found["lessons"], most, estimate_tokens).count("\n") - 1
+            shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], fitting)
             found["lessons"] = shared
             found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
-            lines = lessons_text(content, shared, most, estimate_tokens)
+        out = place.trial.left_out(found["lessons"])
+        found["lessons"] = [one for one in found["lessons"] if one not in out]
+        lines = lessons_text(content, found["lessons"], most, estimate_tokens)
         section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {

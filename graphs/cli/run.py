@@ -32,7 +32,7 @@ from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
 from ..experiments.options import RunOptions
 from ..experiments.pool import is_ray
 from ..experiments.progress import say
-from ..experiments.spec import NO_MODEL, Choice, Spec, plan_sweeps, read_spec, read_tables, unplayed_notes
+from ..experiments.spec import Choice, Spec, plan_sweeps, read_spec, read_tables, unplayed_notes
 from ..experiments.training_free.checks import check_arms
 from ..experiments.training_free.options import LearningOptions, learning_options
 from .flags import parse_flags, parse_options_and_settings
@@ -228,11 +228,11 @@ def _with_flags(spec: Spec, options: FileOptions) -> Spec:
 
 
 def _share_budget(planned: Sequence[Sweep], options: FileOptions) -> list[Sweep]:
-    """The sweeps with an equal share of the command's budgets, of those that ask a model behind an API or here."""
-    paid = sum(one.model != NO_MODEL for one in planned) or 1
+    """The sweeps, each that asks a model with an equal share of the command's budgets."""
+    paid = sum(one.options.prior == "model" for one in planned) or 1
     shares = {"token_budget": options.token_budget // paid, "dollar_budget": options.dollar_budget / paid}
     given: dict[str, Any] = {name: share for name, share in shares.items() if getattr(options, name)}
-    return [one if one.model == NO_MODEL else replace(one, options=replace(one.options, **given)) for one in planned]
+    return [replace(one, options=replace(one.options, **given)) if one.options.prior == "model" else one for one in planned]
 
 
 def play_and_report(

@@ -78,7 +78,7 @@ class Drawing:
         except UserError as error:
             found = [Finding(0, str(error))]
         unknown = [f"'{name}'" for name in drawn.nodes if name not in {*nodes, *known, "START", "END"}]
-        if unknown and self.path.name == self.title:  # a file of a drawing alone
+        if unknown and self.title.endswith(".mmd"):  # a file of a drawing alone
             said = f"Only the arrows can be checked: no node stands behind {', '.join(unknown)}, neither here nor in the catalogue."
             found = [Finding(0, said)]
         shown = show_graph(text, self._graph, nodes)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 import learngraph
+from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring.flow import rewire, to_mermaid
+from learngraph.graphs.wiring.node_parts import NUMBERS
 from learngraph.memory.errors import UserError
 from learngraph.nodes.catalogue import catalogue
 
@@ -41,6 +43,20 @@ def test_nodes_of_the_same_inputs_share_a_memory_and_play(inputs: Any) -> None:
     scores = [own.invoke({"task": inputs.environment.task(4), "run": "r", "episode": n})["score"] for n in range(8)]
     assert recall.experiences.table().rows
     assert sum(scores[4:]) > sum(scores[:4])
+
+
+def test_numbers_without_a_default_are_those_of_jitrl() -> None:
+    s = JitRL()
+    assert NUMBERS == {
+        **{
+            "k": s.k,
+            "threshold": s.min_similarity,
+            "gamma": s.gamma,
+            "alpha": s.unseen_bonus,
+            "lam": s.unseen_bonus_probability,
+        },
+        **{"kappa": s.shrinkage_visits, "bonus": s.exploration_bonus, "penalty": s.repeat_penalty, "beta": s.beta},
+    }
 
 
 @pytest.mark.parametrize(
