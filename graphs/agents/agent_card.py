@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...nodes.ask import estimate_tokens
 from ...nodes.fence import escape_tags
+from .agent_identity import tool_schema
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -24,13 +25,8 @@ def agent_card(request: ModelRequest[Any]) -> str:
     told = str(request.system_message.text).strip() if request.system_message else ""
     while (tokens := estimate_tokens(told)) > MAX_INSTRUCTION_TOKENS:
         told = told[: len(told) * MAX_INSTRUCTION_TOKENS // tokens]
-    tools = [
-        tool.get("function", tool) if isinstance(tool, dict) else {"name": tool.name, "description": tool.description}
-        for tool in request.tools
-    ]
-    lines = [
-        f"- {tool['name']}: {first_words(tool.get('description') or '')}".rstrip(": ") for tool in tools if tool.get("name")
-    ]
+    tools = [tool_schema(tool) for tool in request.tools]
+    lines = [f"- {tool['name']}: {first_words(tool.get('description') or '')}".rstrip(": ") for tool in tools]
     begins = f"How the agent was told to work:\n<instructions>\n{escape_tags(told)}\n</instructions>\n" if told else ""
     return begins + "\n".join(["Its tools:", *map(escape_tags, lines)] if lines else ["Its tools: none"]) + "\n"
 

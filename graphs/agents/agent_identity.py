@@ -113,9 +113,9 @@ class AgentIdentity:
         Raises:
             ScopeError: they are other tools, so this is another agent.
         """
-        named = {getattr(tool, "name", None) or convert_to_openai_tool(tool)["function"]["name"]: tool for tool in tools}
+        named = {getattr(tool, "name", None) or tool_schema(tool)["name"]: tool for tool in tools}
         for name in named.keys() - self.listed.keys():
-            schemas = convert_to_openai_tool(named[name])["function"].get("parameters", {}).get("properties", {})
+            schemas = tool_schema(named[name]).get("parameters", {}).get("properties", {})
             self.listed[name] = frozenset(one for one, schema in schemas.items() if listed_values(schema) is not None)
         names = set(named)
         if self._given or self._of_run != DEFAULT_NAME or (names <= self._tools and self._tools):
@@ -135,6 +135,19 @@ class AgentIdentity:
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
+
+
+def tool_schema(tool: Any) -> dict[str, Any]:
+    """A tool's `name`, and as far as known its `description` and the JSON schema of its `parameters`.
+
+    A tool that the provider runs, such as `{"type": "web_search_preview"}` or `{"google_search": {}}`, has a name alone.
+    """
+    try:
+        found = convert_to_openai_tool(tool)
+    except ValueError:
+        found = tool
+    function: dict[str, Any] = found.get("function") or found
+    return function if "name" in function else {"name": str(function.get("type") or next(iter(function), ""))}
 
 
 def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:

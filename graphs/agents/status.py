@@ -69,7 +69,7 @@ class LearnerStatus:
             found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
         if self.alike:
             found.append(f"{self.alike} groups of conversations had equal rewards, and nothing to compare")
-        is_known = self.consulted >= FEW or self.nearest is not None  # else memory may have been empty until now
+        is_known = self.consulted >= FEW or self.nearest  # else memory may have been empty until now
         if self.rated and self.consulted and is_known and self.share < LOW_SHARE:
             near = f", the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
             found.append(

@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ...memory.conversations.messages import REPLY, StateKey, last_user_message, read_call
 from ...memory.conversations.origins import FROM_TOOL
@@ -29,7 +28,7 @@ from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
-from .agent_identity import listed_values
+from .agent_identity import listed_values, tool_schema
 
 __all__ = [
     "DecisionForm",
@@ -100,7 +99,7 @@ class ToolDecisions:
         """
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
-            function = convert_to_openai_tool(tool)["function"]
+            function = tool_schema(tool)
             if function["name"] in self.decide:
                 parameters = function.get("parameters", {})
                 found[function["name"]] = parameters.get("properties", {})

@@ -74,6 +74,14 @@ def test_observing_changes_nothing_in_the_request(method: str) -> None:
     assert bool(model.criticised) == (method in ("reasoning-bank", "reflexion"))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_tools_that_the_provider_runs_keep_no_method_from_being_asked(method: str) -> None:
+    tools = (desk.lookup_order, desk.resolve, {"type": "web_search_preview"}, {"google_search": {}})
+    agent, learner, _ = make(method, tools=tools, **BY_ISSUE.get(method, {}))
+    play(agent, learner, range(1))
+    assert advice(learner, "t0")
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "jitrl"])
 def test_what_is_forgotten_is_not_shown_and_no_other_tenant_was_shown_it(method: str) -> None:
     agent, learner, model = make(method, **BY_ISSUE.get(method, {}))

@@ -47,7 +47,7 @@ def test_nodes_of_the_same_inputs_share_a_memory_and_play(inputs: Any) -> None:
 
 def test_numbers_without_a_default_are_those_of_jitrl() -> None:
     s = JitRL()
-    assert NUMBERS == {
+    assert {
         **{
             "k": s.k,
             "threshold": s.min_similarity,
@@ -56,7 +56,7 @@ def test_numbers_without_a_default_are_those_of_jitrl() -> None:
             "lam": s.unseen_bonus_probability,
         },
         **{"kappa": s.shrinkage_visits, "bonus": s.exploration_bonus, "penalty": s.repeat_penalty, "beta": s.beta},
-    }
+    } == NUMBERS
 
 
 @pytest.mark.parametrize(
