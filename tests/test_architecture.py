@@ -17,7 +17,7 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
-    "tools/": {"tools", "memory.records", "memory.errors", "memory.conversations.thoughts"},
+    "tools/": {"tools", "memory.records", "memory.errors", "memory.telemetry", "memory.conversations.thoughts"},
     # A world may say how its states are compared.
     "tools/environments/": {
         "tools",
@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "tools",
         "memory.records",
         "memory.errors",
+        "memory.telemetry",
         "memory.conversations.thoughts",
         "memory.claas.weights",
         "memory.claas.settings",

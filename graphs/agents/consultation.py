@@ -53,6 +53,8 @@ class Place:
     """The user of the run, where a share of each is named; else empty."""
     trial: ThreadTrial = field(default_factory=ThreadTrial)
     """Whether there is advice, and which of the recalled items are not shown."""
+    traceparent: str = ""
+    """The trace context of the run (memory/telemetry.py)."""
 
 
 @dataclass

@@ -9,10 +9,11 @@ which stay as they are. A section is left out once its message, or a conversatio
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
 
@@ -22,10 +23,12 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ...nodes.ask import estimate_tokens
-from .consultation import PendingCall
+from .consultation import Advice, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
-__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter", "SentPrompts"]
+__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "OpenConsultation", "PromptMeter", "SentPrompts"]
+
+LOG = logging.getLogger(__name__)
 
 AdvicePlace = Literal["turn", "thread"]
 """`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
@@ -114,6 +117,33 @@ class AdvisedPrompts:
         sent = [one.override(messages=shown) for one in asked.requests]
         self.last = sent[0]
         return replace(asked, requests=sent)
+
+
+@dataclass
+class OpenConsultation:
+    """A consultation that goes on, with the prompts of its model call."""
+
+    method: str
+    steps: Consultation
+    prompts: AdvisedPrompts
+    place: Place
+    asks: PendingCall | Advice | None = None
+    """What it waits for, or its outcome; None if it failed."""
+    first: Any = None
+    """The agent's model's answer to the first requests: what holds where the consultation fails."""
+
+    def go_on(self, answer: Any = None) -> None:
+        """Go on with an answer to what it waits for. An error as answer is raised in it."""
+        if self.first is None and isinstance(answer, list) and isinstance(self.asks, PendingCall) and self.asks.requests:
+            self.first = answer[0]
+        try:
+            self.asks = self.steps.throw(answer) if isinstance(answer, Exception) else self.steps.send(answer)
+        except StopIteration as end:
+            self.asks = end.value
+        except Exception as error:
+            self.asks = None
+            words = "%s: the consultation failed, and the agent answers without advice: %s"
+            LOG.warning(words, self.method, error, exc_info=error)
 
 
 def _with_sections(message: Any, given: Sequence[dict[str, Any]]) -> Any:

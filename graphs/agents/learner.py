@@ -36,6 +36,7 @@ from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
 from ...memory.records import Task
+from ...memory.telemetry import Traced, memory_names, span
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .executed_calls import watch_call
@@ -60,7 +61,7 @@ from .consultation import (
     invoke,
     model_response,
 )
-from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, SentPrompts, plain_messages
+from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -144,19 +145,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        if (begun := self._begin(request)) is None:
+        if (run := self._open(request)) is None:
             return handler(request)
-        gen, prompts, place = begun
-        first: list[Any] = []
-        answer: Any = None
         try:
-            while isinstance(asked := self._advance(gen, answer), PendingCall):
-                if asked.runnable is not None:
-                    answer = invoke(asked)
-                else:
-                    answer = answer_all(prompts.advise(asked), handler)
-                    first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, place, first) or handler(request)
+            while isinstance(asks := run.asks, PendingCall):
+                run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
+            found = self._finish(run) or handler(request)
         except Exception:
             self._record_so_far(request, None)
             raise
@@ -165,19 +159,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
-        if (begun := await asyncio.to_thread(self._begin, request)) is None:
+        if (run := await asyncio.to_thread(self._open, request)) is None:
             return await handler(request)
-        gen, prompts, place = begun
-        first: list[Any] = []
-        answer: Any = None
         try:
-            while isinstance(asked := await asyncio.to_thread(self._advance, gen, answer), PendingCall):
-                if asked.runnable is not None:
-                    answer = await ainvoke(asked)
-                else:
-                    answer = await aanswer_all(prompts.advise(asked), handler)
-                    first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, place, first) or await handler(request)
+            while isinstance(asks := run.asks, PendingCall):
+                is_own = asks.runnable is not None
+                answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
+                await asyncio.to_thread(run.go_on, answer)
+            found = self._finish(run) or await handler(request)
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)
             raise
@@ -224,11 +213,26 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: ModelRequest[Any]) -> tuple[Consultation, AdvisedPrompts, Place] | None:
+    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | None:
+        """Look into memory for a model call, up to the first thing that the method waits for."""
         if self.mode == "off":
             return None
+        with span("search_memory") as traced:
+            if (run := self._begin(request, traced)) is None:
+                return None
+            run.go_on()
+            if isinstance(asks := run.asks, PendingCall) and asks.runnable is None:
+                traced.set({"gen_ai.memory.record.count": len(asks.sources)})
+                traced.set_texts("gen_ai.memory.records", [{"content": asks.section}] if asks.section else None)
+            return run
+
+    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | None:
         try:
             place = self._place(request.state, request.runtime)
+            place = replace(place, traceparent=traced.traceparent)
+            if traced.is_on:
+                traced.set(memory_names(place.scope, place.thread))
+                traced.set_texts("gen_ai.memory.query.text", str(request.messages[last_user_message(request.messages)].text))
             self.agent.read_tools(request.tools)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
@@ -238,31 +242,24 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
             prompts = AdvisedPrompts(request, self.method, self.place, trial, lambda ids: self.are_known(memory, ids))
             plain = request.override(messages=plain_messages(request.messages))
-            return self.consult(plain, place := replace(place, trial=trial), memory.index), prompts, place
+            steps = self.consult(plain, place := replace(place, trial=trial), memory.index)
+            return OpenConsultation(self.method, steps, prompts, place)
         except ScopeError:
             raise
         except Exception as error:
+            traced.fail(error)
             LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
             return None
 
-    def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
-        """The next thing that a consultation asks for, or its outcome; None if it failed. An error as answer is raised in it."""
-        try:
-            return gen.throw(answer) if isinstance(answer, Exception) else gen.send(answer)
-        except StopIteration as end:
-            found: Advice = end.value
-            return found
-        except Exception as error:
-            words = "%s: the consultation failed, and the agent answers without advice: %s"
-            LOG.warning(words, self.method, error, exc_info=error)
-            return None
-
-    def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, place: Place, first: Sequence[Any]) -> Any:
+    def _finish(self, run: OpenConsultation) -> Any:
         """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
-        if advice is None:
-            return first[0] if first else None
+        advice, prompts, place = run.asks, run.prompts, run.place
+        if not isinstance(advice, Advice):
+            return run.first
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
         entry["turn"] = place.turn
+        if place.traceparent:
+            entry["traceparent"] = place.traceparent
         entry["cached"] = round(self._sent.cached_share(prompts.last, (*place.scope, place.thread)), 3)
         self._memory(place.scope).tally(entry)
         prompts.last.runtime.stream_writer({"learning": entry})

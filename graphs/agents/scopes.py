@@ -28,6 +28,7 @@ from ...memory.conversations.screen import Screen, others_texts
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
+from ...memory.telemetry import memory_names, span
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
 from .lift import Lift, TrialLedger, TrialPlan, retirement
 from .reward_sources import RewardScale, rank_rewards, rating_text
@@ -260,11 +261,13 @@ class ScopedLearner(Generic[Index]):
         All ratings come this way: of people, of reward sources, and of reviewers.
         """
         conversations = self._memory(labels).conversations
-        conversations.check_turn(thread, more.get("turn"), more.get("run_id"))
-        if (found := self.screen.suspicion(text)) is not None:
-            self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
-        rating = conversations.rate(thread, reward, self.screen.redact(text), **more)
-        self.note_rating(labels, thread, rating)
+        turn = conversations.find_turn(thread, more.get("turn"), more.get("run_id"))
+        with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
+            if (found := self.screen.suspicion(text)) is not None:
+                self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
+            rating = conversations.rate(thread, reward, words := self.screen.redact(text), **more)
+            traced.add_evaluation(rating.source, reward, words)
+            self.note_rating(labels, thread, rating)
         return rating
 
     def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
