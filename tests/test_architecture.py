@@ -62,6 +62,7 @@ ONLY_IN = {
     "fastapi": ("tools/serving/", "tools/environments/support/"),
     "uvicorn": ("tools/serving/", "tools/environments/support/"),
     "prometheus_client": ("tools/serving/", "graphs/serving/"),
+    "opentelemetry": ("memory/telemetry",),
 }
 """Heavy package -> the folders whose files may import it."""
 
@@ -178,7 +179,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 def test_importing_the_package_loads_nothing() -> None:
     """All that it offers is loaded on use."""
     [loaded] = loaded_after("learngraph").values()
-    assert not loaded & {"langgraph", "langchain_core", "torch", "chromadb", "numpy", "typing", "importlib.metadata"}
+    assert not loaded & {
+        "langgraph",
+        "langchain_core",
+        "opentelemetry",
+        "torch",
+        "chromadb",
+        "numpy",
+        "typing",
+        "importlib.metadata",
+    }
 
 
 MAY_SLEEP = {
