@@ -110,7 +110,6 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             key=CHAT_KEYS[self.settings.retrieval_key],
             similarity=self.similarity,
             success=is_rewarded if threshold is None else reaches_return(threshold),
-            limit=self.settings.max_trajectories,
         )
 
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
