@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -58,8 +59,11 @@ from .consultation import (
     aanswer_all,
     ainvoke,
     answer_all,
+    gather_awaited,
     invoke,
     model_response,
+    run_id,
+    turn_id,
 )
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 
@@ -77,6 +81,7 @@ class LearnerOptions(ScopeOptions, total=False):
     next_turn: RewardSource | None
     reviews: bool
     place: AdvicePlace | None
+    max_added_tokens: int | None
 
 
 class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearner[Index]):
@@ -91,6 +96,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
             until somebody rates it.
         place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
+        max_added_tokens: tokens that advice may add to the prompts of a conversation, in all of its turns together, by an upper
+            estimate: what is worth least is left out first. None: as many as the method's own limits allow.
         options: those of `ScopedLearner`.
     """
 
@@ -105,6 +112,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         next_turn: RewardSource | None = None,
         reviews: bool = True,
         place: AdvicePlace | None = None,
+        max_added_tokens: int | None = None,
         **options: Unpack[ScopeOptions],
     ) -> None:
         AgentMiddleware.__init__(self)
@@ -112,7 +120,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
         if place not in (None, "turn", "thread"):
             raise UserError(f"place is turn or thread, got {place!r}")
-        self.place, self._sent = place or self.default_place, SentPrompts()
+        if max_added_tokens is not None and max_added_tokens < 1:
+            raise UserError(f"max_added_tokens is a number of tokens, at least 1, or None; got {max_added_tokens!r}")
+        self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -204,12 +214,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, _turn_id(state["messages"]))
+            self._rate(state, runtime, self._reward, turn_id(state["messages"]))
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, _turn_id(state["messages"]))
+            await self._arate(state, runtime, self._reward, turn_id(state["messages"]))
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
@@ -240,10 +250,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
-            prompts = AdvisedPrompts(request, self.method, self.place, trial, lambda ids: self.are_known(memory, ids))
-            plain = request.override(messages=plain_messages(request.messages))
-            steps = self.consult(plain, place := replace(place, trial=trial), memory.index)
-            return OpenConsultation(self.method, steps, prompts, place)
+            are_known = partial(self.are_known, memory)
+            prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
+            plain, place = request.override(messages=plain_messages(request.messages)), replace(place, trial=trial, room=prompts.room)
+            return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
             raise
         except Exception as error:
@@ -287,7 +297,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             said = source(state["messages"])
             if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
-                    said = thread.submit(asyncio.run, _await(said)).result()
+                    said = thread.submit(asyncio.run, gather_awaited(said)).result()
             self._keep_rating(state, runtime, source, turn, said)
         except Exception as error:
             LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
@@ -313,7 +323,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return False
         try:
             place = self._place(state, runtime)
-            self._record(place, state["messages"], state.get("learning") or [], _run_id(runtime))
+            self._record(place, state["messages"], state.get("learning") or [], run_id(runtime))
             turn = state["messages"][last_user_message(state["messages"]) :]
             found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
             conversations = self._memory(place.scope).conversations
@@ -344,7 +354,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
             messages: list[Any] = [*request.state["messages"], *replies]
-            self._record(place, messages, entries, _run_id(request.runtime), goes_on=found is not None)
+            self._record(place, messages, entries, run_id(request.runtime), goes_on=found is not None)
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
@@ -379,19 +389,4 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         user = "".join(self.user.of_run(runtime, get_config().get("configurable", {})))
-        return Place(str(thread), self._run_scope(runtime), _turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)
-
-
-async def _await(found: Awaitable[Any]) -> Any:
-    return await found
-
-
-def _turn_id(messages: Sequence[Any]) -> str:
-    """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
-    humans = [one for one in messages if isinstance(one, HumanMessage)]
-    return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
-
-
-def _run_id(runtime: Any) -> str:
-    info = getattr(runtime, "execution_info", None)
-    return str(getattr(info, "run_id", None) or "")
+        return Place(str(thread), self._run_scope(runtime), turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)

@@ -26,7 +26,7 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.screen import Screen, others_texts
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
@@ -84,6 +84,8 @@ class ScopeMemory(Generic[Index]):
     """Model calls for which this process looked into it."""
     recalled: int = 0
     """Of these, the ones for which it had something."""
+    left_out: int = 0
+    """Of these, the ones for which `max_added_tokens` had no room for all of it."""
     ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
     """The trials of its items, where the learner draws any."""
     nearest: float | None = None
@@ -99,7 +101,8 @@ class ScopeMemory(Generic[Index]):
         if not entry.get("consulted", True):
             return
         self.consulted += 1
-        self.recalled += bool(entry["recalled"])
+        self.recalled += bool(entry["recalled"] or entry.get("left_out"))
+        self.left_out += "left_out" in entry
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled:
@@ -293,6 +296,8 @@ class ScopedLearner(Generic[Index]):
         rated = memory.conversations.trajectories.count()
         held = len(memory.conversations.open_quarantines())
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
+        if memory.left_out:
+            notes += (f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}",)
         return LearnerStatus(
             self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held, notes=notes
         )
