@@ -129,7 +129,9 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                 return Advice(response, _entry(state | recalled, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
-            (response,) = yield self._call(request.override(model=not_streamed(request.model)), state, place.room)  # it may not be taken
+            (response,) = yield self._call(
+                request.override(model=not_streamed(request.model)), state, place.room
+            )  # it may not be taken
             draft = _read_draft(response)
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)

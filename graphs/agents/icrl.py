@@ -121,5 +121,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
             why = f"none of {count} conversations fits into {settings.max_memory_tokens} tokens"
             return "", {"said": [] if place.room.left_out else [why]}
         tokens = estimate_tokens(section)
-        words = f"{len(kept)} of {count} conversations at {task.id!r}, in about {tokens} tokens; asked to {state['mode'] or 'act'}"
+        words = (
+            f"{len(kept)} of {count} conversations at {task.id!r}, in about {tokens} tokens; asked to {state['mode'] or 'act'}"
+        )
         return section, {"recalled": kept, "instruction": state["mode"], "tokens": tokens, "said": [words]}

@@ -252,7 +252,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
             are_known = partial(self.are_known, memory)
             prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
-            plain, place = request.override(messages=plain_messages(request.messages)), replace(place, trial=trial, room=prompts.room)
+            plain, place = (
+                request.override(messages=plain_messages(request.messages)),
+                replace(place, trial=trial, room=prompts.room),
+            )
             return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
             raise
