@@ -61,7 +61,7 @@ class Player(BaseChatModel):
             count = range(1, 1 + text.count("Action:"))
             reply = json.dumps({"rewards": [{"step": n, "reward": 1} for n in count]})
         elif "judge" in system:
-            reply = '{"score": 3, "scores": {"demands": 3}, "criticism": "thin", "success": false}'
+            reply = '{"score": 3, "success": false}'
         else:
             reply = "Plan: do better.\nFeedback: look again.\nWorkflows:\n# Way (here):\n1. go: go\n"
         return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
@@ -72,7 +72,7 @@ def open_world(name: str) -> Any:
     return open_environment(name)
 
 
-CASES = [(world, "icrl", judge) for world in WORLDS for judge in ("self", "rubric")]
+CASES = [(world, "icrl", "self") for world in WORLDS]
 CASES += [(world, method, "self") for world in ("game24?puzzle=6 6 10 13", "hotpot?listed=1") for method in METHODS[1:]]
 CASES += [(world, method, "environment") for world in ("game24?puzzle=6 6 10 13", "questions") for method in UNREWARDED]
 

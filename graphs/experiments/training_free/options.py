@@ -42,7 +42,7 @@ class LearningOptions(RunOptions):
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with other settings `METHOD?SETTING=VALUE`, on the same unseen problems.
     Controls: `training-free-grpo?arm=empty` (no lessons), `training-free-grpo?arm=random` (or `shuffled`, or `self-generated`). Other
-    ways to learn: `training-free-grpo?truth=majority`, `training-free-grpo:paper`. Other methods that play one attempt: `react`."""
+    ways to learn: `training-free-grpo?truth=implicit`, `training-free-grpo:paper`. Other methods that play one attempt: `react`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
     writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""
