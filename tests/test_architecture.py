@@ -129,7 +129,7 @@ def loaded_after(*modules: str) -> dict[str, set[str]]:
 
 HEAVY = {
     *("torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express", "langchain", "datasets"),
-    *("math_verify", "reasoning_gym", "yaml", "bm25s", "fastapi", "uvicorn", "prometheus_client"),
+    *("math_verify", "yaml", "bm25s", "fastapi", "uvicorn", "prometheus_client"),
 }
 
 

@@ -23,7 +23,6 @@ WORLDS = {
     "twx:": "worlds",
     "alfworld": "benchmarks",
     "math": "worlds",
-    "reasoning:": "worlds",
     "hotpot": "worlds",
     "webshop": "worlds",
 }

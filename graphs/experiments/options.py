@@ -90,7 +90,7 @@ class RunOptions(ModelOptions):
     """The options of a run: the task, the model, and how often it plays."""
 
     env: str = "twx:coin"
-    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
+    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math` (see `learngraph list`)."""
     model: str = "pocket"
     """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
     seeds: str = "5"

@@ -24,7 +24,6 @@ SUM = "Step 1: 13 - 6 = 8 (left: 6 8 10)\nStep 2: 10 - 6 = 4 (left: 4 8)\nStep 3
 WORLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "game24?puzzle=6 6 10 13": ((SUM,), ("wrong, nothing", "is 7", "is not left", "wrong: ", "left: 6 6 10 13\nAction: 10")),
     "math": ((r"\boxed{-77}",), ("wrong: ", "the answer read")),
-    "reasoning:chain_sum": (("<answer>-77</answer>",), ("wrong, scored", "the answer read")),
     "writing?source=own": (("Passage:\nOne.\n\nTwo.",), ("end with their sentence", "the passage has")),
     "questions": (("<answer>nobody</answer>",), ("wrong, scored", "the answer read")),
     "hotpot?listed=1": (("Action: search[Ada]", "Action: finish[nobody]"), ("saw:\nwrong", "step:\nwrong")),

@@ -36,7 +36,7 @@ class LearningOptions(RunOptions):
     """Options of a run that learns on some problems and plays unseen ones, with its controls."""
 
     env: str = "toy"
-    """The environment: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
+    """The environment: `toy`, `math`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
     the seed's task: the same hidden rules in another order. In other environments problems are tasks of --splits, and no two seeds
     share one."""
     compare: tuple[str, ...] = ()
