@@ -126,7 +126,7 @@ class _Worker:
 
     def __init__(self) -> None:
         environment = {key: value for key, value in os.environ.items() if not any(word in key.upper() for word in _SECRET)}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+        environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"}
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT)],
