@@ -28,7 +28,7 @@ from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import MethodInputs, check_least, check_literals, given_settings
+from .wiring.inputs import NOT_GIVEN, MethodInputs, check_least, check_literals, given_settings
 
 __all__ = ["FLOW", "ICRL", "build"]
 
@@ -105,7 +105,9 @@ class ICRL(WordingSettings, ChoiceSettings):
         )
 
 
-def build(inputs: MethodInputs, settings: ICRL | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(
+    inputs: MethodInputs = NOT_GIVEN, settings: ICRL | None = None, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:

@@ -64,7 +64,7 @@ from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import SHARED, MethodInputs, check_literals, check_task_scope, given_settings
+from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_literals, check_task_scope, given_settings
 from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node
 
 __all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
@@ -293,7 +293,7 @@ def open_memory(settings: JitRL, inputs: MethodInputs) -> Experiences:
 
 
 def build(
-    inputs: MethodInputs,
+    inputs: MethodInputs = NOT_GIVEN,
     settings: JitRL | None = None,
     *,
     experiences: Experiences | None = None,

@@ -14,7 +14,9 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from ports import free_port
 
 from learngraph.graphs.cli.main import main
@@ -58,12 +60,14 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
 
 
-def run_alone(command: list[str], folder: Path, **more: str) -> str:
-    """What a command prints that runs in a folder, without a network; it has to succeed."""
+def run_alone(command: list[str], folder: Path, typed: str | None = None, **more: str) -> str:
+    """What a command prints that runs in a folder, without a network, with this text typed into it; it has to succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(ROOT / "src"), "PATH": path, **more}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=typed, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.returncode, "Error" in done.stderr) == (0, False), done.stdout + done.stderr
     return done.stdout
 
 
@@ -83,15 +87,32 @@ def test_a_python_block_pastes_at_the_prompt(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
-def test_a_python_block_runs_alone_in_a_fresh_file(code: str, tmp_path: Path) -> None:
+def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path) -> None:
+    """Those of README are typed at a real prompt; the others run as a file."""
     if "import create_deep_agent" in code:
         pytest.importorskip("deepagents", reason="no package deepagents: pip install deepagents")
     (tmp_path / "pasted.py").write_text(code, encoding="utf-8")
-    printed = run_alone([sys.executable, "pasted.py"], tmp_path)
+    at_prompt = code in blocks("README.md", "python")
+    printed = (
+        run_alone([sys.executable, "-iq"], tmp_path, code) if at_prompt else run_alone([sys.executable, "pasted.py"], tmp_path)
+    )
     assert printed.strip(), "every block shows what it did"
     if len(scores := re.findall(r"\d+\.\d+", printed.splitlines()[0])) >= 6:
         half = len(scores) // 2
         assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"
+    if "my-memory" in code:  # the folder outlives the process, and the output on the page is that of two runs
+        again = run_alone([sys.executable, "pasted.py"], tmp_path)
+        assert printed + again in text("README.md")
+        shown = run_alone([sys.executable, "-m", "learngraph", "memory", "show", "my-memory"], tmp_path)
+        assert re.search(r"keep-test-0 +mine +16 ", shown)
+
+
+@pytest.mark.slow
+def test_the_readmes_python_blocks_run_as_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NO_NETWORK.items():
+        monkeypatch.setenv(name, value)
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in blocks("README.md", "python")])  # type: ignore[no-untyped-call]
+    NotebookClient(made, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -153,7 +174,7 @@ def test_the_serve_block_runs(tmp_path: Path) -> None:
     command = f"{sys.executable} -m learngraph.graphs.cli.main serve --port {port}"
     script = block.replace("learngraph serve", command).replace("8000", port)
     server = subprocess.Popen(
-        ["bash", "-euc", script + "\nkill %1\nwait"],
+        ["bash", "-euc", script + "\nwait"],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -172,6 +193,8 @@ def test_the_serve_block_runs(tmp_path: Path) -> None:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGKILL)
     assert "'response_id': 'chatcmpl-" in printed, printed
+    said = [line.partition(" ")[0] for line in printed.splitlines() if "chatcmpl-" not in line]
+    assert said == ["opening", "guard", "it", "Ctrl-C", "closed"]  # for the reader alone, and the block ends it
 
 
 def test_the_flow_shown_is_the_flow_run() -> None:

@@ -113,10 +113,10 @@ def prune(args: Sequence[str]) -> int:
 
 @contextmanager
 def open_memories(where: str) -> Iterator[list[Any]]:
-    """The record stores of trajectories in a memory, a run folder, or a server.
+    """The record stores of trajectories in a memory, a run folder, or a server, whatever a program has called their namespaces.
 
     Raises:
-        CommandError: there is no memory.
+        CommandError: there is no memory, or no trajectory in it.
     """
     from ...memory.records import Trajectory
     from ...memory.storage.open_store import open_store
@@ -128,8 +128,18 @@ def open_memories(where: str) -> Iterator[list[Any]]:
         raise CommandError(f"there is no memory in {where}; give a run folder or one of its memory directories")
     with ExitStack() as stack:
         stores = [stack.enter_context(open_store(path)) for path in found]
-        yield [
-            RecordStore(store, namespace, Trajectory)
-            for store in stores
-            for namespace in store.list_namespaces(prefix=prefix, limit=100_000)
-        ]
+        spaces = [(store, space) for store in stores for space in store.list_namespaces(limit=100_000)]
+        ours = prefix if "://" in where else ()
+        held = [one for one in spaces if one[1][: len(ours)] == ours and _holds_trajectories(*one)]
+        if not held:
+            names = ", ".join(sorted({"/".join(space) for _, space in spaces}))
+            raise CommandError(f"{where} holds no trajectories; it holds {names or 'nothing yet'}")
+        yield [RecordStore(store, space, Trajectory) for store, space in held]
+
+
+def _holds_trajectories(store: Any, space: tuple[str, ...]) -> bool:
+    """True for the namespaces of runs, and for another whose first item reads as a trajectory."""
+    first = store.search(space, limit=1)
+    return space[0] == "trajectories" or any(
+        one.namespace == space and {"task", "transitions"} <= {*one.value} for one in first
+    )

@@ -66,7 +66,6 @@ def serve(args: Sequence[str]) -> int:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
-    logging.getLogger("learngraph").setLevel(logging.INFO)
     logging.getLogger("learngraph.requests").setLevel(logging.INFO if options.log_requests else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     before = os.umask(0o077)  # chats of all tenants lie in --out: only this user reads them
@@ -122,13 +121,19 @@ def find_tenants(options: ServeOptions) -> Any:
 async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
     def ready(service: Service, url: str) -> None:
         by = options.learn or settings.loss.kind
-        learns = "answers only" if options.learner == "off" and not options.learn else f"learns by {by}"
-        _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
+        learns = "it answers only" if options.learner == "off" and not options.learn else f"it learns by {by}"
+        _say(
+            f"{service.model} answers at {url}/v1; {url}/dashboard shows what it does\n"
+            f"{learns}; all that it learns lies in {options.out}, where the same command goes on\n"
+            f"Ctrl-C ends it, or kill {os.getpid()}"
+        )
+        logging.getLogger("learngraph").setLevel(logging.INFO)  # what is opened need not be told to the reader
         # Modules and the model stay for good. Beside their 300,000 objects the collector would let 80,000 of ended requests pile up,
         # and then stop all threads for as long as it takes to look at all of them.
         gc.collect()
         gc.freeze()
 
+    _say(f"opening {options.model} …")
     await run_server(options, settings, tenants, ready)
     _say("closed")
     sys.stdout.flush()

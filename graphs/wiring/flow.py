@@ -102,6 +102,8 @@ def _read_drawing(
     fan_outs: Mapping[str, FanOut] | None,
     destinations: Mapping[str, Sequence[str]] | None,
 ) -> Wiring:
+    if not isinstance(nodes, Mapping):
+        raise FlowError(f"nodes are a dict of name -> node, such as {{'guess': guess}}, got a {type(nodes).__name__}")
     chart = read_flow(flow)
     lines = {name: drawn.line for name, drawn in chart.nodes.items()}
     places = _command_targets(nodes, destinations or {})
@@ -129,13 +131,19 @@ def check(
         destinations: as in `wire`.
         builder: knows the state's and the input's schema; without it nothing is said about what nodes read.
         further: further nodes, or others in place of those of the same name, as in `rewire`.
+
+    Raises:
+        FlowError: the arguments are of the wrong kinds.
     """
+    if not isinstance(flow, str):
+        raise FlowError(f"check takes the drawing first, and then its nodes or graph; it got a {type(flow).__name__} first")
     try:
         if isinstance(nodes, CompiledStateGraph):
             builder = _bare(nodes.builder, further)
             wiring = _redrawn_wiring(nodes.builder, flow, further, routers or {}, fan_outs or {})
         else:
-            wiring = _read_drawing(flow, {**nodes, **further}, routers, fan_outs, destinations)
+            nodes = {**nodes, **further} if isinstance(nodes, Mapping) else nodes
+            wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
     return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])

@@ -35,6 +35,7 @@ from .flow import Node
 
 __all__ = [
     "DEFAULT_WINDOW",
+    "NOT_GIVEN",
     "PAPER_OF_ICRL",
     "SHARED",
     "THINK_THEN_ACT",
@@ -113,6 +114,10 @@ def check_task_scope(settings: Any, method: str) -> None:
         raise UserError(f"{method}: only_other_tasks=True recalls nothing without cross_task=True, got cross_task=False")
 
 
+NOT_GIVEN: Any = None
+"""The inputs of `build()`, for whom `given_settings` says what to write."""
+
+
 def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
     """The settings that a method is built with: as given, or the defaults of their class.
 
@@ -120,9 +125,8 @@ def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
         UserError: the inputs are no `MethodInputs`, or the settings are another method's.
     """
     if not isinstance(inputs, MethodInputs):
-        raise UserError(
-            f"build takes MethodInputs first, got a {type(inputs).__name__}; write build(MethodInputs(environment=world), ...)"
-        )
+        got = "nothing" if inputs is NOT_GIVEN else f"a {type(inputs).__name__}"
+        raise UserError(f"build takes MethodInputs first, got {got}; write build(MethodInputs(environment=world), ...)")
     if not isinstance(settings, kind | None):
         raise UserError(f"build takes settings of the class {kind.__name__} second, got a {type(settings).__name__}")
     return kind() if settings is None else settings

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import threading
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ from .snapshot import folder_name
 
 __all__ = ["ChromaStore", "embedder_name"]
 
-NO_INDEX = "a search by query needs an index: ChromaStore.open(PATH, index={'dims': 384, 'embed': your embeddings}); the query is ignored"
+NO_INDEX = "a search by query needs an index: ChromaStore.open(PATH, index={'dims': 384, 'embed': your embeddings})"
 
 
 class ChromaStore(BaseStore):
@@ -59,7 +58,7 @@ class ChromaStore(BaseStore):
     Open one with `ChromaStore.open("runs/zork/memory")`, `ChromaStore.open("http://127.0.0.1:8000")` or
     `ChromaStore.memory()`, and close it (or use `with`).
 
-    Without `index` no embedding model is needed; a search's `query` is then ignored, with a warning. With
+    Without `index` no embedding model is needed, and a search with a `query` is refused. With
     `index={"dims": 384, "embed": <Embeddings, function or provider string>, "fields": ["text"]}` a search with a query
     ranks by exact cosine similarity, an item with several vectors by its best one. Every operation means the same as in
     LangGraph's `InMemoryStore`, except that an item keeps its `created_at` when it is written again, that values go through
@@ -157,8 +156,7 @@ class ChromaStore(BaseStore):
         """The texts that a batch needs embedded, each once: (of its writes, of its queries)."""
         if self.embeddings is None:
             if any(isinstance(op, SearchOp) and op.query for op in ops):
-                # As LangGraph's stores do, whose own tests ask so; `warnings` shows the line once for a place in the code.
-                warnings.warn(NO_INDEX, stacklevel=4)
+                raise UserError(NO_INDEX)  # LangGraph's stores answer with the first items, as if these were the nearest
             return [], []
         texts = {text: None for put in _last_puts(ops) for text in self._indexed_texts(put)}
         queries = {op.query: None for op in ops if isinstance(op, SearchOp) and op.query}

@@ -29,9 +29,7 @@ def test_there_are_notebooks() -> None:
         for path in NOTEBOOKS
     ],
 )
-def test_it_runs_without_an_error(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if path.name == "adamem.ipynb":
-        monkeypatch.setenv("ALFWORLD_DATA", str(request.getfixturevalue("alfworld_games")))
+def test_it_runs_without_an_error(path: Path) -> None:
     resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(read(path), timeout=900, kernel_name="python3", allow_errors=False, resources=resources).execute()
 

@@ -31,6 +31,7 @@ from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.memory.errors import UserError
+from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.record_store import write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -399,6 +400,13 @@ def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
 
 
+def test_a_memory_without_trajectories_names_what_it_holds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ChromaStore.open("notes") as store:
+        store.put(("notes", "ann"), "first", {"text": "hello"})
+    assert main(["memory", "show", "notes"]) == 2
+    assert "notes holds no trajectories; it holds notes/ann" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["kept", "http://127.0.0.1:8000"])
 def test_what_is_imported_is_what_a_run_reads(
@@ -431,8 +439,6 @@ def test_what_is_imported_is_what_a_run_reads(
 
 def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     """A directory stands for the server: the namespaces are what differs."""
-    from learngraph.memory.storage.chroma_store import ChromaStore
-
     directory = ChromaStore.open
 
     def server(where: str, index: Any = None) -> Any:

@@ -148,21 +148,29 @@ def test_an_error_of_a_dictionary_of_the_nodes_own_stays() -> None:
 
 @pytest.mark.parametrize("method", [jitrl, icrl, adamem, training_free_grpo])
 def test_a_method_is_built_from_inputs_and_its_own_settings(method: Any) -> None:
-    with pytest.raises(UserError, match="build takes MethodInputs first, got a Journal; write build"):
-        method.build(Journal())
+    for given, got in (((Journal(),), "a Journal"), ((), "nothing")):
+        with pytest.raises(UserError, match=f"build takes MethodInputs first, got {got}; write build"):
+            method.build(*given)
     with pytest.raises(UserError, match=r"build takes settings of the class \w+ second, got a Journal"):
         method.build(MethodInputs(cast(Any, None)), Journal())
 
 
-@pytest.mark.parametrize("act", [to_mermaid, lambda graph: rewire(graph, "flowchart LR\n START --> guess --> END")])
-def test_a_graph_has_to_be_compiled_before_it_is_drawn(act: Any) -> None:
-    with pytest.raises(FlowError, match="a compiled graph is asked for, got a StateGraph; call its compile"):
-        act(builder())
+GUESS = "flowchart LR\n START --> guess --> END"
+CALLS: dict[str, tuple[Any, str]] = {
+    "a builder drawn": (lambda graph: to_mermaid(builder()), "a compiled graph is asked for, got a StateGraph; call its compile"),
+    "a builder rewired": (lambda graph: rewire(builder(), GUESS), "a compiled graph is asked for, got a StateGraph; call its compile"),
+    "a drawing rewired": (lambda graph: rewire(GUESS, graph), "a compiled graph is asked for, got a str"),
+    "a drawing wired": (lambda graph: wire(GUESS, builder(), {}), "wire takes a StateGraph first, and then the drawing; it got a str first"),
+    "a list of nodes": (lambda graph: wire(builder(), GUESS, [guess]), "nodes are a dict of name -> node, such as {'guess': guess}, got a list"),
+    "a graph checked": (lambda graph: check(graph, GUESS), "check takes the drawing first, and then its nodes or graph; it got a CompiledStateGraph first"),
+}  # fmt: skip
 
 
-def test_the_drawing_goes_second() -> None:
-    with pytest.raises(FlowError, match="wire takes a StateGraph first, and then the drawing; it got a str first"):
-        wire(cast(Any, "flowchart LR\n START --> guess --> END"), cast(Any, builder()), {"guess": guess})
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_of_the_wrong_kind_are_a_sentence(call: str) -> None:
+    act, says = CALLS[call]
+    with pytest.raises(FlowError, match=re.escape(says)):
+        act(wire(builder(), GUESS, {"guess": guess}).compile())
 
 
 def test_a_drawing_is_checked_with_the_nodes_that_rewire_takes() -> None:

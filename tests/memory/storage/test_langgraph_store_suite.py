@@ -22,6 +22,7 @@ FILES = {
     "sqlite-async": ("langgraph-checkpoint-sqlite", "tests/test_async_store.py"),
 }
 NOT_OURS = {
+    ("memory", "test_cannot_put_empty_namespace"): "searches by a query without an index, which ours refuses",
     ("sqlite", "test_vector_store_initialization"): "looks for SQLite tables",
     ("sqlite", "test_nonnull_migrations"): "looks at the text of SQLite migrations",
     ("sqlite-async", "test_no_running_loop[memory]"): "wants sync calls inside a loop refused; ours work there",
