@@ -166,12 +166,8 @@ class AdaMEM:
     """The least similarity of a precedent; None: that of the comparison (0.21 by words; of the embedder). Paper: 0, any."""
     max_per_trajectory: int = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
-    diversity: float = 0.0
-    """The weight of maximal marginal relevance, in [0, 1]. Paper: 0."""
     distinct: bool = True
     """True if only the best of the steps with the same key and action is a precedent, by its return from there on. Paper: no."""
-    steps_before_retrieval: int = 0
-    """Steps of an episode before the first retrieval: a start often says little. Paper: 0."""
 
     # Dense keys: states compared by their embeddings
     embedder: str = ""
@@ -200,8 +196,6 @@ class AdaMEM:
     on the first 40 training tasks, played first; `gold@40`: their walkthroughs."""
     online: bool = field(default=True, metadata=SHARED)
     """True if finished episodes join the memory. Paper: no."""
-    max_trajectories: int | None = None
-    """Trajectories that the memory keeps beside the bank's; the least useful go first. None: all."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one memory; they are then played in turn."""
 
@@ -223,7 +217,7 @@ class AdaMEM:
 
     def __post_init__(self) -> None:
         check_literals(self, "adamem")
-        check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0, steps_before_retrieval=0)
+        check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0)
         check_least(self, "adamem", followup_steps=0, temperature=0)
         if self.tuned and not re.fullmatch(r"(step|outcome)@[1-9]\d*", self.tuned):
             raise UserError(f"adamem: tuned is step@N or outcome@N, got {self.tuned!r}")
@@ -231,7 +225,7 @@ class AdaMEM:
             raise UserError("adamem: in mode high no strategy is kept to drift from; leave out the trigger drift")
         if self.mode == "no-precedents" and self.author == "rule":
             raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; use author=model")
-        for name in ("min_confidence", "drift_threshold", "diversity"):
+        for name in ("min_confidence", "drift_threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")
 
@@ -267,10 +261,8 @@ class AdaMEM:
         if not self.online and bank:
             threshold = bank_success_threshold(inputs, threshold)
             return load_bank_memory(self.bank, key=key, success_threshold=threshold, similarity=similarity)
-        success, limit = success_predicate(inputs, threshold, bank), self.max_trajectories
-        return Trajectories(
-            inputs.records, bank=bank, key=KEYS[key], similarity=similarity, success=success, limit=limit, run=inputs.run
-        )
+        success = success_predicate(inputs, threshold, bank)
+        return Trajectories(inputs.records, bank=bank, key=KEYS[key], similarity=similarity, success=success, run=inputs.run)
 
 
 def build(
@@ -364,8 +356,6 @@ def deciding_nodes(
             kind=settings.outcomes,
             min_similarity=settings.min_similarity,
             max_per_trajectory=settings.max_per_trajectory,
-            diversity=settings.diversity,
-            min_steps=settings.steps_before_retrieval,
             distinct=settings.distinct,
             excerpts=excerpts,
         ),

@@ -4,7 +4,7 @@ GRPO plays each problem G times and moves a model's weights towards the rollouts
 stay. What changes is a small library of lessons that stands in every prompt: a critic compares the winners and losers of a
 group, says what made the difference, and turns that into edits of the library. The loop, with the paper's four quantities:
 
-    A_g = (r_g - mean(r)) / std(r)    the advantage of rollout g. A group with std(r) <= min_reward_std is left out   (1)
+    A_g = (r_g - mean(r)) / std(r)    the advantage of rollout g. A group of equal rewards is left out              (1)
     s_g = M(rollout g)                a summary of each rollout                                                       (2)
     A_text = M(s_1..s_G, r, E)        the semantic advantage: why winners won, in words; E is the library             (3)
     E' = M(E, edits of all groups)    add, modify, merge, delete: a candidate; then E <- E' if it is accepted         (4)
@@ -49,7 +49,7 @@ depends on which rollout ends first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
@@ -60,7 +60,7 @@ from ..memory.records import Task
 from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, LessonSettings, contrast, extract, invent, propose, summarise
-from ..nodes.extract.groups import RewardSettings, Truth
+from ..nodes.extract.groups import Truth
 from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, RolloutSettings
 from ..nodes.extract.rule_critic import RuleCritic
 from ..nodes.state import GroupInput, LearningChannels
@@ -165,23 +165,20 @@ class TrainingFreeGRPO:
     written without rollouts; `random` steps of the rollouts, as many as were learned; the learned lessons `shuffled`."""
     rollouts: RolloutSettings = field(default_factory=RolloutSettings)
     """What a rollout is shown, and how long it may take (nodes/extract/rollouts.py)."""
-    rewards: RewardSettings = field(default_factory=RewardSettings)
-    """Equation (1): majorities, and rewards that count as equal (nodes/extract/groups.py)."""
     lessons: LessonSettings = field(default_factory=LessonSettings)
     """(2) to (4): insights, edits, and the limits of the library (nodes/extract/critic.py)."""
     trial: AcceptSettings = field(default_factory=AcceptSettings)
     """The accept test (nodes/update/accept_test.py)."""
 
     def __post_init__(self) -> None:
-        for group in (self, self.rollouts, self.rewards, self.lessons, self.trial):
+        for group in (self, self.rollouts, self.lessons, self.trial):
             check_literals(group, "training-free-grpo")
             for one in fields(group):
                 given, least = getattr(group, one.name), _LEAST.get(one.name, 0)
                 if type(given) in (int, float) and given < least:
                     raise UserError(f"training-free-grpo: {one.name} is at least {least}, got {given}")
-        if self.group_size == 1 and (self.truth == "majority" or self.author == "rule"):
-            what = f"truth={self.truth}" if self.truth == "majority" else "author=rule"
-            raise UserError(f"training-free-grpo: group_size 1 has nothing to be compared with; {what} needs 2 or more")
+        if self.group_size == 1 and self.author == "rule":
+            raise UserError("training-free-grpo: group_size 1 has nothing to be compared with; author=rule needs 2 or more")
         if self.truth == "implicit" and self.author == "rule":
             raise UserError("training-free-grpo: author=rule goes by rewards, and truth=implicit has none; use author=model")
         if not self.problems and self.arm not in ("learned", "empty", "shuffled"):
@@ -189,7 +186,6 @@ class TrainingFreeGRPO:
         if self.wording == "paper" and self.lessons.objective:
             raise UserError("training-free-grpo: the paper's prompts have no place for an objective; use wording=ours")
         for name, share, fits in (
-            ("min_agreement", self.rewards.min_agreement, 0 < self.rewards.min_agreement <= 1),
             ("regression_share", self.trial.regression_share, 0 <= self.trial.regression_share < 1),
             ("timeout", self.rollouts.timeout, self.rollouts.timeout is None or self.rollouts.timeout > 0),
         ):
@@ -225,7 +221,6 @@ class TrainingFreeGRPO:
 _LEAST: Mapping[str, int] = dict.fromkeys(("epochs", "group_size", "rollouts", "max_insights"), 1)
 """The least value of a number, where it is not 0."""
 _RANGES: Mapping[str, str] = {
-    "min_agreement": "a share above 0 and at most 1",
     "regression_share": "a share from 0 to below 1",
     "timeout": "a positive number of seconds",
 }
@@ -343,18 +338,12 @@ def _group_settings(settings: TrainingFreeGRPO) -> dict[str, Any]:
     lessons = settings.lessons
     return {
         "group": [settings.group_size, settings.truth, settings.author, lessons.max_insights, lessons.objective],
-        "rewards": asdict(settings.rewards),
     }
 
 
 def group_graph(settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Critic, model: StageModel) -> Graph:
     """The graph of a group, from `GroupInput` to `GroupOutput`."""
-    reward = groups.AssignRewards(
-        settings.truth,
-        settings.rewards,
-        answer=getattr(player.environment, "answer", groups.normalize_answer),
-    )
-    parts: dict[str, Node] = {"rollout": PlayRollout(player), "reward": reward}
+    parts: dict[str, Node] = {"rollout": PlayRollout(player), "reward": groups.AssignRewards(settings.truth)}
     flow, fan_outs = GROUP_FLOW_WITHOUT_SUMMARIES, dict[str, Any]({"open": groups.fan_out_rollouts(settings.group_size)})
     if not critic.line_only:
         flow = PAPER_GROUP_FLOW if critic.paper else GROUP_FLOW
@@ -364,7 +353,7 @@ def group_graph(settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Criti
         parts["extract"] = extract(model("extract"), critic)
     else:
         by_rule = settings.author == "rule"
-        parts["contrast"] = RuleCritic(settings.truth) if by_rule else contrast(model("contrast"), critic)
+        parts["contrast"] = RuleCritic() if by_rule else contrast(model("contrast"), critic)
         parts["propose"] = propose(model("propose"), critic)
     nodes: dict[str, Node] = {name: groups.StopWhenBudgetSpent(part) for name, part in parts.items()}
     nodes |= {"open": groups.OpenGroup(), "offer": groups.EmitComparison()}

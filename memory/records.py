@@ -386,7 +386,7 @@ class Comparison:
     """The verifier's rewards, for the record only. Where the method works without ground truth, no prompt shows them."""
     kind: str = "mixed"
     """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `single`: one
-    rollout, studied by itself; `unlabelled`: compared without rewards; `alike`: nothing to learn; `disagreed`: no majority; `failed`: fewer than two rollouts finished; `stopped`: the budget is spent."""
+    rollout, studied by itself; `unlabelled`: compared without rewards; `alike`: nothing to learn; `failed`: fewer than two rollouts finished; `stopped`: the budget is spent."""
     insights: tuple[str, ...] = ()
     """The conclusions of the comparison, in words."""
     edits: tuple[Edit, ...] = ()

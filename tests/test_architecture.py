@@ -17,7 +17,7 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
-    "tools/": {"tools", "memory.records", "memory.errors", "memory.conversations.thoughts"},
+    "tools/": {"tools", "memory.records", "memory.errors", "memory.telemetry", "memory.conversations.thoughts"},
     # A world may say how its states are compared.
     "tools/environments/": {
         "tools",
@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "tools",
         "memory.records",
         "memory.errors",
+        "memory.telemetry",
         "memory.conversations.thoughts",
         "memory.claas.weights",
         "memory.claas.settings",
@@ -61,6 +62,7 @@ ONLY_IN = {
     "fastapi": ("tools/serving/", "tools/environments/support/"),
     "uvicorn": ("tools/serving/", "tools/environments/support/"),
     "prometheus_client": ("tools/serving/", "graphs/serving/"),
+    "opentelemetry": ("memory/telemetry",),
 }
 """Heavy package -> the folders whose files may import it."""
 
@@ -127,7 +129,7 @@ def loaded_after(*modules: str) -> dict[str, set[str]]:
 
 HEAVY = {
     *("torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express", "langchain", "datasets"),
-    *("math_verify", "reasoning_gym", "yaml", "bm25s", "fastapi", "uvicorn", "prometheus_client"),
+    *("math_verify", "yaml", "bm25s", "fastapi", "uvicorn", "prometheus_client"),
 }
 
 
@@ -177,7 +179,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 def test_importing_the_package_loads_nothing() -> None:
     """All that it offers is loaded on use."""
     [loaded] = loaded_after("learngraph").values()
-    assert not loaded & {"langgraph", "langchain_core", "torch", "chromadb", "numpy", "typing", "importlib.metadata"}
+    assert not loaded & {
+        "langgraph",
+        "langchain_core",
+        "opentelemetry",
+        "torch",
+        "chromadb",
+        "numpy",
+        "typing",
+        "importlib.metadata",
+    }
 
 
 MAY_SLEEP = {

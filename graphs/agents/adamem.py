@@ -50,7 +50,7 @@ from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
 from .agent_card import agent_card
 from .agent_identity import DOMAIN
-from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
+from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
 from .learner import LearnerOptions, LearningMiddleware
 
@@ -110,7 +110,6 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             key=CHAT_KEYS[self.settings.retrieval_key],
             similarity=self.similarity,
             success=is_rewarded if threshold is None else reaches_return(threshold),
-            limit=self.settings.max_trajectories,
         )
 
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
@@ -130,7 +129,9 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                 return Advice(response, _entry(state | recalled, Usage()))
         draft: _Draft | None = None
         if self.settings.mode in ("high", "low-on-request") or state["strategy"]:
-            (response,) = yield self._call(request.override(model=not_streamed(request.model)), state)  # it may not be taken
+            (response,) = yield self._call(
+                request.override(model=not_streamed(request.model)), state, place.room
+            )  # it may not be taken
             draft = _read_draft(response)
             state |= {"action": draft.action, "vote": draft.votes}
             state |= nodes["decide"](state)
@@ -152,11 +153,11 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             return Advice(draft.response, _entry(state, usage, drafted=True, failure=failure))
         if draft is not None:
             usage += draft.usage
-        (response,) = yield self._call(request, state)
+        (response,) = yield self._call(request, state, place.room)
         answer = _read_draft(response)
         if not answer.is_whole:  # memory was asked already
             usage += answer.usage
-            (response,) = yield self._call(request, state, votes=False)
+            (response,) = yield self._call(request, state, place.room, votes=False)
             answer = _read_draft(response)
         return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
 
@@ -192,12 +193,19 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                     return {"strategy": Strategy(**kept) if kept else None, "written": entry.get("written", -1)}
         return {"strategy": None, "written": -1}
 
-    def _call(self, request: ModelRequest[Any], state: Mapping[str, Any], *, votes: bool = True) -> PendingCall:
+    def _call(
+        self, request: ModelRequest[Any], state: Mapping[str, Any], room: AdviceRoom, *, votes: bool = True
+    ) -> PendingCall:
         """The request with the strategy, and with the tool by which the model votes."""
         if votes and self._can_vote(request):
             request = request.override(tools=[*request.tools, self._vote_tool])
         strategy: Strategy | None = state["strategy"]
-        section = self._advice.text(strategy=escape_tags(strategy_text(strategy))) if strategy else ""
+
+        def text(items: Sequence[str]) -> str:
+            shown = replace(strategy, text="\n".join(items)) if strategy and items else None
+            return self._advice.text(strategy=escape_tags(strategy_text(shown))) if shown else ""
+
+        section = text(room.fit(strategy.text.splitlines(), text)) if strategy else ""
         return PendingCall([request], section=section, sources=_sources(state))
 
     def _can_vote(self, request: ModelRequest[Any]) -> bool:

@@ -23,6 +23,7 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.store import Conversation, ConversationStore, Rating
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
+from ...memory.telemetry import traceparent
 from .consultation import Advice, Consultation, PendingCall, Place
 from .learner import LearnerOptions, LearningMiddleware
 from .scope_values import ScopeValue
@@ -112,7 +113,8 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         """Send a rating of one response; returns why it was not taken, empty if it was."""
         body = {"response_id": id, "text": rating.text} | ({} if rating.reward is None else {"reward": rating.reward})
         try:
-            answer = self._client.post("/feedback", json=body)
+            trace = {"traceparent": context} if (context := traceparent()) else {}
+            answer = self._client.post("/feedback", json=body, headers=trace)
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
         return "" if answer.is_success else f"{id}: status {answer.status_code}: {answer.text[:200]}"

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
 from langgraph.errors import GraphBubbleUp
 
 from ...memory.records import Task
+from ...nodes.ask import estimate_tokens
 from ...nodes.lesson_prompts import append_section
 from ..wiring.inputs import DEFAULT_WINDOW
 from .lift import ThreadTrial
@@ -28,12 +29,43 @@ try:
 except ImportError as error:
     raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
-__all__ = ["Advice", "Consultation", "PendingCall", "Place"]
+__all__ = ["Advice", "AdviceRoom", "Consultation", "PendingCall", "Place"]
 
 NO_STREAM = "nostream"
 """LangGraph's tag for models whose tokens are not streamed to the client."""
 MAX_SAMPLING_THREADS = 64
 """Model calls that wait side by side in agents that are not awaited."""
+Item = TypeVar("Item")
+
+
+@dataclass
+class AdviceRoom:
+    """The room for advice in the prompts of a conversation, in which what was given stays."""
+
+    most: int | None = None
+    """Tokens of all advice of the conversation; None: any number."""
+    given: Sequence[str] = ()
+    """The sections that were given before, the newest last."""
+    left_out: int = 0
+    """Number of recalled things that there was no room for at this call."""
+
+    def has_room(self, section: str, beside: int | None = None) -> bool:
+        """True if a section can be given beside so many of the earlier ones (None: all of them)."""
+        return self.most is None or sum(map(estimate_tokens, (*self.given[:beside], section))) <= self.most
+
+    def fit(self, items: Sequence[Item], text: Callable[[Sequence[Item]], str]) -> list[Item]:
+        """As many of the items, which come best first, as there is room for as `text` writes them."""
+        if self.most is None or not items:
+            return list(items)
+        for beside in (len(self.given) - 1, len(self.given)) if self.given else (0,):
+            fits, beyond = 0, len(items) + 1  # the more items, the longer the text
+            while beyond - fits > 1:
+                middle = (fits + beyond) // 2
+                fits, beyond = (middle, beyond) if self.has_room(text(items[:middle]), beside) else (fits, middle)
+            if beside < len(self.given) and text(items[:fits]) == self.given[-1]:
+                break  # it stands there already
+        self.left_out = len(items) - fits
+        return list(items[:fits])
 
 
 @dataclass(frozen=True)
@@ -53,6 +85,17 @@ class Place:
     """The user of the run, where a share of each is named; else empty."""
     trial: ThreadTrial = field(default_factory=ThreadTrial)
     """Whether there is advice, and which of the recalled items are not shown."""
+    traceparent: str = ""
+    """The trace context of the run (memory/telemetry.py)."""
+    room: AdviceRoom = field(default_factory=AdviceRoom)
+
+    def choose(
+        self, items: Sequence[Item], text: Callable[[Sequence[Item]], str], id_of: Callable[[Item], str] = str
+    ) -> list[Item]:
+        """The recalled items that are shown: those that there is room for, the best first, but for the ones that a trial leaves out."""
+        tried = self.room.fit(items, text) if self.trial.begins else items
+        out = self.trial.left_out(map(id_of, tried))
+        return self.room.fit([one for one in items if id_of(one) not in out], text)
 
 
 @dataclass
@@ -165,3 +208,20 @@ def model_window(model: Any) -> int:
     """Tokens that a model can read at once, as its profile says; `DEFAULT_WINDOW` where it says nothing."""
     profile = getattr(model, "profile", None) or {}
     return int(profile.get("max_input_tokens") or DEFAULT_WINDOW)
+
+
+async def gather_awaited(found: Awaitable[Any]) -> Any:
+    """The outcome of what is awaited, as a coroutine."""
+    return await found
+
+
+def turn_id(messages: Sequence[Any]) -> str:
+    """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
+    humans = [one for one in messages if isinstance(one, HumanMessage)]
+    return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
+
+
+def run_id(runtime: Any) -> str:
+    """Id of the run that goes on; empty where it has none."""
+    info = getattr(runtime, "execution_info", None)
+    return str(getattr(info, "run_id", None) or "")

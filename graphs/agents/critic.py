@@ -28,6 +28,7 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
+from ...memory.telemetry import memory_names, span
 from ...nodes.ask import Ask, BadReply
 from .agent_card import agent_card
 from .consultation import Advice, Consultation, Place, model_window, not_streamed
@@ -305,7 +306,12 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                         index.add(one)  # another process may have studied it by now
                 self._take_news(memory)
                 if all(one.id in index.waiting for one in group):
-                    self.study_group(memory, group, not_streamed(critic))
+                    origins = (turn.traceparent for one in group for turn in memory.conversations.rated_turn(one))
+                    with span("invoke_agent", {"gen_ai.agent.name": f"{self.method} critic"}, origins) as traced:
+                        self.study_group(memory, group, not_streamed(critic))
+                        written = [index.reflections[one.id] for one in group if one.id in index.reflections]
+                        if failures := [one.error for one in written if one.error] or [*filter(None, [index.failure])]:
+                            traced.fail(failures[0])
 
     def study_group(
         self, memory: ScopeMemory[StudyIndex[Content]], group: Sequence[Trajectory], critic: Runnable[Any, Any]
@@ -343,7 +349,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         for one in group:
             thread, id = one.id.rpartition("/")[0], index.reflection_id(one)
             found = replace(written[one.id], id=id, thread=thread, about=trajectory_digest(one))
-            memory.conversations.add_reflection(found, one.id)
+            with span("upsert_memory", memory_names(memory.conversations.scope, thread)) as traced:
+                traced.set({"gen_ai.memory.record.id": found.id, "gen_ai.memory.record.count": 1})
+                memory.conversations.add_reflection(found, one.id)
             if (now := memory.conversations.trajectories.get(one.id)) is not None:  # its feedback may have changed meanwhile
                 index.add(now)
             else:

@@ -9,10 +9,11 @@ which stay as they are. A section is left out once its message, or a conversatio
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
 
@@ -22,10 +23,12 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ...nodes.ask import estimate_tokens
-from .consultation import PendingCall
+from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
-__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter", "SentPrompts"]
+__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "OpenConsultation", "PromptMeter", "SentPrompts"]
+
+LOG = logging.getLogger(__name__)
 
 AdvicePlace = Literal["turn", "thread"]
 """`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
@@ -66,6 +69,7 @@ class AdvisedPrompts:
         place: when a new one is given.
         trial: the thread's, which may get no advice.
         is_known: ids -> whether all that a section was drawn from is still there.
+        most: tokens that all sections of the thread may have; None: any number.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class AdvisedPrompts:
         place: AdvicePlace,
         trial: ThreadTrial,
         is_known: Callable[[Sequence[str]], bool],
+        most: int | None = None,
     ) -> None:
         self.method, self.place, self._messages = method, place, request.messages
         known: Sequence[dict[str, Any]] = request.state.get("given_advice") or ()  # type: ignore[assignment]
@@ -84,6 +89,9 @@ class AdvisedPrompts:
         self.given, self.last = self._before, request
         """The sections, and the request that was sent last."""
         self.has_changed, self.trial = len(self.given) < len(mine), trial
+        self._read = next((one for one in reversed(self._messages) if isinstance(one, HumanMessage | ToolMessage)), None)
+        is_open = not self._before or place == "turn"
+        self.room = AdviceRoom(most if is_open else None, [one["text"] for one in self._before])
 
     @property
     def update(self) -> dict[str, Any]:
@@ -96,16 +104,22 @@ class AdvisedPrompts:
         found: dict[str, Any] = {"added_tokens": sum(estimate_tokens(one["text"]) for one in self.given)}
         if self.trial.record:
             found["trial"] = self.trial.record
-        if self.trial.said:
-            found["said"] = list(dict.fromkeys([*said.get("said", ()), *self.trial.said]))
+        more = list(self.trial.said)
+        if self.room.left_out:
+            found["left_out"] = self.room.left_out
+            words = f"{self.room.left_out} more, worth less, left out: all advice of a conversation may take {self.room.most} tokens"
+            more.append(f"{words} (max_added_tokens)")
+        if more:
+            found["said"] = list(dict.fromkeys([*said.get("said", ()), *more]))
         return found
 
     def advise(self, asked: PendingCall) -> PendingCall:
         """The call with the sections of the thread in its requests, and with its own beside the message that was read last."""
-        section = asked.section if self.trial.is_advised else ""
-        last = next((one for one in reversed(self._messages) if isinstance(one, HumanMessage | ToolMessage)), None)
+        section, last = asked.section if self.trial.is_advised else "", self._read
         is_given = self._before and (self.place == "thread" or self._before[-1]["text"] == section)
         self.given = self._before
+        if section and not is_given and not self.room.has_room(section):
+            self.room.left_out, section = max(1, self.room.left_out), ""
         if last is not None and section.strip() and not is_given:
             new = {"method": self.method, "message": last.id, "text": section, "sources": list(asked.sources)}
             self.given = [*(one for one in self._before if one["message"] != last.id), new]
@@ -114,6 +128,33 @@ class AdvisedPrompts:
         sent = [one.override(messages=shown) for one in asked.requests]
         self.last = sent[0]
         return replace(asked, requests=sent)
+
+
+@dataclass
+class OpenConsultation:
+    """A consultation that goes on, with the prompts of its model call."""
+
+    method: str
+    steps: Consultation
+    prompts: AdvisedPrompts
+    place: Place
+    asks: PendingCall | Advice | None = None
+    """What it waits for, or its outcome; None if it failed."""
+    first: Any = None
+    """The agent's model's answer to the first requests: what holds where the consultation fails."""
+
+    def go_on(self, answer: Any = None) -> None:
+        """Go on with an answer to what it waits for. An error as answer is raised in it."""
+        if self.first is None and isinstance(answer, list) and isinstance(self.asks, PendingCall) and self.asks.requests:
+            self.first = answer[0]
+        try:
+            self.asks = self.steps.throw(answer) if isinstance(answer, Exception) else self.steps.send(answer)
+        except StopIteration as end:
+            self.asks = end.value
+        except Exception as error:
+            self.asks = None
+            words = "%s: the consultation failed, and the agent answers without advice: %s"
+            LOG.warning(words, self.method, error, exc_info=error)
 
 
 def _with_sections(message: Any, given: Sequence[dict[str, Any]]) -> Any:

@@ -3,22 +3,25 @@
     agent = create_agent(model, tools, middleware=[learner := ICRLMiddleware("memory", task=kind_of_issue)])
 
 The nodes are those of ICRL's graph (graphs/icrl.py): Compose chooses the attempts within a budget of tokens and the instruction, in the
-layout for models that chat. Nothing is asked beside the agent's own model calls. A conversation is shown as it was, with the values
+layout for models that chat. By default these are the few that began most like this one, with long tool results cut. Nothing is
+asked beside the agent's own model calls. A conversation is shown as it was, with the values
 in it, to other conversations of its scope: where users must not see each other's, the user belongs into the scope.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from langgraph.store.base import BaseStore
 
+from ...memory.errors import UserError
 from ...memory.records import Observation
 from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import attempts_in_prompt, plain_instructions
-from ...nodes.retrieve.chat_layout import ChatLayout
+from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from ..icrl import ICRL
 from .attempts import ConversationAttempts
 from .consultation import Consultation, Place, model_window
@@ -30,14 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ICRLMiddleware"]
 
+SHOWN = 3
+"""Conversations that a prompt shows."""
+SHOWN_TOKENS = 1_000
+"""Tokens of these together."""
+SHOWN_RESULT_TOKENS = 60
+"""Tokens of what was read in them at a step; a longer text loses its middle."""
+
 
 class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     """Shows earlier rated conversations of the same task with their rewards, within a budget of tokens.
 
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
-        settings: ICRL's. The default shows the reward of a whole conversation (`rewards="sparse"`: feedback is about all of it),
-            asks to exploit, and gives the attempts 8,192 tokens (`max_memory_tokens`).
+        settings: ICRL's; then the newest conversations are shown, as many and as whole as these say. Not given: those that began most
+            like this one, at most three, in 1,000 tokens together, with long tool results cut. Each shows the reward of the
+            whole conversation (`rewards="sparse"`: feedback is about all of it), and the model is asked to exploit.
+        k: the number of conversations that are shown at most, those most like this one; None: three, or as `settings` say.
         window: tokens that the model can read at once; None: as its profile says, else 32,768.
         prompts: a directory whose prompt files take the place of those of the same name (`icrl/conversations`, `icrl/chat_exploit`).
         options: those of `LearningMiddleware`. `task` says which conversations are attempts at the same.
@@ -51,20 +63,25 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         store: BaseStore | str | Path | None = None,
         *,
         settings: ICRL | None = None,
+        k: int | None = None,
         window: int | None = None,
         prompts: Path | None = None,
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=8_192)
+        if k is not None and k < 1:
+            raise UserError(f"k is the number of conversations that are shown, at least 1; got {k}")
+        self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=SHOWN_TOKENS)
+        self.k = SHOWN if k is None and settings is None else k
         self.window = window
-        self._layout = ChatLayout(self.settings.rewards, notes=True, count_tokens=estimate_tokens)
+        read = SHOWN_RESULT_TOKENS if settings is None else MAX_OBSERVATION_TOKENS
+        self._layout = ChatLayout(self.settings.rewards, notes=True, count_tokens=estimate_tokens, max_observation_tokens=read)
         self._sizes: dict[str, int] = {}
         self._prompt, self._instruct = Prompt.load("icrl/conversations", prompts), plain_instructions("icrl/chat_{}", prompts)
 
     def make_index(self) -> ConversationAttempts:
         """A buffer of attempts."""
-        return ConversationAttempts()
+        return ConversationAttempts(by_request=self.k is not None)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: ConversationAttempts) -> Consultation:
         """Call the model with the attempts and the instruction."""
@@ -76,31 +93,35 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         self, place: Place, memory: ConversationAttempts, window: int, hidden: frozenset[str] = frozenset()
     ) -> tuple[str, dict[str, Any]]:
         """The section of the prompt, empty without attempts or where all are hidden, and the record of it."""
-        settings = self.settings
-        buffer, number = memory.buffer(place.task.id, place.thread, hidden)
+        settings, task, only = self.settings, place.task, None
+        if self.k is not None:
+            alike = [id for id in memory.best_alike(task.id, task.instruction, place.thread) if id not in hidden]
+            only = self.share_out(place, alike, str, self.k)
+        buffer, number = memory.buffer(task.id, place.thread, hidden, only)
         if not len(buffer):
             return "", {}
         compose = settings.compose(
             buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=window, _sizes=self._sizes
         )
-        state: dict[str, Any] = {"task": place.task, "run": "", "episode": number, "observation": Observation("")}
+        state: dict[str, Any] = {"task": task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
         recalled = [shown.id for shown in reversed(state["shown"])]
         if beyond := set(recalled) - set(self.share_out(place, recalled, str)):
             return self._compose(place, memory, window, hidden | beyond)
-        out = place.trial.left_out(shown.id for shown in state["shown"])
-        state["shown"] = [shown for shown in state["shown"] if shown.id not in out]
-        attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, state))
-        if not attempts:
-            return "", {"said": [f"none of {len(buffer)} conversations fits into {settings.max_memory_tokens} tokens"]}
-        section = self._prompt.text(attempts=attempts, instruction=self._instruct(state)).rstrip()
-        entry = {
-            "recalled": [shown.id for shown in state["shown"]],
-            "instruction": state["mode"],
-            "tokens": estimate_tokens(section),
-            "said": [
-                f"{len(state['shown'])} of {len(buffer)} conversations at {place.task.id!r}, in about {estimate_tokens(section)} "
-                f"tokens; asked to {state['mode'] or 'act'}"
-            ],
-        }
-        return section, entry
+
+        def text(ids: Sequence[str]) -> str:
+            part = {**state, "shown": [shown for shown in state["shown"] if shown.id in ids]}
+            attempts = "".join(self._layout.attempt(one, shown) for one, shown in attempts_in_prompt(buffer, part))
+            return self._prompt.text(attempts=attempts, instruction=self._instruct(part)).rstrip() if attempts else ""
+
+        best_first = recalled if only is None else [id for id in only if id in recalled]
+        kept = place.choose(best_first, text)
+        count = memory.count(task.id)
+        if not (section := text(kept)):
+            why = f"none of {count} conversations fits into {settings.max_memory_tokens} tokens"
+            return "", {"said": [] if place.room.left_out else [why]}
+        tokens = estimate_tokens(section)
+        words = (
+            f"{len(kept)} of {count} conversations at {task.id!r}, in about {tokens} tokens; asked to {state['mode'] or 'act'}"
+        )
+        return section, {"recalled": kept, "instruction": state["mode"], "tokens": tokens, "said": [words]}

@@ -51,11 +51,11 @@ from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
 from ..jitrl import VARIANT_NODES, JitRL
 from .agent_identity import DOMAIN
-from .consultation import Advice, Consultation, PendingCall, Place, not_streamed
+from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
 from .lift import MOST_ITEM_CHARS
-from .samples import ask_for_samples
+from .samples import ask_for_samples, log_probability
 from .scope_values import ScopeValue
 from .status import LearnerStatus
 from .tool_decisions import (
@@ -155,7 +155,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def consult(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> Consultation:
         """Ask the model with what memory knows; at a decision weigh its proposals, and overrule it where the past is sure."""
         state = self._recall(request, place, memory)
-        guided, section, sources = request, self._advice(state["neighbours"]), recalled_ids(state["neighbours"])
+        guided, section, sources = request, self._advice(state["neighbours"], place.room), recalled_ids(state["neighbours"])
         # Where memory knows nothing, there is nothing to weigh, and the model is asked once.
         knows = bool(state["neighbours"]) and place.trial.is_advised
         if knows:  # what may be replaced is not shown to a client before it is sure
@@ -227,7 +227,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             return {action: math.log(counts[action] / len(actions)) for action in order}
         found: dict[str, float] = {}
         for action, response in zip(actions, proposed, strict=True):
-            found[action] = max(_log_probability(response.result[0]), found.get(action, -math.inf))
+            found[action] = max(log_probability(response.result[0]), found.get(action, -math.inf))
         return found
 
     def _policy(self, request: ModelRequest[Any]) -> Runnable[Any, Any]:
@@ -296,14 +296,18 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
         return state
 
-    def _advice(self, neighbours: Sequence[Neighbour]) -> str:
+    def _advice(self, neighbours: Sequence[Neighbour], room: AdviceRoom) -> str:
         """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""
         lines, says = list[str](), False
         for action, (count, mean) in sorted(action_values(neighbours).items(), key=lambda one: -one[1][1]):
             if (form := self.decisions.form_of_memory(action)) is not None and self.decisions.is_open(form):
                 lines.append(f"- {escape_tags(action)}: {plural(count, 'time')}, {mean:.3g}")
                 says = says or count > 1 or mean > self.rewards.least
-        return self._advice_prompt.text(decisions="\n".join(lines)) if says else ""
+
+        def text(shown: Sequence[str]) -> str:
+            return self._advice_prompt.text(decisions="\n".join(shown)) if shown else ""
+
+        return text(room.fit(lines, text)) if says else ""
 
     def _decide(
         self,
@@ -384,17 +388,3 @@ def _view(state: Mapping[str, Any]) -> dict[str, str]:
     """The values of the policies' prompts: what the agent was told, what it did, and what it has just read."""
     done = steps_text(steps(state["messages"], text_read)) if state["messages"] else ""
     return {"brief": state["brief"], "instruction": "", "steps": done, "observation": state["observation"].text}
-
-
-def _log_probability(message: Any) -> float:
-    """The log-probability of a reply in nats, as the server gives it.
-
-    Raises:
-        UserError: it gives none.
-    """
-    tokens = (message.response_metadata.get("logprobs") or {}).get("content")
-    if not tokens:
-        raise UserError(
-            "candidates='logprobs' asked for log-probabilities, and the reply has none; make the model with logprobs=True, or take 'samples'"
-        )
-    return float(sum(token["logprob"] for token in tokens))

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -36,6 +37,7 @@ from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
 from ...memory.records import Task
+from ...memory.telemetry import Traced, memory_names, span
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .executed_calls import watch_call
@@ -57,10 +59,13 @@ from .consultation import (
     aanswer_all,
     ainvoke,
     answer_all,
+    gather_awaited,
     invoke,
     model_response,
+    run_id,
+    turn_id,
 )
-from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, SentPrompts, plain_messages
+from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -76,6 +81,7 @@ class LearnerOptions(ScopeOptions, total=False):
     next_turn: RewardSource | None
     reviews: bool
     place: AdvicePlace | None
+    max_added_tokens: int | None
 
 
 class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearner[Index]):
@@ -90,6 +96,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
             until somebody rates it.
         place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
+        max_added_tokens: tokens that advice may add to the prompts of a conversation, in all of its turns together, by an upper
+            estimate: what is worth least is left out first. None: as many as the method's own limits allow.
         options: those of `ScopedLearner`.
     """
 
@@ -104,6 +112,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         next_turn: RewardSource | None = None,
         reviews: bool = True,
         place: AdvicePlace | None = None,
+        max_added_tokens: int | None = None,
         **options: Unpack[ScopeOptions],
     ) -> None:
         AgentMiddleware.__init__(self)
@@ -111,7 +120,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
         if place not in (None, "turn", "thread"):
             raise UserError(f"place is turn or thread, got {place!r}")
-        self.place, self._sent = place or self.default_place, SentPrompts()
+        if max_added_tokens is not None and max_added_tokens < 1:
+            raise UserError(f"max_added_tokens is a number of tokens, at least 1, or None; got {max_added_tokens!r}")
+        self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
 
     # -- what a method defines --------------------------------------------------------------------------------------------
 
@@ -144,19 +155,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        if (begun := self._begin(request)) is None:
+        if (run := self._open(request)) is None:
             return handler(request)
-        gen, prompts, place = begun
-        first: list[Any] = []
-        answer: Any = None
         try:
-            while isinstance(asked := self._advance(gen, answer), PendingCall):
-                if asked.runnable is not None:
-                    answer = invoke(asked)
-                else:
-                    answer = answer_all(prompts.advise(asked), handler)
-                    first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, place, first) or handler(request)
+            while isinstance(asks := run.asks, PendingCall):
+                run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
+            found = self._finish(run) or handler(request)
         except Exception:
             self._record_so_far(request, None)
             raise
@@ -165,19 +169,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
-        if (begun := await asyncio.to_thread(self._begin, request)) is None:
+        if (run := await asyncio.to_thread(self._open, request)) is None:
             return await handler(request)
-        gen, prompts, place = begun
-        first: list[Any] = []
-        answer: Any = None
         try:
-            while isinstance(asked := await asyncio.to_thread(self._advance, gen, answer), PendingCall):
-                if asked.runnable is not None:
-                    answer = await ainvoke(asked)
-                else:
-                    answer = await aanswer_all(prompts.advise(asked), handler)
-                    first = first or (answer if isinstance(answer, list) else [])
-            found = self._finish(asked, prompts, place, first) or await handler(request)
+            while isinstance(asks := run.asks, PendingCall):
+                is_own = asks.runnable is not None
+                answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
+                await asyncio.to_thread(run.go_on, answer)
+            found = self._finish(run) or await handler(request)
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)
             raise
@@ -215,20 +214,35 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, _turn_id(state["messages"]))
+            self._rate(state, runtime, self._reward, turn_id(state["messages"]))
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, _turn_id(state["messages"]))
+            await self._arate(state, runtime, self._reward, turn_id(state["messages"]))
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: ModelRequest[Any]) -> tuple[Consultation, AdvisedPrompts, Place] | None:
+    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | None:
+        """Look into memory for a model call, up to the first thing that the method waits for."""
         if self.mode == "off":
             return None
+        with span("search_memory") as traced:
+            if (run := self._begin(request, traced)) is None:
+                return None
+            run.go_on()
+            if isinstance(asks := run.asks, PendingCall) and asks.runnable is None:
+                traced.set({"gen_ai.memory.record.count": len(asks.sources)})
+                traced.set_texts("gen_ai.memory.records", [{"content": asks.section}] if asks.section else None)
+            return run
+
+    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | None:
         try:
             place = self._place(request.state, request.runtime)
+            place = replace(place, traceparent=traced.traceparent)
+            if traced.is_on:
+                traced.set(memory_names(place.scope, place.thread))
+                traced.set_texts("gen_ai.memory.query.text", str(request.messages[last_user_message(request.messages)].text))
             self.agent.read_tools(request.tools)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
@@ -236,33 +250,29 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
-            prompts = AdvisedPrompts(request, self.method, self.place, trial, lambda ids: self.are_known(memory, ids))
-            plain = request.override(messages=plain_messages(request.messages))
-            return self.consult(plain, place := replace(place, trial=trial), memory.index), prompts, place
+            are_known = partial(self.are_known, memory)
+            prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
+            plain, place = (
+                request.override(messages=plain_messages(request.messages)),
+                replace(place, trial=trial, room=prompts.room),
+            )
+            return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
             raise
         except Exception as error:
+            traced.fail(error)
             LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
             return None
 
-    def _advance(self, gen: Consultation, answer: Any) -> PendingCall | Advice | None:
-        """The next thing that a consultation asks for, or its outcome; None if it failed. An error as answer is raised in it."""
-        try:
-            return gen.throw(answer) if isinstance(answer, Exception) else gen.send(answer)
-        except StopIteration as end:
-            found: Advice = end.value
-            return found
-        except Exception as error:
-            words = "%s: the consultation failed, and the agent answers without advice: %s"
-            LOG.warning(words, self.method, error, exc_info=error)
-            return None
-
-    def _finish(self, advice: Advice | None, prompts: AdvisedPrompts, place: Place, first: Sequence[Any]) -> Any:
+    def _finish(self, run: OpenConsultation) -> Any:
         """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
-        if advice is None:
-            return first[0] if first else None
+        advice, prompts, place = run.asks, run.prompts, run.place
+        if not isinstance(advice, Advice):
+            return run.first
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
         entry["turn"] = place.turn
+        if place.traceparent:
+            entry["traceparent"] = place.traceparent
         entry["cached"] = round(self._sent.cached_share(prompts.last, (*place.scope, place.thread)), 3)
         self._memory(place.scope).tally(entry)
         prompts.last.runtime.stream_writer({"learning": entry})
@@ -290,7 +300,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             said = source(state["messages"])
             if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
-                    said = thread.submit(asyncio.run, _await(said)).result()
+                    said = thread.submit(asyncio.run, gather_awaited(said)).result()
             self._keep_rating(state, runtime, source, turn, said)
         except Exception as error:
             LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
@@ -316,7 +326,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return False
         try:
             place = self._place(state, runtime)
-            self._record(place, state["messages"], state.get("learning") or [], _run_id(runtime))
+            self._record(place, state["messages"], state.get("learning") or [], run_id(runtime))
             turn = state["messages"][last_user_message(state["messages"]) :]
             found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
             conversations = self._memory(place.scope).conversations
@@ -347,7 +357,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
             messages: list[Any] = [*request.state["messages"], *replies]
-            self._record(place, messages, entries, _run_id(request.runtime), goes_on=found is not None)
+            self._record(place, messages, entries, run_id(request.runtime), goes_on=found is not None)
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
@@ -382,19 +392,4 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         user = "".join(self.user.of_run(runtime, get_config().get("configurable", {})))
-        return Place(str(thread), self._run_scope(runtime), _turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)
-
-
-async def _await(found: Awaitable[Any]) -> Any:
-    return await found
-
-
-def _turn_id(messages: Sequence[Any]) -> str:
-    """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
-    humans = [one for one in messages if isinstance(one, HumanMessage)]
-    return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
-
-
-def _run_id(runtime: Any) -> str:
-    info = getattr(runtime, "execution_info", None)
-    return str(getattr(info, "run_id", None) or "")
+        return Place(str(thread), self._run_scope(runtime), turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)

@@ -140,10 +140,15 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], fitting)
             found["lessons"] = shared
             found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
-        out = place.trial.left_out(found["lessons"])
-        found["lessons"] = [one for one in found["lessons"] if one not in out]
-        lines = lessons_text(content, found["lessons"], most, estimate_tokens)
-        section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
+
+        def text(ids: Sequence[str]) -> str:
+            lines = lessons_text(content, ids, most, estimate_tokens)
+            return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
+
+        found["lessons"] = place.choose(found["lessons"], text)
+        section = text(found["lessons"])
+        if place.room.left_out:
+            found["used"] = list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources))
         lessons = [content.lesson(id) for id in found["lessons"]]
         entry: dict[str, Any] = {
             "recalled": found["used"],

@@ -132,11 +132,15 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
             shown = [one.id for one in reversed(state["shown"])]
             beyond = frozenset(shown) - frozenset(self.share_out(place, shown, str))
             hidden |= beyond
-        out = place.trial.left_out(one.id for one in state["shown"])
-        state["shown"] = [one for one in state["shown"] if one.id not in out]
-        lines = notes_text(buffer, state)
-        section = self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
-        recalled = [shown.id for shown in state["shown"]]
+
+        def text(ids: Sequence[str]) -> str:
+            state["shown"] = [one for one in all_shown if one.id in ids]
+            lines = notes_text(buffer, state)
+            return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
+
+        all_shown = state["shown"]
+        section = text(place.choose(shown, text))
+        recalled, lines = [one.id for one in state["shown"]], notes_text(buffer, state)
         entry = {"recalled": recalled, "tokens": estimate_tokens(section), "said": lines.splitlines()[1:]}
         return (yield from self.ask_with(request, section, entry))
 

@@ -12,10 +12,11 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatGeneration, LLMResult
 
+from ...memory.errors import UserError
 from ...nodes.ask import is_refused_request, note_refused_options, refused_options
 from .consultation import PendingCall
 
-__all__ = ["ask_for_samples"]
+__all__ = ["ask_for_samples", "log_probability"]
 
 
 class _AllReplies(BaseCallbackHandler):
@@ -65,3 +66,17 @@ def _takes_n(request: ModelRequest[Any], model: BaseChatModel) -> bool:
     """True if the model has the parameter, as far as is known. What reads a structured response sees the first reply only."""
     can_listen = isinstance(request.model.callbacks, list | None)
     return "n" in type(model).model_fields and can_listen and not request.response_format and "n" not in refused_options(model)
+
+
+def log_probability(message: Any) -> float:
+    """The log-probability of a reply in nats, as the server gives it.
+
+    Raises:
+        UserError: it gives none.
+    """
+    tokens = (message.response_metadata.get("logprobs") or {}).get("content")
+    if not tokens:
+        raise UserError(
+            "candidates='logprobs' asked for log-probabilities, and the reply has none; make the model with logprobs=True, or take 'samples'"
+        )
+    return float(sum(token["logprob"] for token in tokens))

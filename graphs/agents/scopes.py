@@ -26,8 +26,9 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.screen import Screen, others_texts
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
+from ...memory.telemetry import memory_names, span
 from .agent_identity import DOMAIN, ROOT, AgentIdentity
 from .lift import Lift, TrialLedger, TrialPlan, retirement
 from .reward_sources import RewardScale, rank_rewards, rating_text
@@ -83,6 +84,8 @@ class ScopeMemory(Generic[Index]):
     """Model calls for which this process looked into it."""
     recalled: int = 0
     """Of these, the ones for which it had something."""
+    left_out: int = 0
+    """Of these, the ones for which `max_added_tokens` had no room for all of it."""
     ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
     """The trials of its items, where the learner draws any."""
     nearest: float | None = None
@@ -98,7 +101,8 @@ class ScopeMemory(Generic[Index]):
         if not entry.get("consulted", True):
             return
         self.consulted += 1
-        self.recalled += bool(entry["recalled"])
+        self.recalled += bool(entry["recalled"] or entry.get("left_out"))
+        self.left_out += "left_out" in entry
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled:
@@ -260,11 +264,13 @@ class ScopedLearner(Generic[Index]):
         All ratings come this way: of people, of reward sources, and of reviewers.
         """
         conversations = self._memory(labels).conversations
-        conversations.check_turn(thread, more.get("turn"), more.get("run_id"))
-        if (found := self.screen.suspicion(text)) is not None:
-            self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
-        rating = conversations.rate(thread, reward, self.screen.redact(text), **more)
-        self.note_rating(labels, thread, rating)
+        turn = conversations.find_turn(thread, more.get("turn"), more.get("run_id"))
+        with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
+            if (found := self.screen.suspicion(text)) is not None:
+                self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
+            rating = conversations.rate(thread, reward, words := self.screen.redact(text), **more)
+            traced.add_evaluation(rating.source, reward, words)
+            self.note_rating(labels, thread, rating)
         return rating
 
     def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
@@ -290,6 +296,8 @@ class ScopedLearner(Generic[Index]):
         rated = memory.conversations.trajectories.count()
         held = len(memory.conversations.open_quarantines())
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
+        if memory.left_out:
+            notes += (f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}",)
         return LearnerStatus(
             self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held, notes=notes
         )

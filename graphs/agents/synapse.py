@@ -10,7 +10,7 @@ layout of exemplars. It costs no model call of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -24,6 +24,7 @@ from ...memory.conversations.reviews import without_rejected
 from ...memory.errors import UserError
 from ...memory.records import Precedent, Trajectory
 from ...memory.search.similarity import Similarity
+from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars
@@ -97,11 +98,16 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
             )
             found = dict(recollect(state))  # type: ignore[arg-type]
             found["precedents"] = self.share_out(place, found["precedents"], lambda one: one.trajectory, self.settings.k)
-            out = place.trial.left_out(one.trajectory for one in found["precedents"])
-            found["precedents"] = [one for one in found["precedents"] if one.trajectory not in out]
-        shown = self._text(found["precedents"], place, parts, memory)
-        section = self._section.text(exemplars=shown.rstrip("\n")) if shown else ""
-        return (yield from self.ask_with(request, section, _entry(found, parts.prompting.count_tokens(shown) if shown else 0)))
+
+        def text(precedents: Sequence[Precedent]) -> str:
+            shown = self._text(precedents, place, parts, memory)
+            return self._section.text(exemplars=shown.rstrip("\n")) if shown else ""
+
+        found["precedents"] = place.choose(found["precedents"], text, lambda one: one.trajectory)
+        section = text(found["precedents"])
+        if place.room.left_out:
+            found["nearest_similarity"] = None  # it was alike enough
+        return (yield from self.ask_with(request, section, _entry(found, estimate_tokens(section))))
 
     def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:
         """The exemplars that an earlier call of this turn has recalled and that were not deleted; None at the first call."""
@@ -111,7 +117,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
                 return {"precedents": kept, "nearest_similarity": entry.get("nearest")}
         return None
 
-    def _text(self, precedents: list[Precedent], place: Place, parts: ChatInputs, memory: Trajectories) -> str:
+    def _text(self, precedents: Sequence[Precedent], place: Place, parts: ChatInputs, memory: Trajectories) -> str:
         room = self.settings.max_memory_tokens
         layout: Any = parts.layout("sparse", self.settings.max_state_chars, notes=True)
         exemplars = Exemplars(

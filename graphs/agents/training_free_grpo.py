@@ -28,14 +28,14 @@ from ...memory.conversations.store import Rating, RatingOptions, Reflection
 from ...memory.errors import UserError
 from ...memory.lessons.library import Library, LibraryError
 from ...memory.lessons.versions import LibraryVersions, find_library, open_library
-from ...memory.records import Comparison, Trajectory
+from ...memory.records import Comparison, Lesson, Trajectory
 from ...memory.storage.stored_rows import StoredRows
 from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
-from .consultation import Consultation, Place, add_to_system_message
+from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
 from .lift import MOST_ITEM_CHARS
 from .scope_values import ScopeValue
@@ -143,15 +143,27 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         self._stamp = stamp  # also of a broken file, so that it is warned of once
         return open_library(path)
 
-    def _section(self, request: ModelRequest[Any], library: Library) -> tuple[str, tuple[str, ...]]:
-        """The lessons for a request as text, empty without any, and their ids."""
+    def _section(
+        self, request: ModelRequest[Any], library: Library, place: Place | None = None
+    ) -> tuple[str, tuple[Lesson, ...]]:
+        """The lessons for a request as text, empty without any, and these lessons in the library's order."""
         asked = str(next((m.text for m in reversed(request.messages) if isinstance(m, HumanMessage)), ""))
         shown = library.select(asked, self.lessons_per_prompt)
-        text = library.text(asked, self.lessons_per_prompt, self.show_ids).rstrip("\n")
         if (note := library.other_model(model_name(request.model))) and note not in self._notes:
             self._notes.add(note)
             LOG.warning("%s", note)
-        return (self._prompt.text(lessons=escape_tags(text)) if shown else ""), tuple(lesson.id for lesson in shown)
+
+        def text(lessons: Sequence[Lesson]) -> str:
+            ids = {one.id for one in lessons}
+            lines = replace(library, lessons=tuple(one for one in shown if one.id in ids)).text(with_ids=self.show_ids)
+            return self._prompt.text(lessons=escape_tags(lines.rstrip("\n"))) if ids else ""
+
+        best_first = sorted(shown, key=lambda one: (one.harmful - one.helpful, -int(one.id[1:])))
+        if place is None:
+            chosen = AdviceRoom(self.max_added_tokens).fit(best_first, text)
+        else:  # a lesson with another text is another item
+            chosen = place.choose(best_first, text, lambda one: f"{one.id}: {trim_middle(one.text, MOST_ITEM_CHARS)}")
+        return text(chosen), tuple(one for one in shown if one in chosen)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the lessons in the system message."""
@@ -214,13 +226,9 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         """Call the model with the lessons of the scope's library."""
         versions = self._scope_versions(place.scope)
         library = versions.at(versions.head)
-        section, shown = self._section(request, library)
-        items = {id: f"{id}: {trim_middle(library.lesson(id).text, MOST_ITEM_CHARS)}" for id in shown}
-        if out := place.trial.left_out(items.values()):  # a lesson with another text is another item
-            kept = tuple(one for one in library.lessons if items.get(one.id) not in out)
-            section, shown = self._section(request, replace(library, lessons=kept))
-        said = [f"[{id}] {library.lesson(id).text}" for id in shown]
-        entry = {"recalled": list(shown), "version": versions.head, "said": said}
+        section, shown = self._section(request, library, place)
+        said = [f"[{one.id}] {one.text}" for one in shown]
+        entry = {"recalled": [one.id for one in shown], "version": versions.head, "said": said}
         return (yield from self.ask_with(request, section, entry))
 
     def are_known(self, memory: ScopeMemory[StudyIndex[None]], ids: Sequence[str]) -> bool:

@@ -123,7 +123,7 @@ def build(
     if world is not None and read is None:  # a drawing has no environment
         raise UserError(
             f"tool-agent: {world.name} is played step by step, and this agent submits one written answer; use react, or a world "
-            "that reads answers (questions, math, reasoning:NAME, game24)"
+            "that reads answers (questions, math, game24)"
         )
     toolset = Toolset(tools)
     paper = settings.wording == "paper"

@@ -90,7 +90,7 @@ class RunOptions(ModelOptions):
     """The options of a run: the task, the model, and how often it plays."""
 
     env: str = "twx:coin"
-    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
+    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math` (see `learngraph list`)."""
     model: str = "pocket"
     """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
     seeds: str = "5"
@@ -142,10 +142,9 @@ class RunOptions(ModelOptions):
     confidences). In writing: `act` (a thought and an action), `answer` (a whole answer, for tasks that ask for one)."""
     judge: str = "environment"
     """The judge, which rewards the steps of a finished episode: `environment`; `rule`, the environment's verifier; `self`, the model about its
-    own attempt, step by step, or with `self:sparse` as a whole; `rubric`, the model, which grades a text by criteria and
-    criticises it in words that icrl's next attempts are shown; `pairwise`, the model, which compares the attempt with a
+    own attempt, step by step, or with `self:sparse` as a whole; `pairwise`, the model, which compares the attempt with a
     reference answer; `model`, which knows the final score; `hindsight`, a rule that rewards a step
-    by the world's rewards after it; `shift:C`, the world's rewards with C added. Several joined by + are averaged."""
+    by the world's rewards after it; `shift:C`, the world's rewards with C added."""
     reference: Path | None = None
     """A text file with the answer that `--judge pairwise` compares attempts with; the environment's solution if not given. For
     `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""

@@ -140,26 +140,22 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
         "self:sparse": lambda: judge.self_judge(
             model, journal, prompts, sparse=True, shows_answers=not hasattr(environment, "read")
         ),
-        "rubric": lambda: judge.rubric_judge(model, journal, prompts),
         "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
         "model": lambda: judge.model_judge(model, journal, prompts),
         "hindsight": lambda: changed_rewards.hindsight_judge(journal),
     }
     if (shift := options.judge.partition("shift:"))[:2] == ("", "shift:"):
         return changed_rewards.shift_judge(journal, shift[2])
-    names = options.judge.split("+")
-    for name in names:
-        if name not in made:
-            raise CommandError(f"--judge is {', '.join(made)}, several of them, joined by +, or shift:C; got {options.judge!r}")
-        if name == "rule" and not hasattr(environment, "verify"):
-            raise CommandError(f"{options.env} has no rule to judge by; use --judge environment or self")
-        if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
-            raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
-        if asks_model(name) and model is None:
-            raise CommandError(f"--judge {name} asks a model, and there is none here; use --judge environment or rule")
-    if names == ["environment"]:
-        return None
-    return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
+    name = options.judge
+    if name not in made:
+        raise CommandError(f"--judge is {', '.join(made)}, or shift:C; got {name!r}")
+    if name == "rule" and not hasattr(environment, "verify"):
+        raise CommandError(f"{options.env} has no rule to judge by; use --judge environment or self")
+    if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
+        raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
+    if asks_model(name) and model is None:
+        raise CommandError(f"--judge {name} asks a model, and there is none here; use --judge environment or rule")
+    return None if name == "environment" else made[name]()
 
 
 def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
@@ -176,9 +172,9 @@ def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
 
 def credits_future(judge: str) -> bool:
     """True if the judge's reward of a step counts what followed from it, so that returns are not discounted again."""
-    return not {"model", "hindsight"}.isdisjoint(judge.split("+"))
+    return judge in ("model", "hindsight")
 
 
 def asks_model(judge: str) -> bool:
     """True if judging asks a model, whose answers may differ the next time."""
-    return any(name.partition(":")[0] in ("self", "rubric", "pairwise", "model") for name in judge.split("+"))
+    return judge.partition(":")[0] in ("self", "pairwise", "model")

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.replay import Replay
 from ...memory.errors import Unavailable, UserError, hide_paths, public_text
+from ...memory.telemetry import span, traceparent
 from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 from .versions import LiveVersions
@@ -40,6 +41,8 @@ MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
 OTHERS_SECONDS = 10.0
 """Seconds after which a service that shares its buffer looks again at what other processes stored, and learn."""
+MAX_TRACES = 32
+"""Most feedbacks that a step is linked to in a trace."""
 MAX_JOBS = 1000
 """Most `train` jobs of a tenant that are remembered."""
 AdapterKey = tuple[str, str]
@@ -69,6 +72,8 @@ class AdapterTurn:
     """Message of the last failure, for tenants; empty after a success."""
     jobs: list[dict[str, Any]] = field(default_factory=list)
     """The `train` jobs that wait, oldest first."""
+    traces: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
+    """The trace contexts of what woke it since its last step, oldest first."""
 
     @property
     def rests(self) -> bool:
@@ -78,6 +83,8 @@ class AdapterTurn:
     def wake(self) -> None:
         """Note that feedback came."""
         self.due, self.skips = True, 0
+        if context := traceparent():
+            self.traces.append(context)
 
 
 class LearningTask:
@@ -241,9 +248,12 @@ class LearningTask:
         is_for_job = bool(turn.jobs)  # a job that is asked for meanwhile gets a run of its own
         asked = {"tenant": scope[0], "adapter": scope[1], **({"least": 2} if is_for_job else {})}
         turn.due = False  # feedback that comes meanwhile makes it due again
-        self._step = asyncio.create_task(self._graph.ainvoke(asked))
         try:
-            state = await self._step
+            origins = [*turn.traces]
+            with span("gradient_step", origins=origins) as traced:
+                self._step = asyncio.create_task(self._graph.ainvoke(asked))
+                state = await self._step
+                traced.set({"learngraph.outcome": state["outcome"]})
         except Exception as error:
             self._record_failure(scope, turn, error)
             return
@@ -257,6 +267,7 @@ class LearningTask:
             LOG.info("%s/%s: %s", *scope, describe_run(state))
             self._count(state, time.monotonic() - began)
             turn.ready = 0
+            turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
         rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS
         turn.due = turn.due or bool(turn.jobs) or not rests

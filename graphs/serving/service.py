@@ -26,6 +26,7 @@ from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
 from ...memory.errors import UnknownExchange, UserError
 from ...memory.records import ChatCall, Exchange, Feedback, FeedbackReceipt, Piece
+from ...memory.telemetry import span
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gradient_step import AdapterLearner
 from ..claas import CLaaS, build_learning, build_serving
@@ -254,13 +255,15 @@ class Service(Administration):
             UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.add_feedback`.
         """
         self._require_open()
-        receipt, exchange = await asyncio.get_running_loop().run_in_executor(
-            self._feedback_threads, self._store_feedback, tenant, response_id, feedback, key
-        )
-        if not receipt.is_repeat:
-            self._metrics.feedbacks.inc()
-            self._watch.note_feedback(exchange, feedback)
-            self._wake_learning(tenant, exchange.adapter)
+        with span("upsert_memory", {"gen_ai.response.id": response_id, "gen_ai.request.model": self.model}) as traced:
+            receipt, exchange = await asyncio.get_running_loop().run_in_executor(
+                self._feedback_threads, self._store_feedback, tenant, response_id, feedback, key
+            )
+            if not receipt.is_repeat:
+                traced.add_evaluation(feedback.source, feedback.reward, feedback.text)
+                self._metrics.feedbacks.inc()
+                self._watch.note_feedback(exchange, feedback)
+                self._wake_learning(tenant, exchange.adapter)
         return receipt
 
     def _wake_learning(self, tenant: str, adapter: str) -> None:

@@ -15,7 +15,7 @@ from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit, model_name
 from ...nodes.extract.critic import Critic, LessonSettings, critic_prompts
-from ...nodes.extract.groups import RewardSettings, Truth
+from ...nodes.extract.groups import Truth
 from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.lesson_prompts import SameLessonsShown
@@ -67,8 +67,6 @@ class ComparisonSettings(Protocol):
     def acceptance(self) -> Rule: ...
     @property
     def rollouts(self) -> RolloutSettings: ...
-    @property
-    def rewards(self) -> RewardSettings: ...
     @property
     def lessons(self) -> LessonSettings: ...
     @property

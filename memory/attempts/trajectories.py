@@ -4,21 +4,20 @@ A record is a step. Its key phi(s_t) is a text about the state; its value is the
 outcome. The memory keeps of the value only the reference (trajectory id, step): T steps cost T records, where a copy of each
 rest, as in the published code, costs T^2.
 
-Source: arXiv 2606.05684, section 3. Added to the paper: failures and graded returns, a least similarity, neighbours that
-differ from one another, and a memory that grows and forgets.
+Source: arXiv 2606.05684, section 3. Added to the paper: failures and graded returns, a least similarity, and a memory that grows.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,46 +140,6 @@ class _IndexedTrajectory:
 _COLUMNS = {"domain": "i", "task": "i", "run": "i", "episode": "q", "own": "b", "success": "b", "count": "i"}
 
 
-class _Usefulness:
-    """The usefulness of each trajectory, and the evicted ones, after some episodes in the order of storing."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self.uses: dict[str, list[float]] = {}  # id -> the known returns of the episodes that consulted it
-        self.unknown: dict[str, int] = {}  # id -> the number of consulting episodes without a known return
-        self.evicted: set[int] = set()
-        self._gains: dict[str, float] = {}
-        self._returns: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own returns
-        self._own: dict[str, int] = {}  # id -> place, of the trajectories that count against the limit
-        self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
-
-    def add(self, place: int, kept: _IndexedTrajectory) -> None:
-        trajectory = kept.trajectory
-        value = trajectory.value
-        task = trajectory.domain, trajectory.task.id
-        count, total = self._returns.get(task, (0, 0.0))
-        usual = total / count if count else value
-        for id in dict.fromkeys(trajectory.used):
-            if value is None or usual is None:
-                self.unknown[id] = self.unknown.get(id, 0) + 1
-                continue
-            self.uses.setdefault(id, []).append(value)
-            self._gains[id] = self._gains.get(id, 0.0) + value - usual
-            if id in self._own:
-                heapq.heappush(self._queue, (self._gains[id], self._own[id], id))
-        if value is not None and kept.own:  # a bank's walkthroughs would make every episode of the run look poor
-            self._returns[task] = count + 1, total + value
-        if not kept.own or self._limit is None:
-            return
-        while len(self._own) >= self._limit:  # before it joins: the new one has had no chance to be useful
-            gain, old, id = heapq.heappop(self._queue)
-            if self._own.get(id) == old and self._gains.get(id, 0.0) == gain:
-                del self._own[id]
-                self.evicted.add(old)
-        self._own[trajectory.id] = place
-        heapq.heappush(self._queue, (self._gains.get(trajectory.id, 0.0), place, trajectory.id))
-
-
 @branching("add", but=("reload", "is_durable"))
 class Trajectories:
     """A memory of the steps of finished episodes that finds those taken in states like the present one.
@@ -188,23 +147,16 @@ class Trajectories:
     Args:
         store: durable storage of the run's own trajectories; None: they last as long as the process.
         bank: trajectories made elsewhere, by another model or from walkthroughs. They are searched beside the run's own,
-            never change, are never evicted, and count as older than all of those.
+            never change, and count as older than all of those.
         key: phi, which makes the text by which a step is found; query with `memory.key(task, before, state)`.
         similarity: compares keys; None: by their tokens (`JaccardSimilarity`). `memory.search.vectors.CosineSimilarity`
             compares embeddings.
         success: tells whether an attempt succeeded; attempts for which it returns None are found only with the kind `all`.
         first_only: one record per trajectory, its first step (Synapse).
-        limit: the number of the run's own trajectories that are searched. One more evicts the least useful, among equals the
-            oldest. The usefulness of a trajectory is a sum over the episodes that consulted it (`Trajectory.used`): the
-            episode's return less the mean return of the run's earlier episodes at the same task; 0 if none consulted it.
         run: the run that will add to the memory. A bank with episodes of that run is refused here, before an episode is lost.
 
     Raises:
         BadMemory: a setting is out of range, or two trajectories share an id.
-
-    Usefulness and eviction are no counters: they follow from the stored trajectories and their order, and eviction deletes
-    nothing (`learngraph memory prune` does). So a resumed or forked run decides as the first one did: with `before`, the
-    memory computes both again without that run's later episodes, and finds trajectories that were evicted only later.
 
     The memory is safe to use from several threads. Another process sees this one's additions after `reload`.
     """
@@ -218,14 +170,10 @@ class Trajectories:
         similarity: Similarity | None = None,
         success: Callable[[Trajectory], bool | None] = is_rewarded,
         first_only: bool = False,
-        limit: int | None = None,
         run: str = "",
     ) -> None:
-        if limit is not None and limit < 1:
-            raise BadMemory(f"a memory of at most {limit} trajectories: limit is at least 1, or None for no limit")
         self.key = key
         self.similarity: Similarity = JaccardSimilarity() if similarity is None else similarity
-        self.limit = limit
         self._store = store
         self._success = success
         self._first_only = first_only
@@ -248,15 +196,15 @@ class Trajectories:
     def table(self) -> Table:
         """A table of the trajectories, the newest first; those of a bank last."""
         found = list(self)
-        head = ("trajectory", "task", "steps", "score", "consulted by", "searched", "note")
+        consulted = Counter(id for one in found for id in set(one.used))
+        head = ("trajectory", "task", "steps", "score", "consulted by", "note")
         rows = (
             (
                 one.id,
                 one.task.instruction or one.task.id,
                 len(one.transitions),
                 one.score,
-                self.usefulness(one.id)[0],
-                "no: evicted" if self.is_evicted(one.id) else "yes",
+                consulted[one.id],
                 one.note,
             )
             for one in reversed(found)
@@ -288,11 +236,10 @@ class Trajectories:
     def __len__(self) -> int:
         """The number of records that are searched."""
         with self._lock:
-            evicted = self._known_usefulness().evicted
-            return sum(kept.count for place, kept in enumerate(self._kept) if place not in evicted)
+            return sum(kept.count for kept in self._kept)
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Every trajectory, evicted or not: the bank's, then the run's own in the order of storing."""
+        """Every trajectory: the bank's, then the run's own in the order of storing."""
         with self._lock:
             return iter([kept.trajectory for kept in self._kept])
 
@@ -321,7 +268,6 @@ class Trajectories:
             similarity=self.similarity,
             success=self._success,
             first_only=self._first_only,
-            limit=self.limit,
         )
         with self._lock:
             own = self._history.undo({kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}, moment)
@@ -366,7 +312,6 @@ class Trajectories:
         kind: OutcomeFilter = "all",
         min_similarity: float | None = 0.0,
         per_trajectory: int = 1,
-        diversity: float = 0.0,
         distinct: bool = False,
         domain: str = "",
         task: str | None = None,
@@ -383,8 +328,6 @@ class Trajectories:
             min_similarity: the least similarity, in [0, 1], for cosines in [-1, 1]; None: the default of the memory's
                 comparison (`Similarity.default_floor`). Keys without a common token are never similar.
             per_trajectory: the greatest number of records of one trajectory, since neighbouring steps are redundant; 0: any.
-            diversity: the weight, in [0, 1], of being unlike the records chosen before: see `marginal_relevance`. The records
-                then stand in the order of choosing.
             distinct: of records with the same key text and the same action only the best counts: that with the greatest return
                 from there on (`return_to_go`; an unknown one is the least), among equals the newest. The others are redundant,
                 and an agent that plays a task many times makes many of them. The last step of a failure does not count if nobody
@@ -400,7 +343,7 @@ class Trajectories:
             BadMemory: an argument is out of range.
         """
         min_similarity = self.similarity.default_floor if min_similarity is None else min_similarity
-        self._check_query(k, kind, min_similarity, per_trajectory, diversity)
+        self._check_query(k, kind, min_similarity, per_trajectory)
         sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
         with self._lock:
             if not any(self._among((side, domain, task, before), distinct).any() for side in sides):
@@ -410,12 +353,12 @@ class Trajectories:
             found: list[tuple[float, int]] = []
             for side in sides:
                 among = self._among((side, domain, task, before), distinct)
-                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, among)
+                found += self._nearest(reading, k, min_similarity, per_trajectory, among)
             if kind == "mixed":
                 found.sort(reverse=True)
             return [self._precedent(row, similarity) for similarity, row in found]
 
-    def _check_query(self, k: int, kind: OutcomeFilter, min_similarity: float, per_trajectory: int, diversity: float) -> None:
+    def _check_query(self, k: int, kind: OutcomeFilter, min_similarity: float, per_trajectory: int) -> None:
         if k < 1:
             raise BadMemory(f"asked for {k} precedents: k is at least 1")
         least = self.similarity.minimum
@@ -423,13 +366,11 @@ class Trajectories:
             raise BadMemory(f"a least similarity of {min_similarity}: similarities are between {least:g} and 1")
         if per_trajectory < 0:
             raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
-        if not 0 <= diversity <= 1:
-            raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
         if kind not in get_args(OutcomeFilter):
             raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
 
     def trajectory(self, id: str) -> Trajectory:
-        """The trajectory with this id, evicted or not.
+        """The trajectory with this id.
 
         Raises:
             BadMemory: there is none.
@@ -437,29 +378,13 @@ class Trajectories:
         with self._lock:
             return self._kept[self._place(id)].trajectory
 
-    def usefulness(self, id: str) -> tuple[int, float | None]:
-        """(Number of stored episodes that consulted this trajectory, mean of their known returns or None)."""
-        with self._lock:
-            self._place(id)
-            usefulness = self._known_usefulness()
-            values = usefulness.uses.get(id, [])
-            return len(values) + usefulness.unknown.get(id, 0), sum(values) / len(values) if values else None
-
-    def is_evicted(self, id: str) -> bool:
-        """True if a trajectory has made room for others and is not searched any more."""
-        with self._lock:
-            return self._place(id) in self._known_usefulness().evicted
-
     def _nearest(
-        self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, among: NDArray[np.bool_]
+        self, reading: Any, k: int, min_similarity: float, cap: int, among: NDArray[np.bool_]
     ) -> list[tuple[float, int]]:
         """At most k records as (similarity, row). The ranking is fetched in growing parts until they are certain."""
         if not among.any():
             return []
         everything, shown = len(among), None if among.all() else among
-        if diversity:
-            rows, similarities = self._rows.nearest(reading, everything, min_similarity, shown)
-            return self._diverse(rows, similarities, k, cap, diversity)
         fetch = 4 * k if cap else k
         while True:
             rows, similarities = self._rows.nearest(reading, fetch, min_similarity, shown)
@@ -473,27 +398,6 @@ class Trajectories:
             if len(found) >= k or len(rows) < fetch:
                 return found[:k]
             fetch = min(4 * fetch, everything + 1)
-
-    def _diverse(
-        self, rows: NDArray[np.intp], similarities: NDArray[np.float64], k: int, cap: int, diversity: float
-    ) -> list[tuple[float, int]]:
-        """At most k of these rows (best first), chosen one after the other by the greatest `marginal_relevance`.
-
-        Among equals the more similar row is chosen. Every row is compared with every choice, so a least similarity saves time.
-        """
-        redundancy = np.zeros(len(rows))
-        owners = np.frombuffer(self._owners, np.int32)[rows]
-        chosen: list[int] = []
-        free = np.ones(len(rows), np.bool_)
-        while len(chosen) < k and free.any():
-            relevance = marginal_relevance(similarities, redundancy, diversity)
-            best = int(np.argmax(np.where(free, relevance, -np.inf)))
-            chosen.append(best)
-            free[best] = False
-            if cap and np.count_nonzero(owners[chosen] == owners[best]) == cap:
-                free[owners == owners[best]] = False
-            redundancy = np.maximum(redundancy, self._rows.row_similarities(int(rows[best]), rows))
-        return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
     def _among(self, filters: _Filters, distinct: bool) -> NDArray[np.bool_]:
         """row -> whether it may be found; with `distinct`, of those with one key and action the best alone."""
@@ -518,9 +422,6 @@ class Trajectories:
             shown &= has["success"] == (kind == "success")
         if before is not None:
             shown &= ~((has["own"] == 1) & (has["run"] == self._names.get(before[0], -1)) & (has["episode"] >= before[1]))
-        if self.limit is not None:
-            counted = self._known_usefulness() if before is None else self._count_usefulness(before)
-            shown[np.array([*counted.evicted], np.intp)] = False
         rows: NDArray[np.bool_] = np.repeat(shown, has["count"])
         if distinct:  # a search without repeats is as fast in a memory of a thousand plays of one task as in one of ten
             worths, best = np.array(self._worths), np.full(len(self._numbers), -1)
@@ -555,7 +456,6 @@ class Trajectories:
             self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
-            self._usefulness: _Usefulness | None = _Usefulness(self.limit)  # None: to be counted when it is asked for
             self._columns = {name: array(kind) for name, kind in _COLUMNS.items()}  # by place: what searches filter by
             self._names: dict[str, int] = {}  # text in a column -> its number
             self._masks: dict[tuple[_Filters, bool], NDArray[np.bool_]] = {}  # of the latest searches since the last change
@@ -600,8 +500,6 @@ class Trajectories:
             self._columns[name].append(value)
         if own:
             self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
-        if self._usefulness is not None:
-            self._usefulness.add(place, kept)
         self._masks.clear()
 
     def _row(self, kept: _IndexedTrajectory) -> dict[str, int]:
@@ -625,22 +523,8 @@ class Trajectories:
             self._worths[kept.start : kept.start + kept.count] = _worths(trajectory, self._success(trajectory))[: kept.count]
             for name, value in self._row(self._kept[place]).items():
                 self._columns[name][place] = value
-            self._usefulness = None
             self._masks.clear()
         return True
-
-    def _known_usefulness(self) -> _Usefulness:
-        if self._usefulness is None:
-            self._usefulness = self._count_usefulness()
-        return self._usefulness
-
-    def _count_usefulness(self, before: tuple[str, int] | None = None) -> _Usefulness:
-        """The usefulness of each trajectory; with `before`, without that run's later episodes."""
-        usefulness = _Usefulness(self.limit)
-        for place, kept in enumerate(self._kept):
-            if not _is_hidden(kept, before):
-                usefulness.add(place, kept)
-        return usefulness
 
 
 def _digest(*texts: str) -> bytes:
@@ -660,23 +544,3 @@ def _worths(trajectory: Trajectory, success: bool | None) -> array[float]:
     if success is False and not is_answered and not steps[-1].action.startswith(REPLY):
         worths[-1] = math.nan
     return worths
-
-
-def _is_hidden(kept: _IndexedTrajectory, before: tuple[str, int] | None) -> bool:
-    return before is not None and kept.own and kept.trajectory.run == before[0] and kept.trajectory.episode >= before[1]
-
-
-Number = TypeVar("Number", float, NDArray[np.float64])
-
-
-def marginal_relevance(similarity: Number, redundancy: Number, diversity: float) -> Number:
-    """Maximal marginal relevance (Carbonell & Goldstein 1998): (1 - diversity) * similarity - diversity * redundancy.
-
-    Their lambda is 1 - diversity.
-
-    Args:
-        similarity: to the query.
-        redundancy: the greatest similarity to an earlier choice, at least 0; 0 for the first choice.
-        diversity: in [0, 1].
-    """
-    return (1 - diversity) * similarity - diversity * redundancy

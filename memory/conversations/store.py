@@ -82,6 +82,11 @@ class Turn:
     advice: tuple[dict[str, Any], ...] = ()
     """Records of learning methods, one entry per model call: recalled trajectories, what was added, what was chosen."""
 
+    @property
+    def traceparent(self) -> str:
+        """The trace context of its last model call (memory/telemetry.py); empty where it was not traced."""
+        return next((str(entry["traceparent"]) for entry in reversed(self.advice) if "traceparent" in entry), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -320,9 +325,14 @@ class ConversationStore:
             )
         return found
 
-    def check_turn(self, thread: str, turn: str | None = None, run_id: str | None = None) -> None:
-        """Refuse what `rate` would: raises UserError where the conversation or the turn is unknown."""
-        _find_turn(self.conversation(thread), turn, run_id)
+    def find_turn(self, thread: str, turn: str | None = None, run_id: str | None = None) -> Turn:
+        """The turn that feedback would be about; raises UserError where the conversation or the turn is unknown."""
+        return _find_turn(self.conversation(thread), turn, run_id)
+
+    def rated_turn(self, trajectory: Trajectory) -> list[Turn]:
+        """The turn at which a rated stretch ends; none if it is gone, or the stretch was imported."""
+        found = self.turns.get(trajectory.run)
+        return [] if found is None else list(found.turns[trajectory.episode : trajectory.episode + 1])
 
     def find_thread(self, run_id: str | None = None) -> str:
         """The thread that a run was in, or, without a run, the only one that there is.

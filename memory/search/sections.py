@@ -165,15 +165,6 @@ class SectionRows:
         order = np.lexsort((-rows, -similarities))[:k]
         return rows[order], similarities[order]
 
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        """The similarity of one row to each of `rows`, (rows,)."""
-        group, place = self._places[row]
-        others = [self._places[other] for other in rows.tolist()]
-        here = [i for i, (other, _) in enumerate(others) if other is group]
-        found = np.zeros(len(rows))
-        found[here] = group.row_similarities(place, [others[i][1] for i in here])
-        return found
-
 
 class _Group:
     """The rows whose exact sections are equal. Rows often share a section's text, so each section indexes distinct ones."""
@@ -206,13 +197,6 @@ class _Group:
         """The similarity of a key with these tokens to each row of the group."""
         pairs = zip(self._indexes, self._texts, tokens, strict=True)
         return self._mean([index.similarities(one)[np.array(texts, np.intp)] for index, texts, one in pairs], len(self.rows))
-
-    def row_similarities(self, place: int, places: Sequence[int]) -> NDArray[np.float64]:
-        """The similarity of the row at a place of the group to those at other places."""
-        of_sections = []
-        for index, texts in zip(self._indexes, self._texts, strict=True):
-            of_sections.append(index.row_similarities(texts[place], np.array([texts[other] for other in places], np.intp)))
-        return self._mean(of_sections, len(places))
 
     def _mean(self, of_sections: Sequence[NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
         """The weighted mean of the sections' similarities; 0 where one of them is below its minimum."""

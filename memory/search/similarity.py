@@ -352,19 +352,6 @@ class JaccardIndex(InvertedIndex):
             known.sort(key=self._frequency)
             return self._search(known, list(map(self._frequency, known)), len(query), k, threshold, among)
 
-    def row_similarities(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The Jaccard similarity of one row to each of `rows`, (rows,)."""
-        with self._lock:
-            start, size = self._starts[row], self._sizes[row]
-            tokens = self._tokens[start : start + size].tolist()
-            if len(rows) * _COMPARE < sum(map(self._frequency, tokens)):
-                overlaps = self._compare(rows, tokens)
-            else:
-                overlaps = self._overlaps(tokens, np.dtype(np.int64))[rows]
-            unions = size + self._sizes_of(rows) - overlaps
-            similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
-            return similarities
-
     def similarities(self, tokens: Iterable[Hashable]) -> NDArray[np.float64]:
         """The Jaccard similarity of the query to each row, (rows,)."""
         query = set(tokens)
@@ -414,10 +401,6 @@ class KeyRows(Protocol):
 
         `among`: (rows,), False for each row to leave out; None leaves none out.
         """
-        ...
-
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        """The similarity of one row to each of `rows`, (rows,)."""
         ...
 
 
@@ -535,11 +518,6 @@ class _JaccardRows:
             if len(near) < fetch or (len(rows) == k and (found[-1], rows[-1]) >= (of_states[-1], near[-1])):
                 return rows, found
             fetch *= 4
-
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        goal = self._texts[self._goals[row]]
-        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._factors_of(goal, rows)
-        return similarities
 
     def _factors_of(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """(1 + J(goals)) / 2 of each of these rows."""

@@ -52,6 +52,3 @@ class _TwoStageRows:
         chosen = np.zeros(self._count, np.bool_)
         chosen[found] = True
         return self._second.nearest(reading[1], k, min_similarity, chosen)
-
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        return self._second.row_similarities(row, rows)

@@ -214,11 +214,6 @@ class _CosineRows:
         order = order[found[order] >= min_similarity]  # the floor itself may have been rounded down
         return rows[order], found[order]
 
-    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        cosines = self._states.row_cosines(self._state_of[row], np.frombuffer(self._state_of, np.int32)[rows])
-        factors = self._factors(self._goals.text(self._goal_of[row]))[np.frombuffer(self._goal_of, np.int32)[rows]]
-        return (cosines * factors).astype(np.float64)
-
     def _factors(self, goal: EmbeddedText) -> NDArray[np.float32]:
         """number of a goal -> (1 + its cosine with this goal) / 2; 1 for an equal goal, also one of a zero vector."""
         factors = (1 + self._goals.cosines(goal)) / 2
@@ -266,16 +261,6 @@ class _Vectors:
                 cosines[same] = 1  # rather than 1 less the rounding
             self._last = key, cosines
         return self._last[1]
-
-    def row_cosines(self, number: int, numbers: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The cosine of one vector with each of `numbers`."""
-        vector = self.text(number)[1]
-        if 4 * len(numbers) > len(self._numbers):
-            cosines = self._all(vector)[numbers]
-        else:
-            cosines = np.array([np.vecdot(self.text(n)[1], vector) for n in numbers.tolist()], np.float32)
-        cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
-        return np.clip(cosines, -1, 1)
 
     def _all(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """number of a vector -> its dot product with this one.

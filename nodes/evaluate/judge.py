@@ -1,4 +1,4 @@
-"""Judges: nodes that give a reward to each step of a finished episode, by the world, by a rule, by a model, or by several.
+"""Judges: nodes that give a reward to each step of a finished episode, by the world, by a rule, or by a model.
 
 A judge maps the state to {"rewards": one number or None per step, "unjudged": why some are missing, or empty}. A missing reward
 is None, never 0: a zero would be evidence against the actions.
@@ -10,9 +10,7 @@ is None, never 0: a zero would be evidence against the actions.
 | `model_judge` (JitRL's, sees the world's rewards; each step's own part, or in hindsight) | -10 to 10 | -10 to 10 | |
 | `self_judge` (ICRL's, sees no rewards) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
 | `self_judge`, sparse | 0 | 0 to 10 | 0 to 10 |
-| `rubric_judge` (grades by criteria, and criticises in words) | 0 | 0 to 10 | 0 to 10 |
 | `pairwise_judge` (against a reference answer, which is worth 5) | 0 | .5 to 9.5 | .5 to 9.5 |
-| `Ensemble` | the mean, median or least of several judges' | | |
 
 In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme. A judgement that fails is
 missing for every step; where a judge leaves out a step, or gives it no number, only that step's is. Every attempt is judged, also the
@@ -31,15 +29,14 @@ from dataclasses import dataclass
 from itertools import islice
 from numbers import Real
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, ClassVar, Literal, NotRequired
+from statistics import fmean
+from typing import Any, ClassVar, NotRequired, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import Input, Output
 from typing_extensions import TypedDict
 
-from ...memory.errors import UserError
 from ...memory.records import Observation, Task, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, BadReply, State
@@ -47,20 +44,19 @@ from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
 from ..state import EpisodePlace, HeadChannel, RewardChannels, TaskChannel
-from ..text import clip_text, shorten
+from ..text import clip_text
 from .step_rewards import read_step_rewards
 
 __all__ = [
     "NO_REWARDS_REASON",
-    "Ensemble",
     "EnvironmentJudge",
     "ModelJudge",
     "NoJudge",
+    "PairwiseJudge",
     "RuleJudge",
     "ZeroJudge",
     "model_judge",
     "pairwise_judge",
-    "rubric_judge",
     "self_judge",
 ]
 
@@ -111,9 +107,8 @@ class ScoredAttempt(SeenAttempt):
 
 
 class ModelRewards(RewardChannels, total=False):
-    """The rewards that a model gave, and its criticism in words if it was asked for any."""
+    """The rewards that a model gave."""
 
-    note: str
     usage: Usage
 
 
@@ -354,40 +349,9 @@ def _ask_for_steps(
     )
 
 
-def rubric_judge(
-    model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None
-) -> ModelJudge[CountedAttempt, ModelRewards]:
-    """Grade written work by the criteria that the prompt names, each from 0 to 10; the reward, on the last step, is their mean.
-
-    The judge's criticism in words goes into the channel `note`, from where it is kept with the attempt.
-
-    Args:
-        model: the judge.
-        journal: holds the attempt.
-        prompts: a directory whose files override ours, also with criteria of your own.
-    """
-    prompt = Prompt.load("judge/rubric", prompts)
-
-    def messages(state: CountedAttempt) -> list[BaseMessage]:
-        work = _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost])
-        return prompt.messages(instruction=state["task"].instruction, steps=work)
-
-    def read(reply: AIMessage, state: CountedAttempt) -> ModelRewards:
-        answer = answer_text(reply)
-        found = read_object(answer, "scores")
-        scores = found.get("scores")
-        if not isinstance(scores, dict) or not scores:
-            raise Unreadable(f'asked for {{"scores": {{...}}, "criticism": "..."}}, got {shorten(answer[-80:])}')
-        grades = [_check_limits(score, _WHOLE, f"a score of {name}") for name, score in scores.items()]
-        return {**_last(fmean(grades), state), "note": str(found.get("criticism") or "").strip()}
-
-    again = Prompt.load("ask/again", prompts)
-    return ModelJudge("judge/rubric", model, messages, read, again, on_bad_reply=_missing_rewards, full_success=_WHOLE[1])
-
-
 def pairwise_judge(
     model: Runnable[Any, Any], journal: Journal, reference: ReferenceAnswer, prompts: Path | None = None
-) -> Ensemble:
+) -> PairwiseJudge:
     """Compare the attempt with one fixed reference answer of its task: coherence and quality, where 5 means equally good.
 
     The model is asked twice, since judges favour a position: s in [1, 10] with the attempt first, s' with the reference first.
@@ -425,7 +389,7 @@ def pairwise_judge(
             reply_schema=reply_schema(score=NUMBER),
         )
 
-    return Ensemble((ask_in_order(False), ask_in_order(True)), allow_partial=False)
+    return PairwiseJudge((ask_in_order(False), ask_in_order(True)))
 
 
 def _answer_text(answer: Sequence[str]) -> str:
@@ -454,91 +418,42 @@ def _missing_rewards(bad: BadReply, state: StepCount) -> ModelRewards:
 
 def read_score(reply: AIMessage, limits: tuple[float, float]) -> float:
     """The number under `score` in a reply's JSON object."""
-    return _check_limits(read_object(answer_text(reply), "score").get("score"), limits, "a score")
-
-
-def _check_limits(value: Any, limits: tuple[float, float], what: str) -> float:
+    value = read_object(answer_text(reply), "score").get("score")
     (low, high), number = limits, read_number(value)
     if number is None or not low <= number <= high:
-        raise Unreadable(f"asked for {what} from {low:g} to {high:g}, got {value!r}")
+        raise Unreadable(f"asked for a score from {low:g} to {high:g}, got {value!r}")
     return number
 
 
 class JudgeInput(EpisodePlace, StepCount):
-    """The place of an attempt, which seeds each judge, and the number of its steps; each judge reads more."""
+    """The place of an attempt, which seeds the judge, and the number of its steps; it reads more."""
 
 
 @dataclass(frozen=True)
-class Ensemble(Runnable[JudgeInput | State, ModelRewards]):
-    """Several judges of one attempt. The reward of a step is the mean, the median or the least of theirs.
+class PairwiseJudge(Runnable[JudgeInput | State, ModelRewards]):
+    """A comparison that is asked for in two orders. The reward of a step is the mean of both, and missing if one of them is."""
 
-    Missing rewards are left out; if all are missing, so is the result. Rewards on different scales are combined as they are:
-    an attempt with a missing one is then not on the scale of the others.
+    role: ClassVar[str] = "model"
 
-    Raises:
-        UserError: there are no judges, or `aggregate` is none of `mean`, `median`, `min`.
-    """
-
-    judges: tuple[Judge, ...]
-    aggregate: Literal["mean", "median", "min"] = "mean"
-    allow_partial: bool = True
-    """True: one judge's reward of a step is enough; False: if one judge gives none, the reward is missing."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "judges", tuple(self.judges))
-        if not self.judges or self.aggregate not in _AGGREGATES:
-            raise UserError(
-                f"an ensemble has judges and one of {', '.join(_AGGREGATES)}; got {len(self.judges)} and {self.aggregate!r}"
-            )
-
-    @property
-    def credits_future(self) -> bool:
-        """True if the rewards of one of its judges count all that followed from a step."""
-        return any(getattr(judge, "credits_future", False) for judge in self.judges)
-
-    @property
-    def role(self) -> str:
-        """`model` if a judge asks a model, else `compute`; for pictures."""
-        return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
+    orders: tuple[Ask[CountedAttempt, ModelRewards], ...]
 
     def invoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
-        judged = [
-            judge.invoke(_place(input, n), config) if isinstance(judge, Runnable) else judge(input)
-            for n, judge in enumerate(self.judges)
-        ]
-        return self._combine(judged, input["step"])
+        return self._combine([one.invoke(_place(input, n), config) for n, one in enumerate(self.orders)])
 
     async def ainvoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
-        asked = [
-            judge.ainvoke(_place(input, n), config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
-            for n, judge in enumerate(self.judges)
-        ]
-        return self._combine(await asyncio.gather(*asked), input["step"])
+        asked = [one.ainvoke(_place(input, n), config) for n, one in enumerate(self.orders)]
+        return self._combine(await asyncio.gather(*asked))
 
-    def _combine(self, judged: Sequence[Mapping[str, Any]], steps: int) -> ModelRewards:
-        reasons = [one["unjudged"] for one in judged]
-        columns: list[Sequence[float | None]] = []
-        for one in judged:
-            columns.append(one["rewards"])
-            if len(one["rewards"]) != steps:
-                columns[-1] = [None] * steps
-                reasons.append(f"asked a judge for {steps} rewards, got {len(one['rewards'])}")
-        notes = [one["note"] for one in judged if one.get("note")]
-        combined: ModelRewards = {
-            "rewards": [self._combine_step(rewards) for rewards in zip(*columns, strict=True)],
-            "unjudged": "; ".join(dict.fromkeys(filter(None, reasons))),
-            "usage": sum((one.get("usage", Usage()) for one in judged), Usage()),
+    @staticmethod
+    def _combine(judged: Sequence[ModelRewards]) -> ModelRewards:
+        steps = zip(*(one["rewards"] for one in judged), strict=True)
+        return {
+            "rewards": [None if None in both else fmean(cast("Sequence[float]", both)) for both in steps],
+            "unjudged": "; ".join(dict.fromkeys(filter(None, (one["unjudged"] for one in judged)))),
+            "usage": sum((one["usage"] for one in judged), Usage()),
         }
-        return {**combined, "note": "\n".join(notes)} if notes else combined
-
-    def _combine_step(self, rewards: Sequence[float | None]) -> float | None:
-        known = [reward for reward in rewards if reward is not None]
-        return _AGGREGATES[self.aggregate](known) if known and (self.allow_partial or len(known) == len(rewards)) else None
-
-
-_AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
 
 
 def _place(state: JudgeInput | State, n: int) -> JudgeInput | State:
-    """The state with a run name of its own for each judge, since models seeded by the run's name would all say the same."""
+    """The state with a run name of its own for each order, since a model that is seeded by the run's name would draw the same."""
     return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

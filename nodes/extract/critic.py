@@ -236,13 +236,7 @@ class Critic:
         attempts as correct or wrong, and says no more.
         """
         reward = state["rewards"][rollout.number] or 0.0
-        match self.truth:
-            case "given":
-                worth = f"reward {reward:.3g}"
-            case "majority":
-                worth = f"its answer {'agrees' if reward >= 0.5 else 'does not agree'} with most"
-            case _:
-                worth = ""
+        worth = f"reward {reward:.3g}" if self.truth == "given" else ""
         if self.paper:
             return {"reward 1": "correct", "reward 0": "wrong"}.get(worth, worth)
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
@@ -469,7 +463,7 @@ def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[st
 def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Ask[GroupChannels, GroupInsights]:
     """The node that compares, for a model that only writes a line: it is shown the attempts with the reward of each step."""
     prompt = critic.prompts["line"]
-    layout = Layout() if critic.truth == "given" else Layout(rewards="none" if critic.truth == "implicit" else "sparse")
+    layout = Layout() if critic.truth == "given" else Layout(rewards="none")
 
     def messages(state: GroupChannels) -> list[BaseMessage]:
         room = critic.remaining_tokens(prompt)

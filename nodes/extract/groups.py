@@ -6,7 +6,6 @@ group teaches nothing. Here the advantage is put into words instead of weights, 
 | rewards | come from |
 |---|---|
 | `given` | the environment: its score as a share of the best possible score |
-| `majority` | no ground truth: 1 for the most frequent answer, if enough rollouts agree, else 0 |
 | `implicit` | no ground truth, and no rewards: every group is compared, and the model has to judge for itself (the paper's ablation) |
 
 A group of one rollout (the paper's "without group computation") has no advantage; the rollout is studied by itself.
@@ -18,7 +17,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import add
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -39,29 +38,17 @@ __all__ = [
     "GroupOutput",
     "GroupState",
     "OpenGroup",
-    "RewardSettings",
     "StopWhenBudgetSpent",
     "Truth",
     "advantages",
     "fan_out_rollouts",
     "fan_out_summaries",
     "is_lost_comparison",
-    "normalize_answer",
     "route_comparison",
 ]
 
 _SAME = 1e-9
 """Standard deviation up to which rewards count as equal: sums of floats are not exact."""
-
-
-@dataclass(frozen=True)
-class RewardSettings:
-    """Settings of the rewards of a group."""
-
-    min_agreement: float = 0.6
-    """Share of a group's answers that a majority needs. Paper: not given."""
-    min_reward_std: float = 0.0
-    """Standard deviation up to which the rewards of a group count as equal, in reward units. Paper: 0 < mean < 1."""
 
 
 def reward_std(rewards: Sequence[float]) -> float:
@@ -72,39 +59,22 @@ def reward_std(rewards: Sequence[float]) -> float:
     return math.sqrt(mean([(reward - middle) ** 2 for reward in rewards]))
 
 
-def advantages(rewards: Sequence[float | None], min_reward_std: float = 0.0) -> list[float | None]:
-    """GRPO's A_g = (r_g - mean(r)) / std(r), without unit; 0 for all if std(r) <= `min_reward_std`, None for a missing reward."""
+def advantages(rewards: Sequence[float | None]) -> list[float | None]:
+    """GRPO's A_g = (r_g - mean(r)) / std(r), without unit; 0 for all where rewards are equal, None for a missing reward."""
     known = [reward for reward in rewards if reward is not None]
     spread = reward_std(known)
-    if spread <= max(min_reward_std, _SAME):
+    if spread <= _SAME:
         return [None if reward is None else 0.0 for reward in rewards]
     middle = mean(known)
     return [None if reward is None else (reward - middle) / spread for reward in rewards]
 
 
-def normalize_answer(text: str) -> str:
-    """An answer without case and extra spaces; answers that are equal then say the same."""
-    return " ".join(text.casefold().split())
-
-
-def majority(answers: Sequence[str]) -> tuple[str, float]:
-    """The most frequent answer, and its share of all answers in [0, 1]; of equally frequent answers the first.
-
-    An empty answer agrees with no other, but counts towards the total. Without any answer: `("", 0.0)`.
-    """
-    counts = Counter(answer for answer in answers if answer)
-    if not counts:
-        return "", 0.0
-    answer, count = counts.most_common(1)[0]  # equal counts stand in the order in which they were met
-    return answer, count / len(answers)
-
-
-def has_spread(rewards: Sequence[float | None], min_reward_std: float = 0.0) -> bool:
-    """True if some advantage of the group is not 0: its rewards differ by more than `min_reward_std`.
+def has_spread(rewards: Sequence[float | None]) -> bool:
+    """True if some advantage of the group is not 0: its rewards differ.
 
     The paper's test, 0 < mean < 1, would let pass graded rewards that are all equal.
     """
-    return any(advantages(rewards, min_reward_std))
+    return any(advantages(rewards))
 
 
 def sort_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -246,35 +216,21 @@ class AssignRewards:
     role: ClassVar[str] = "compute"
 
     truth: Truth = "given"
-    settings: RewardSettings = field(default_factory=RewardSettings)
-    answer: Callable[[str], str] = field(default=normalize_answer, repr=False)
-    """The normal form of an answer: equal for two answers that say the same. It may take seconds."""
 
     def __call__(self, state: GroupRollouts) -> GroupRewards:
         rollouts = sort_rollouts(state["rollouts"])
-        rewards, agreed = self._rewards(rollouts)
+        if self.truth == "given":
+            rewards = [rollout.reward for rollout in rollouts]
+        else:  # 0 stands for a rollout that can be read; no prompt shows it
+            rewards = [0.0 if rollout.answer else None for rollout in rollouts]
         return {
             "rewards": rewards,
-            "kind": self._kind(rewards, agreed),
+            "kind": self._kind(rewards),
             "failures": [f"rollout {r.number}: {r.error or 'no reward'}" for r in rollouts if r.reward is None],
             "usage": sum((rollout.usage for rollout in rollouts), Usage()),
         }
 
-    def _has_result(self, rollout: Rollout) -> bool:
-        """True if a rollout can be compared. Without ground truth, an answer is enough: the verifier's reward is not used."""
-        return rollout.reward is not None if self.truth == "given" else bool(rollout.answer)
-
-    def _rewards(self, rollouts: Sequence[Rollout]) -> tuple[list[float | None], bool]:
-        """The rewards, and True if they can be relied on."""
-        if self.truth == "given":
-            return [rollout.reward for rollout in rollouts], True
-        if self.truth == "implicit":  # 0 stands for a rollout that can be read; no prompt shows it
-            return [0.0 if self._has_result(rollout) else None for rollout in rollouts], True
-        answers = [self.answer(rollout.answer) if self._has_result(rollout) else "" for rollout in rollouts]
-        most, share = majority(answers)
-        return [float(given == most) if given else None for given in answers], share >= self.settings.min_agreement
-
-    def _kind(self, rewards: Sequence[float | None], agreed: bool) -> str:
+    def _kind(self, rewards: Sequence[float | None]) -> str:
         known = [reward for reward in rewards if reward is not None]
         if len(known) < min(2, len(rewards)) or not known:
             return "failed"
@@ -282,9 +238,7 @@ class AssignRewards:
             return "unlabelled"
         if len(rewards) == 1:
             return "single"
-        if not agreed:
-            return "disagreed"
-        return "mixed" if has_spread(rewards, self.settings.min_reward_std) else "alike"
+        return "mixed" if has_spread(rewards) else "alike"
 
 
 COMPARABLE_KINDS = ("mixed", "single", "unlabelled")

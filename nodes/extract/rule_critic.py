@@ -24,8 +24,8 @@ from ..synthesize.strategy import _cue, _item
 
 __all__ = ["ActionWorth", "RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
 
-Truth = Literal["given", "majority", "implicit"]
-"""Source of rewards: the environment's verifier, agreement with the group's answers, or none."""
+Truth = Literal["given", "implicit"]
+"""Source of rewards: the environment's verifier, or none."""
 
 
 class RewardedGroup(TypedDict):
@@ -148,14 +148,13 @@ class RuleCritic:
 
     role: ClassVar[str] = "compute"
 
-    truth: Truth = "given"
     max_items: int = 12
     """Items from a group at most."""
     discount: float = 0.9
     """Discount factor of returns, used if only last steps are rewarded."""
 
     def __call__(self, state: RewardedGroup) -> GroupInsights:
-        found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
+        found = compare_actions(comparable_rollouts(state, "given"), self.discount)
         best: dict[str, ActionWorth] = {}
         for worth in found:
             if worth.gain > 1e-9 and worth.mean_reward > 1e-9:

@@ -58,7 +58,6 @@ class PrecedentMemory(Protocol):
         kind: OutcomeFilter,
         min_similarity: float | None,
         per_trajectory: int,
-        diversity: float,
         distinct: bool,
         domain: str,
         before: tuple[str, int] | None,
@@ -235,7 +234,7 @@ class RecollectInput(Situation, HeadChannel):
 
 
 class Recollection(TypedDict, total=False):
-    """The precedents found at this step; before the first search nothing is added to `used`."""
+    """The precedents found at this step."""
 
     precedents: list[Precedent]
     nearest_similarity: float | None
@@ -248,7 +247,7 @@ class Recollect:
 
     Precedents that do not fit the prompt are left out, as they cannot affect the action. Steps of this run's present and later
     episodes stay hidden, so that a resumed or forked episode finds the same ones as the first. The result is empty where
-    nothing is similar enough, and before step `min_steps`; `nearest_similarity` tells how near the nearest step is.
+    nothing is similar enough; `nearest_similarity` tells how near the nearest step is.
     """
 
     role: ClassVar[str] = "memory"
@@ -263,24 +262,17 @@ class Recollect:
     """The least similarity; see `Trajectories.search`."""
     max_per_trajectory: int = 1
     """Greatest number of steps from one trajectory; 0: any number."""
-    diversity: float = 0.0
-    """Weight in [0, 1] of maximal marginal relevance: 0 takes the most similar steps, higher values take steps that differ."""
-    min_steps: int = 0
-    """Steps of an episode before the first search, since the first states resemble each other."""
     distinct: bool = False
     """True: of steps with the same key and action only the best counts (`Trajectories.search`)."""
     excerpts: Excerpts | None = None
     """The layout that decides how many fit; None: all of them are used."""
 
     def __call__(self, state: RecollectInput) -> Recollection:
-        if state["step"] < self.min_steps:
-            return {"precedents": [], "nearest_similarity": None}
         search = partial(
             self.memory.search,
             key_of(self.memory, self.environment, self.journal, state),
             kind=self.kind,
             per_trajectory=self.max_per_trajectory,
-            diversity=self.diversity,
             distinct=self.distinct,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),

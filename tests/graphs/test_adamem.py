@@ -208,12 +208,6 @@ def test_what_triggers_say_counts_like_a_vote(bank: str) -> None:
     assert [row["reasons"] for row in rows] == [["subgoal"] if one else [] for one in paid]
 
 
-def test_low_waits_until_there_is_something_to_see(bank: str) -> None:
-    chat = Chat()
-    play(AdaMEM(bank=bank, steps_before_retrieval=2), chat)
-    assert chat.kinds()[:4] == ["act", "act", "strategy", "act"]
-
-
 def test_the_rule_writes_without_a_call_and_says_that_it_is_one(bank: str) -> None:
     chat = Chat(vote=lambda n: "yes")
     out, rows = play(AdaMEM(mode="high", bank=bank, author="rule"), chat)

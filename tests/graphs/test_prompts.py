@@ -25,12 +25,11 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import verbalized_policy
-from learngraph.nodes.evaluate.judge import model_judge, rubric_judge
+from learngraph.nodes.evaluate.judge import model_judge
 from learngraph.tools.environments.arithmetic import Game24
-from learngraph.tools.environments.writing import Writing
 
 APPROVED = Path(__file__).parents[1] / "prompts"
-GAME, WRITING = Game24({"puzzle": "2 7 7 11"}), Writing()
+GAME = Game24({"puzzle": "2 7 7 11"})
 WRONG = "Step 1: 11 - 7 = 4 (left: 2 4 7)\nStep 2: 2 * 7 = 14 (left: 4 14)\nStep 3: 14 - 4 = 10 (left: 10)\nAnswer: 2 * 7 - (11 - 7) = 24"
 
 
@@ -91,9 +90,6 @@ OPTIONS = tuple(f'{{"options": [{{"action": "{action}", "confidence": 100}}]}}' 
 REWARDS = (
     '{"rewards": [{"step": 1, "reward": 10}, {"step": 2, "reward": 0}, {"step": 3, "reward": 0}, {"step": 4, "reward": 0}]}'
 )
-GRADES = (
-    '{"scores": {"demands": 2, "coherence": 6, "language": 6, "depth": 4}, "criticism": "The second paragraph is padding."}'
-)
 
 PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
     "react-step-3": lambda: (ask_in_hall(react.build, WALK), 2),
@@ -106,15 +102,6 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
     "jitrl-judge": lambda: (
         ask_in_hall(jitrl.build, [*WALK, REWARDS], judge=lambda chat, inputs: model_judge(chat, inputs.journal)),
         4,
-    ),
-    "rubric-judge": lambda: (
-        ask_for_answer(
-            icrl.build,
-            WRITING,
-            ["Passage:\nA short text.", GRADES],
-            judge=lambda chat, inputs: rubric_judge(chat, inputs.journal),
-        ),
-        1,
     ),
     "reflexion-plan": lambda: (ask_in_hall(reflexion.build, [*WALK, "Plan: say the word."]), 4),
     "memory-step-3-of-attempt-2": lambda: (ask_in_hall(memory.build, WALK), 6),

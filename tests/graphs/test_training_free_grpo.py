@@ -44,7 +44,6 @@ from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
 from learngraph.nodes.extract.critic import LessonSettings
-from learngraph.nodes.extract.groups import RewardSettings
 from learngraph.nodes.extract.rollouts import RolloutSettings
 from learngraph.nodes.lesson_prompts import SameLessonsShown
 from learngraph.nodes.prompt import PROMPTS_DIR
@@ -908,8 +907,6 @@ def test_one_rollout_a_problem_is_enough_where_nothing_is_compared() -> None:
     out = bench.run()
     assert set(bench.rows[0]["groups"].values()) == {"single"}
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
-    with pytest.raises(UserError, match="truth=majority needs 2 or more"):
-        replace(TrainingFreeGRPO(truth="majority"), group_size=1)
     with pytest.raises(UserError, match="author=rule needs 2 or more"):
         TrainingFreeGRPO(group_size=1, author="rule")
 
@@ -927,29 +924,7 @@ def test_without_labels_every_group_is_compared_and_no_verdict_is_told() -> None
         replace(TrainingFreeGRPO(truth="implicit"), author="rule")
 
 
-def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
-    bench = Bench(
-        Chat(luck=0.7), TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", rewards=RewardSettings(min_agreement=0.6))
-    )
-    bench.run()
-    row = bench.rows[0]
-    for task, rewards in row["rewards"].items():
-        truths = row["truths"][task]
-        if row["groups"][task] == "mixed":
-            assert rewards == truths  # here most are right
-            assert sum(rewards) >= 3
-        elif row["groups"][task] == "disagreed":
-            assert max(Counter(rewards)[1.0], 0) < 3
-    assert {"mixed", "disagreed"} & set(row["kinds"])
-    for kind, told, _ in bench.chat.asked:
-        # A mean reward is that of the votes, which is what this way of learning has instead of grades.
-        assert not re.search(r"VERDICT|True answer|Grade, from 0|(?<!mean )\breward [01]|^= [01]", told, re.MULTILINE), kind
-    blind = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
-    assert blind
-    assert all("agrees with most" in told for told in blind)
-
-
-@pytest.mark.parametrize("truth", ["given", "majority"])
+@pytest.mark.parametrize("truth", ["given", "implicit"])
 def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(truth: Any) -> None:
     toy, versions, told = KeywordKeep(), LibraryVersions(), list[str]()
     task, gold = toy.task(0), toy.gold(toy.task(0))
@@ -1096,7 +1071,7 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
     bench = Bench()
     inputs = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
     meter = SpendingLimit(bench.cache, max_tokens=3000)
-    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always")
+    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="implicit", accept="always")
     graph = build_run(inputs, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play))
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
@@ -1269,9 +1244,8 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
     [
         ({"group_size": 0}, "group_size is at least 1, got 0"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
-        ({"truth": "none"}, "truth is one of given, majority, implicit"),
+        ({"truth": "none"}, "truth is one of given, implicit"),
         ({"arm": "best"}, "arm is one of learned, empty"),
-        ({"rewards": RewardSettings(min_agreement=0.0)}, "min_agreement is a share"),
         ({"rollouts": RolloutSettings(timeout=0)}, "timeout is a positive number"),
         ({"epochs": 0}, "epochs is at least 1"),
     ],

@@ -24,7 +24,6 @@ SUM = "Step 1: 13 - 6 = 8 (left: 6 8 10)\nStep 2: 10 - 6 = 4 (left: 4 8)\nStep 3
 WORLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "game24?puzzle=6 6 10 13": ((SUM,), ("wrong, nothing", "is 7", "is not left", "wrong: ", "left: 6 6 10 13\nAction: 10")),
     "math": ((r"\boxed{-77}",), ("wrong: ", "the answer read")),
-    "reasoning:chain_sum": (("<answer>-77</answer>",), ("wrong, scored", "the answer read")),
     "writing?source=own": (("Passage:\nOne.\n\nTwo.",), ("end with their sentence", "the passage has")),
     "questions": (("<answer>nobody</answer>",), ("wrong, scored", "the answer read")),
     "hotpot?listed=1": (("Action: search[Ada]", "Action: finish[nobody]"), ("saw:\nwrong", "step:\nwrong")),
@@ -61,7 +60,7 @@ class Player(BaseChatModel):
             count = range(1, 1 + text.count("Action:"))
             reply = json.dumps({"rewards": [{"step": n, "reward": 1} for n in count]})
         elif "judge" in system:
-            reply = '{"score": 3, "scores": {"demands": 3}, "criticism": "thin", "success": false}'
+            reply = '{"score": 3, "success": false}'
         else:
             reply = "Plan: do better.\nFeedback: look again.\nWorkflows:\n# Way (here):\n1. go: go\n"
         return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
@@ -72,7 +71,7 @@ def open_world(name: str) -> Any:
     return open_environment(name)
 
 
-CASES = [(world, "icrl", judge) for world in WORLDS for judge in ("self", "rubric")]
+CASES = [(world, "icrl", "self") for world in WORLDS]
 CASES += [(world, method, "self") for world in ("game24?puzzle=6 6 10 13", "hotpot?listed=1") for method in METHODS[1:]]
 CASES += [(world, method, "environment") for world in ("game24?puzzle=6 6 10 13", "questions") for method in UNREWARDED]
 

@@ -12,14 +12,14 @@ a call.
 With `--cache`, in place of these rows: the share of the prompts' characters in a thread of 16 turns that a prompt cache knows, since a
 prompt sent before in the thread begins with them. The help desk's clerk serves the turns; between two of them another thread is rated.
 
-With `--rival`: each method on 40 tickets of the help desk, ten seeds, compared with few-shot by word overlap.
+With `--rival`: each method on 40 tickets of the help desk, ten seeds, compared with few-shot by word overlap; tokens by estimate.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -243,6 +243,26 @@ def cached_share(method: str | None, turns: int = 16) -> tuple[float, float, int
     return cached / sent, earned, sent
 
 
+class CountingClerk(desk.HeedfulClerk):
+    """A clerk that says how many tokens it read and wrote, by estimate."""
+
+    def say(self, messages: Any) -> AIMessage:
+        """The reply, with its tokens."""
+        found = super().say(messages)
+        read = sum(estimate_tokens(f"{one.text} {getattr(one, 'tool_calls', '') or ''}") for one in messages)
+        written = estimate_tokens(f"{found.text} {found.tool_calls or ''}")
+        found.usage_metadata = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+        found.response_metadata = {**found.response_metadata, "model_name": "clerk"}
+        return found
+
+
+def make_agent(middleware: Any, seed: int) -> Any:
+    """An agent of the help desk whose tokens are counted."""
+    return create_agent(
+        CountingClerk(seed=seed), [desk.lookup_order, desk.resolve], middleware=list(middleware), checkpointer=InMemorySaver()
+    )
+
+
 class FewShot(AgentMiddleware[Any, Any, Any]):
     """A rival: the three rated conversations whose first messages share the most words with the user's."""
 
@@ -264,19 +284,23 @@ class FewShot(AgentMiddleware[Any, Any, Any]):
         self.known.append((set(str(task.messages).lower().split()), shown))
 
 
-def compare_with_rival(seeds: int) -> str:
-    """A table of all methods on the help desk, ahead of few-shot by word overlap."""
+def compare_with_rival(methods: Sequence[str], seeds: int, first: int) -> str:
+    """A table of methods on the help desk, ahead of few-shot by word overlap; `first` is added to seeds and numbers of tickets."""
     rivals = dict[int, FewShot]()
 
     def make(seed: int) -> Any:
-        agent = desk.make_agent([rival := FewShot()], seed)
+        agent = make_agent([rival := FewShot()], first + seed)
         rivals[id(agent)] = rival
         return agent
 
     few_shot = AgentArm(make, lambda agent, task, messages, reward: rivals[id(agent)].learn(task, messages, reward))
-    tickets = [AgentTask(f"ticket {n}", *desk.ticket(n)) for n in range(40)]
-    arms = {"few-shot": few_shot, "no memory": None, **DESK_METHODS}
-    return evaluate_learning(desk.make_agent, tickets, lambda t, m: desk.reward(m, t.reference), arms=arms, seeds=seeds).table()
+    tickets = [AgentTask(f"ticket {n}", *desk.ticket(n)) for n in range(first, first + 40)]
+    arms = {"few-shot": few_shot, "no memory": None, **{name: DESK_METHODS[name] for name in methods}}
+
+    def begin(middleware: Any, seed: int) -> Any:
+        return make_agent(middleware, first + seed)
+
+    return evaluate_learning(begin, tickets, lambda t, m: desk.reward(m, t.reference), arms=arms, seeds=seeds).table()
 
 
 def main() -> None:
@@ -287,9 +311,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=50)
     parser.add_argument("--cache", action="store_true")
     parser.add_argument("--rival", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs=2, default=[0, 10], help="the first one, and their number (%(default)s)")
     options = parser.parse_args()
     if options.rival:
-        print(compare_with_rival(2 if options.quick else 10))
+        first, count = options.seeds
+        print(compare_with_rival(options.methods, 2 if options.quick else count, first))
         return
     if options.cache:
         for method in (None, *options.methods):

@@ -63,7 +63,7 @@ from ...memory.errors import UserError
 
 __all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "run_alone"]
 
-HIDDEN_PACKAGES = ("learngraph", "reasoning_gym")
+HIDDEN_PACKAGES = ("learngraph",)
 """Packages (beginnings of names) that sessions cannot import, because they hold tasks and their answers."""
 START_SECONDS = 30.0
 """Seconds that a session may take to start; 0.05 are usual."""

@@ -1,4 +1,4 @@
-"""Worlds in a real browser: MiniWoB++ (`miniwob.py`) and our own shop's pages, both offline.
+"""Worlds in a real browser, of which MiniWoB++ (`miniwob.py`) comes with its pages and needs no network.
 
 Needs Playwright and a Chromium on the system: `pip install playwright && apt install chromium`.
 
@@ -17,28 +17,20 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from html import escape
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from ...memory.records import Observation, Task
-from .support.page_templates import HostMap
 from .support.web_actions import WebAction, read_web_action
-from .support.web_game import Verdict, WebGame, WebTask
-from .support.worlds import LiveWorld, Solvable
-from .web_shop import PageElement, WebShop
+from .support.web_game import WebGame, WebTask
+from .support.worlds import LiveWorld
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page, Route
-
     from ...memory.search.sections import SectionSimilarity
 
-__all__ = ["BrowserShop", "BrowserWorld"]
+__all__ = ["BrowserWorld"]
 
-_SHOP = "http://shop.invalid/shop"
-"""The shop's address, which no name server knows."""
 _ELEMENT = re.compile(r'^\[(\d+)\] ([a-z][\w-]*)(?: ("(?:[^"\\]|\\.)*"))?(?: #(\d+))?', re.MULTILINE)
 """An element's line on a page: number, role, name and ordinal."""
 
@@ -138,83 +130,3 @@ class BrowserWorld(WebPages, LiveWorld):
     def screenshot(self, task: Task, actions: Sequence[str]) -> bytes:
         """The page after these actions, as a PNG."""
         return self._live.ask(task, actions, WebGame.screenshot)
-
-
-class BrowserShop(BrowserWorld, Solvable):
-    """Our own shop (`web_shop.py`) as pages in a browser.
-
-    No server is started: the browser's requests to the shop's address are answered in this process. An episode's page shows what the
-    text world shows after the same actions, and the reward is that of the purchase which was seen here: the agent's page is not asked.
-
-    Args:
-        settings: `products` and `seed`, as of `webshop`.
-        horizon: number of steps after which an episode ends. A search is two: filling in the words, and the button.
-    """
-
-    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 20) -> None:
-        self.shop = WebShop(settings, horizon)
-        super().__init__("browser:shop" + self.shop.name.removeprefix("webshop"), horizon)
-
-    def task(self, seed: int, split: str = "test") -> Task:
-        """The `seed`-th goal of a split, as of `webshop`."""
-        task = self.shop.task(seed, split)
-        return Task(task.id.replace("webshop", "browser-shop", 1), task.instruction, task.seed)
-
-    def web_task(self, task: Task) -> WebTask:
-        actions: list[str] = []
-
-        async def judge(answer: str | None) -> tuple[float, bool]:
-            page = self.shop.turn(task, actions)
-            return page.score, page.kind == "done"
-
-        async def answer_request(route: Route) -> None:
-            if route.request.method == "POST":
-                ((field, text),) = parse_qsl(route.request.post_data or "", keep_blank_values=True)
-                actions.append(f"{'search' if field == 'query' else 'click'}[{text}]")
-            await route.fulfill(content_type="text/html; charset=utf-8", body=self._page_source(task, actions))
-
-        async def open_page(page: Page) -> Verdict:
-            actions.clear()
-            await page.route(f"{_SHOP}/**", answer_request)
-            await page.goto(f"{_SHOP}/{task.seed}", wait_until="domcontentloaded")
-            return judge
-
-        searches = [action[len("search[") : -1] for action in self.shop.observe(task, ()).actions]
-        return WebTask(
-            task.instruction,
-            HostMap({"shop": _SHOP}),
-            open_page,
-            tuple(searches),
-            kinds=("click", "fill", "press"),
-            shows_title=True,
-        )
-
-    def _page_source(self, task: Task, actions: Sequence[str]) -> str:
-        """The HTML of the page after these actions: the pieces of the text observation, in the same order."""
-        page = self.shop.turn(task, actions)
-        pieces = "\n".join(map(_element, self.shop.shop.page_elements(page)))
-        return (
-            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Web shop: {page.kind}</title></head>\n<body>\n'
-            f"<p>Wanted: {escape(self.shop.goal(task).text)}</p>\n"
-            f'<main><form method="post">\n{pieces}\n</form></main>\n</body></html>\n'
-        )
-
-    def solution(self, task: Task) -> tuple[str, ...]:
-        """The actions that buy the goal's product."""
-        actions = list[str]()
-        for action in self.shop.shop.buying_actions(self.shop.goal(task)):
-            kind, _, text = action[:-1].partition("[")
-            if kind == "search":
-                actions.append(str(WebAction("fill", "textbox", "Search words", text=text)))
-            actions.append(str(WebAction("click", "button", "Search" if kind == "search" else text)))
-        return tuple(actions)
-
-
-def _element(piece: PageElement) -> str:
-    text = escape(piece.text)
-    if piece.role == "text":
-        return f"<p>{text}</p>"
-    if piece.role == "search":
-        return f'<input name="query" aria-label="Search words" autofocus> <button>{text}</button>'
-    pressed = ' aria-pressed="true"' if piece.chosen else ""
-    return f'<button name="click" value="{escape(piece.click_text)}"{pressed}>{text}</button>'

@@ -14,7 +14,6 @@ from .alfworld import AlfWorld
 from .arithmetic import Game24
 from .bfcl import CATEGORIES, FunctionCalling
 from .bfcl import INSTALL as BFCL_INSTALL
-from .browser import BrowserShop
 from .jericho import INSTALL as JERICHO_INSTALL
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
@@ -22,7 +21,6 @@ from .miniwob import MiniWob
 from .passages import Passages
 from .problems import Problems
 from .questions import Questions
-from .reasoning import Reasoning
 from .science_world import INSTALL as SCIENCE_WORLD_INSTALL
 from .science_world import ScienceWorld
 from .support.chromium import find_chromium
@@ -105,13 +103,6 @@ FAMILIES: Mapping[str, WorldFamily] = {
         install="pip install math-verify",
         modules=("math_verify",),
     ),
-    "reasoning": WorldFamily(
-        Reasoning,
-        "problems drawn by one of reasoning-gym's generators such as countdown",
-        ("NAME",),
-        install="pip install reasoning-gym",
-        modules=("reasoning_gym",),
-    ),
     "hotpot": WorldFamily(
         Passages,
         "questions that need several passages, over passages of our own or a file in HotpotQA's layout",
@@ -134,14 +125,6 @@ FAMILIES: Mapping[str, WorldFamily] = {
         ("TASK",),
         install=f"{_PLAYWRIGHT} && pip install --no-deps miniwob",
         modules=("playwright", "miniwob"),
-        has_browser=True,
-    ),
-    "browser": WorldFamily(
-        lambda _, *settings, **limit: BrowserShop(*settings, **limit),
-        "the shop of webshop as pages in a real browser",
-        ("shop",),
-        install=f"{_PLAYWRIGHT} bm25s",
-        modules=("playwright", "bm25s"),
         has_browser=True,
     ),
     "webarena": WorldFamily(

@@ -147,7 +147,7 @@ class Problems(QuestionFile):
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
-        self.workers = Workers("math")
+        self.workers = Workers()
         super().__init__("math", settings or {}, horizon)
 
     def _read_row(self, fields: Mapping[str, Any], where: str) -> Question | None:

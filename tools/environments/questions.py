@@ -13,7 +13,7 @@ rows with several are left out, as in Training-Free GRPO's code (`datasets` save
 `sample=51` draws WebWalkerQA's 160 easy, 280 medium and 240 hard questions in their proportions, 12, 21 and 18, as the paper of
 Training-Free GRPO does; samples, splits, and rows that are left out: `support/question_files.py`.
 
-One action is the whole reply. Its answer is read as in `reasoning` (`<answer>…</answer>`); a reply without one gets 0.
+One action is the whole reply. Its answer stands in `<answer>…</answer>` (`written_answer`); a reply without one gets 0.
 
 | `score=` | the reward |
 |---|---|
@@ -35,7 +35,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Task
-from .reasoning import written_answer
+from .problems import final_answer
 from .support.question_files import Question, QuestionFile, lower_keys
 
 __all__ = ["Questions"]
@@ -73,6 +73,26 @@ def _open_judge(name: str) -> Any:
     from ..models.models import open_model
 
     return open_model(name, temperature=0.0)
+
+
+_OPEN = re.compile(r"(?i)<answer>")
+_CLOSE = re.compile(r"(?i)</answer>")
+_LINE = re.compile(r"(?im)^[\s>#*_`-]*(?:the\s+)?(?:final\s+)?answer[*_`]*\s*[:：][*_`]*")
+
+
+def written_answer(reply: str) -> str | None:
+    """The answer in a reply, None if it has none: the last `<answer>…</answer>` (which need not be closed at the end), else the last
+    `\\boxed{…}`, else what stands after the last line that begins with `Answer:`."""
+    reply = reply.rpartition("</think>")[2].partition("<think>")[0]  # what was thought is no part of the reply
+    tags = list(_OPEN.finditer(reply))
+    for tag in reversed(tags[-20:]):
+        inside = _CLOSE.split(reply[tag.end() :], maxsplit=1)[0].strip()
+        if inside:
+            return (final_answer(inside) or inside) if inside.lstrip("$ ").startswith("\\boxed") else inside
+    if re.search(r"\\(?:boxed|fbox)", reply) and (boxed := final_answer(reply)):
+        return boxed
+    lines = list(_LINE.finditer(reply))
+    return (reply[lines[-1].end() :].strip() or None) if lines else None
 
 
 class Questions(QuestionFile):

@@ -265,8 +265,6 @@ class PageElement:
     text: str
     role: Literal["text", "button", "option", "search"] = "text"
     """`search` is the search bar."""
-    chosen: bool = False
-    """True for a chosen option."""
 
     @property
     def click_text(self) -> str:
@@ -381,7 +379,7 @@ class Shop:
         chosen = dict(page.chosen)
         for name, values in product.options:
             pieces.append(PageElement(name))
-            pieces += [PageElement(value, "option", chosen.get(name) == value) for value, _ in values]
+            pieces += [PageElement(value, "option") for value, _ in values]
         if chosen:
             pieces.append(PageElement("Chosen: " + ", ".join(f"{name} {value}" for name, value in page.chosen)))
         pieces += [PageElement(product.title), PageElement(f"Price: {_money(product.price_with_options(chosen))}")]

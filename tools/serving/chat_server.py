@@ -43,6 +43,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...memory.errors import UserError
+from ...memory.telemetry import take_over_trace
 from .backend import ChatBackend
 from .connections import available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
@@ -89,6 +90,7 @@ class RequestMiddleware:
 
         self.metrics.http_in_progress.inc()
         REQUEST_ID.set(id)
+        take_over_trace(dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1"))
         try:
             await self.app(scope, receive, sending)
         except (ClientDisconnected, ClientDisconnect):

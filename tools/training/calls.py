@@ -16,6 +16,7 @@ from typing import Any
 from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError, machine_error
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
+from ...memory.telemetry import span, take_over_trace
 
 __all__ = ["ClusterLost", "LabelledLearner", "LearnerModel", "LearnerSettings", "VersionError"]
 
@@ -118,6 +119,17 @@ def answer_of(work: Callable[[], Any]) -> Answer:
             return "failed", (error, failure)
         bug = RuntimeError(f"the learner's process failed; this is a bug:\n{traceback.format_exc()}")
         return "failed", (failure or bug, None)
+
+
+def call_trainer(trainer: Any, name: str, arguments: Sequence[Any], trace: str) -> Answer:
+    """The answer of a call of a trainer, as a part of the caller's trace (memory/telemetry.py)."""
+    take_over_trace(trace)
+
+    def work() -> Any:
+        with span(f"learner.{name}"):
+            return getattr(trainer, name)(*arguments)
+
+    return answer_of(work)
 
 
 def result_of(answer: Answer) -> Any:

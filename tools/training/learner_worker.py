@@ -27,7 +27,8 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Minibatch
-from .calls import ClusterLost, LabelledLearner, LearnerModel, LearnerSettings, answer_of, result_of
+from ...memory.telemetry import traceparent
+from .calls import ClusterLost, LabelledLearner, LearnerModel, LearnerSettings, answer_of, call_trainer, result_of
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
@@ -123,7 +124,7 @@ class WorkerLearner(LabelledLearner):
                     if name == "step":  # files of a worker that died half-way
                         for path in arguments[-1].iterdir():
                             path.unlink()
-                    pipe.send((name, arguments))
+                    pipe.send((name, arguments, traceparent()))
                     answer = pipe.recv()
                 except (EOFError, OSError) as error:
                     why = f"{self._discard_worker()} {error}".strip()
@@ -209,5 +210,5 @@ def _work(
     pipe.send(("done", trainer.base))
     with contextlib.suppress(EOFError, ClusterLost):  # of a lost cluster: the next process connects anew
         while True:
-            name, arguments = pipe.recv()
-            pipe.send(("done", trainer.base) if name == "base" else answer_of(lambda: getattr(trainer, name)(*arguments)))  # noqa: B023
+            name, arguments, trace = pipe.recv()
+            pipe.send(("done", trainer.base) if name == "base" else call_trainer(trainer, name, arguments, trace))

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
+from ...memory.telemetry import span, take_over_trace, traceparent
 from .calls import Answer, ClusterLost, LearnerModel, LearnerSettings, answer_of, result_of, scratch_folder
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class RayTrainer:
         """
         try:
             files = None if folder is None else self._stored_files(folder)
-            answer = self._ray.get(self._actor.call.remote(name, str(folder), files, *arguments))
+            answer = self._ray.get(self._actor.call.remote(name, str(folder), files, traceparent(), *arguments))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             raise ClusterLost(f"the learner on Ray is gone: {type(error).__name__}") from error
         return result_of(answer)
@@ -136,8 +137,10 @@ class _LearnerActor:
         self._folder = tempfile.TemporaryDirectory(prefix="learngraph-learner-")
         self._copies: dict[str, Path] = {}
 
-    def call(self, name: str, place: str, files: Files | None, *arguments: Any) -> Answer:
+    def call(self, name: str, place: str, files: Files | None, trace: str, *arguments: Any) -> Answer:
         """Call the trainer, with a version's files in place of its folder; a step answers with those of the new version, too.
+
+        `trace` is the caller's trace context.
 
         An error of Ray itself means that the actor or its node died: all others are in the answer.
         """
@@ -146,12 +149,14 @@ class _LearnerActor:
             if name == "base":
                 return self._trainer.base
             folder = None if files is None else self._version_folder(place, files)
-            if name != "step":
-                return getattr(self._trainer, name)(folder, *arguments)
-            batch, correction = arguments
-            with scratch_folder(Path(self._folder.name)) as out:
-                return *self._trainer.step(folder, batch, correction, out), _read_files(out)
+            with span(f"learner.{name}"):
+                if name != "step":
+                    return getattr(self._trainer, name)(folder, *arguments)
+                batch, correction = arguments
+                with scratch_folder(Path(self._folder.name)) as out:
+                    return *self._trainer.step(folder, batch, correction, out), _read_files(out)
 
+        take_over_trace(trace)
         return answer_of(work)
 
     @cached_property

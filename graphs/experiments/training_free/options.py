@@ -36,13 +36,13 @@ class LearningOptions(RunOptions):
     """Options of a run that learns on some problems and plays unseen ones, with its controls."""
 
     env: str = "toy"
-    """The environment: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
+    """The environment: `toy`, `math`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
     the seed's task: the same hidden rules in another order. In other environments problems are tasks of --splits, and no two seeds
     share one."""
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with other settings `METHOD?SETTING=VALUE`, on the same unseen problems.
     Controls: `training-free-grpo?arm=empty` (no lessons), `training-free-grpo?arm=random` (or `shuffled`, or `self-generated`). Other
-    ways to learn: `training-free-grpo?truth=majority`, `training-free-grpo:paper`. Other methods that play one attempt: `react`."""
+    ways to learn: `training-free-grpo?truth=implicit`, `training-free-grpo:paper`. Other methods that play one attempt: `react`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
     writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""

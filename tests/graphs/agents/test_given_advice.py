@@ -12,9 +12,9 @@ from langchain.agents.middleware import ModelRequest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
-from learning_agents import METHODS, PLAIN, config, make
+from learning_agents import METHODS, PLAIN, advice, config, make
 
-from learngraph.graphs.agents.consultation import PendingCall
+from learngraph.graphs.agents.consultation import AdviceRoom, PendingCall
 from learngraph.graphs.agents.given_advice import AdvisedPrompts, SentPrompts, plain_messages, prompt_parts
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.lift import ThreadTrial
@@ -117,3 +117,30 @@ def test_the_cached_share_counts_the_longest_beginning_that_was_sent() -> None:
     assert sent.add(["ab", "c", "defg"]) == (3, 7)
     assert sent.add(["ab", "x", "defg"]) == (2, 7)
     assert sent.add(["x", "ab"]) == (0, 3)
+
+
+def test_what_is_worth_least_is_left_out_first_and_what_stands_there_stays() -> None:
+    def text(items: Any) -> str:
+        return "\n".join(items)
+
+    room = AdviceRoom(4, given=[])
+    assert (room.fit(["best", "good", "poor"], text), room.left_out) == (["best", "good"], 1)
+    room.given = ["best\ngood"]
+    assert (room.fit(["best", "good", "poor"], text), room.left_out) == (["best", "good"], 1), "it stands there already"
+    assert (room.fit(["new", "poor"], text), room.left_out) == (["new"], 1)
+    assert AdviceRoom(2, given=["best", "good"]).fit(["new"], text) == []
+
+
+@pytest.mark.parametrize("method", ["jitrl", "adamem", "icrl", "reasoning-bank", "reflexion", "synapse", "lessons"])
+def test_the_advice_of_a_conversation_stays_within_its_budget(method: str) -> None:
+    most = {"icrl": 650, "lessons": 100, "reflexion": 175, "synapse": 400}.get(method, 300)
+    agent, learner, model = make(method, max_added_tokens=most, **({"min_similarity": 0.0} if method == "synapse" else {}))
+    desk.play(agent, learner, range(24 if method == "synapse" else 8))  # it needs successes
+    added, model.seen[:] = list[int](), []
+    for n in range(8, 12):
+        agent.invoke({"messages": desk.ticket(n)[0]}, config("long"))
+        added += [entry["added_tokens"] for entry in advice(learner, "long")]
+        desk.play(agent, learner, range(100 + n, 101 + n))
+    assert 0 < max(added) <= most
+    assert "(max_added_tokens)" in learner.explain("long", tenant="acme")
+    assert any("max_added_tokens had no room" in one for one in learner.status(tenant="acme").notes)

@@ -449,7 +449,7 @@ def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytes
         ("--critic nobody", "there are pocket"),
         ("--problems 0 --arm random", "arm=random is made from problems"),
         ("--group-size 1 --author rule", "nothing to be compared with"),
-        ("--truth rumour", "majority"),
+        ("--truth rumour", "implicit"),
         ("--test-problems 0", "--test-problems is at least 1, got 0"),
         ("--test-rollouts 0", "--test-rollouts is at least 1, got 0"),
         ("--seeds none", "0,3,7"),

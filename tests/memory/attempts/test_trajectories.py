@@ -19,7 +19,6 @@ from learngraph.memory.attempts.trajectories import (
     Trajectories,
     goal_key,
     is_rewarded,
-    marginal_relevance,
     read_bank,
     return_to_go,
     structured_key,
@@ -156,7 +155,6 @@ questions = st.fixed_dictionaries(
         "kind": st.sampled_from(["success", "failure", "all", "mixed"]),
         "min_similarity": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
         "per_trajectory": st.integers(0, 2),
-        "diversity": st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         "distinct": st.booleans(),
         "domain": st.sampled_from(["", "", "toy"]),
         "task": st.sampled_from([None, None, "t1"]),
@@ -170,13 +168,11 @@ def brute(
     own: list[Trajectory],
     similarity: Callable[[tuple[str, str], tuple[str, str]], float],
     asked: tuple[str, str],
-    limit: int | None,
     *,
     k: int,
     kind: str,
     min_similarity: float,
     per_trajectory: int,
-    diversity: float,
     distinct: bool,
     domain: str,
     task: str | None,
@@ -186,25 +182,8 @@ def brute(
     """The definition, without an index: every record compared, every choice made over all of them."""
     if before is not None:
         own = [t for t in own if t.run != before[0] or t.episode < before[1]]
-    stayed: list[Trajectory] = []
-    for number, trajectory in enumerate(own):
-        if limit is not None and len(stayed) == limit:
-            gains = dict.fromkeys([t.id for t in stayed], 0.0)
-            past = [*bank, *own[: number + 1]]
-            for i, user in enumerate(past):
-                earlier = [
-                    t.value
-                    for t in past[len(bank) : i]
-                    if (t.domain, t.task.id) == (user.domain, user.task.id) and t.value is not None
-                ]
-                if user.value is not None and earlier:
-                    for id in set(user.used) & gains.keys():
-                        gains[id] += user.value - sum(earlier) / len(earlier)
-            least = min(stayed, key=lambda t: round(gains[t.id], 9))  # the oldest of equals
-            stayed.remove(least)
-        stayed.append(trajectory)
     records = []
-    for order, t in enumerate([*bank, *stayed]):
+    for order, t in enumerate([*bank, *own]):
         for step in range(len(t.transitions)):
             alike = similarity(asked, (t.task.instruction, t.transitions[step].state))
             if t.domain == domain and task in (None, t.task.id) and alike >= min_similarity and alike > smallest:
@@ -230,20 +209,12 @@ def brute(
             best = {one: max((r for r in left if deed(r) == one), key=worth) for one in map(deed, left)}
             left = [r for r in left if best[deed(r)] is r]
 
-        def relevance(r: Any) -> float:
-            pair = [similarity(tuple_of(r), tuple_of(p)) for p in picked]
-            return (1 - diversity) * r[0] - diversity * max([0.0, *pair])
-
-        def tuple_of(r: Any) -> tuple[str, str]:
-            return r[3].task.instruction, r[3].transitions[r[2]].state
-
         while len(picked) < k:
             free = [r for r in left if not per_trajectory or sum(p[3] is r[3] for p in picked) < per_trajectory]
             if not free:
                 break
-            best = max(free, key=relevance)  # the first of equals
-            picked.append(best)
-            left.remove(best)
+            picked.append(free[0])
+            left.remove(free[0])
         return picked
 
     if kind == "mixed":
@@ -261,42 +232,41 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.none() | st.integers(1, 4))
-def test_search_equals_brute_force(world, state, instruction, question, limit):
+@given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions)
+def test_search_equals_brute_force(world, state, instruction, question):
     bank, own = world
-    memory = filled(own, bank=bank, limit=limit)
+    memory = filled(own, bank=bank)
     found = memory.search(structured_key(Task("asked", instruction), (), state), **question)
-    assert found == brute(bank, own, by_tokens, (instruction, state), limit, **question)
+    assert found == brute(bank, own, by_tokens, (instruction, state), **question)
 
 
 @settings(max_examples=25, deadline=None)
-@given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
-def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
+@given(worlds(), st.sampled_from(STATES), questions, st.randoms())
+def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, random):
     bank, own = world
     records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(records, bank=bank, limit=limit)
+    memory = Trajectories(records, bank=bank)
     key = structured_key(Task("asked", GOALS[0]), (), state)
     for trajectory in own:
         memory.search(key, **question)
         memory.add(trajectory)
         memory.add(random.choice(own[: own.index(trajectory) + 1]))
-    again = Trajectories(records, bank=bank, limit=limit)
-    fresh = filled(own, bank=bank, limit=limit)
+    again = Trajectories(records, bank=bank)
+    fresh = filled(own, bank=bank)
     assert memory.search(key, **question) == fresh.search(key, **question) == again.search(key, **question)
-    assert [memory.usefulness(t.id) for t in memory] == [fresh.usefulness(t.id) for t in fresh]
     assert len(memory) == len(fresh) == len(again)
 
 
 @settings(max_examples=40, deadline=None)
-@given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.integers(0, 6))
-def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, episode):
+@given(worlds(), st.sampled_from(STATES), questions, st.integers(0, 6))
+def test_a_fork_finds_what_the_first_run_found(world, state, question, episode):
     """Asked with `before`, a memory that knows the run's later episodes answers as it did when it did not."""
     bank, own = world
     own = sorted((t for t in own if t.run == "a"), key=lambda t: t.episode)
     question = {**question, "before": ("a", episode)}
     key = structured_key(Task("asked", GOALS[0]), (), state)
-    then = filled([t for t in own if t.episode < episode], bank=bank, limit=limit)
-    assert filled(own, bank=bank, limit=limit).search(key, **question) == then.search(key, **question)
+    then = filled([t for t in own if t.episode < episode], bank=bank)
+    assert filled(own, bank=bank).search(key, **question) == then.search(key, **question)
 
 
 # the choices one by one
@@ -338,19 +308,6 @@ def test_success_is_what_the_memory_is_told():
     assert names(memory, "door", kind="failure") == ["a/0/0"]
 
 
-def test_marginal_relevance_worked_out_by_hand():
-    assert marginal_relevance(0.8, 0.5, 0.25) == pytest.approx(0.475)  # 0.75 * 0.8 - 0.25 * 0.5
-    assert marginal_relevance(0.8, 0.5, 0.0) == 0.8
-    assert marginal_relevance(0.8, 0.5, 1.0) == -0.5
-    # similarities to "a b c d" (single words): twice a b c (3/4 each), then c d (2/4), which is 1/4 like a b c
-    stored = [attempt((state, "go", 1.0), number=i) for i, state in enumerate(["c d", "a b c", "c b a"])]
-    memory = filled(stored, similarity=JaccardSimilarity(lambda goal, text: text.split()))
-    assert ask(memory, "a b c d") == [("a/2/0", 0.75), ("a/1/0", 0.75), ("a/0/0", 0.5)]
-    # after c b a: a b c is worth .5 * .75 - .5 * 1 = -.125, c d is worth .5 * .5 - .5 * .25 = .125
-    assert names(memory, "a b c d", diversity=0.5) == ["a/2/0", "a/0/0", "a/1/0"]
-    assert names(memory, "a b c d", 2, diversity=0.5) == ["a/2/0", "a/0/0"]
-
-
 step_lists = st.lists(
     st.tuples(st.sampled_from(STATES[:3]), st.sampled_from(["mist", "fern"]), st.sampled_from([0.0, 1.0, None])),
     min_size=1,
@@ -358,10 +315,10 @@ step_lists = st.lists(
 )
 
 
-@given(st.lists(step_lists, min_size=1, max_size=6), st.sampled_from([None, 3]), st.data())
-def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(plays: Any, limit: int | None, data: Any) -> None:
+@given(st.lists(step_lists, min_size=1, max_size=6), st.data())
+def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(plays: Any, data: Any) -> None:
     stored = {n: attempt(*steps, number=n) for n, steps in enumerate(plays)}
-    memory = filled(stored.values(), limit=limit)
+    memory = filled(stored.values())
     asked = [
         {"kind": kind, "distinct": distinct, "per_trajectory": 0, "before": before}
         for kind in ("all", "success", "failure", "mixed")
@@ -376,7 +333,7 @@ def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(pla
         steps = tuple(replace(step, reward=reward) for step, reward in zip(stored[n].transitions, rewards, strict=False))
         stored[n] = replace(stored[n], transitions=steps)
         memory.add(stored[n])
-        anew = filled(stored.values(), limit=limit)
+        anew = filled(stored.values())
         for filters in asked:
             assert ask(memory, "door black", **filters) == ask(anew, "door black", **filters)
 
@@ -398,69 +355,6 @@ def test_the_return_to_go_is_what_was_still_earned():
     assert [return_to_go(missing, step) for step in range(3)] == [None, None, 4.0]
     with pytest.raises(BadMemory, match="'a/0' has 3 steps, asked for step 3"):
         return_to_go(trajectory, 3)
-
-
-# usefulness and eviction
-
-
-def test_usefulness_follows_from_the_episodes_that_used_a_trajectory():
-    stored = [
-        attempt(("door", "go", 1.0)),
-        attempt(("door", "go", 3.0), number=1, used=["a/0", "a/0"]),
-        attempt(("door", "go", 2.0), number=2, used=["a/0", "a/1"]),
-        attempt(("door", "go", None), number=3, used=["a/1", "never stored"]),
-    ]
-    memory = filled(stored)
-    for trajectory in stored:  # storing twice is using once
-        memory.add(trajectory)
-    assert memory.usefulness("a/0") == (2, 2.5)
-    assert memory.usefulness("a/1") == (2, 2.0)
-    assert memory.usefulness("a/2") == (0, None)
-    memory.add(replace(stored[2], used=()))  # stored again as something else: only what it is now counts
-    assert memory.usefulness("a/0") == (1, 3.0)
-
-
-def test_beyond_the_limit_the_least_useful_goes_then_the_oldest_never_the_bank():
-    seed = attempt(("door", "gold", 5.0), run="bank")
-    memory = Trajectories(bank=[seed], limit=2)
-    memory.add(attempt(("door", "go", 2.0)))  # a/0
-    memory.add(attempt(("door", "go", 5.0), number=1, used=["a/0"]))  # better than usual (2), thanks to a/0
-    memory.add(attempt(("door", "go", 4.0), number=2))  # a/1 goes: nobody used it; a/0 is older, and useful
-    assert names(memory, "door") == ["a/2/0", "a/0/0", "bank/0/0"]
-    memory.add(
-        attempt(("door", "go", 0.0), number=3, used=["a/0", "bank/0"])
-    )  # much worse (usual: 3.67): a/0 misleads; it goes
-    assert names(memory, "door") == ["a/3/0", "a/2/0", "bank/0/0"]
-    memory.add(attempt(("door", "go", 0.0), number=4))  # a/2 and a/3 are as useful as each other: the oldest goes
-    assert names(memory, "door") == ["a/4/0", "a/3/0", "bank/0/0"]
-    assert len(memory) == 3
-    assert [memory.is_evicted(f"a/{i}") for i in range(5)] == [True, True, True, False, False]
-    assert memory.trajectory("a/0").value == 2.0  # evicted, not deleted
-    assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/0/0", "bank/0/0"]  # as episode 2 saw it
-
-
-@pytest.mark.parametrize("gold", [0, 5])
-def test_what_helped_stays_whatever_a_bank_was_worth_and_other_tasks_are(gold: int) -> None:
-    """Own values 3, 0, 5, 6: the last two consulted a/0 and did better than ever, if worse than any walkthrough."""
-    memory = Trajectories(bank=[attempt(("door", "gold", 10.0), run="gold", number=n) for n in range(gold)], limit=2)
-    for number, (value, used) in enumerate([(3.0, ""), (0.0, ""), (5.0, "a/0"), (6.0, "a/0")]):
-        memory.add(attempt(("door", "go", value), number=number, used=[used] if used else ()))
-    assert [memory.is_evicted(f"a/{n}") for n in range(4)] == [False, True, True, False]
-    other = Trajectories(limit=2)  # another task pays more: that says nothing of this one
-    other.add(attempt(("door", "go", 3.0)))
-    other.add(attempt(("door", "go", 90.0), number=1, task="t1"))
-    other.add(attempt(("door", "go", 5.0), number=2, used=["a/0"]))
-    assert [other.is_evicted(f"a/{n}") for n in range(3)] == [False, True, False]
-
-
-def test_evicted_trajectories_stay_in_the_store():
-    records: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
-    memory = Trajectories(records, limit=1)
-    for number in range(3):
-        memory.add(attempt(("door", "go", 1.0), number=number))
-    assert [t.id for t in records.all()] == ["a/0", "a/1", "a/2"]
-    assert names(Trajectories(records, limit=1), "door") == ["a/2/0"]
-    assert names(Trajectories(records), "door") == ["a/2/0", "a/1/0", "a/0/0"]
 
 
 # banks
@@ -551,7 +445,6 @@ def test_an_empty_memory_finds_nothing():
         ({"min_similarity": -0.1}, "a least similarity of -0.1: similarities are between 0 and 1"),
         ({"min_similarity": math.nan}, "a least similarity of nan"),
         ({"per_trajectory": -1}, "at most -1 precedents of one trajectory: at least 1, or 0 for any number"),
-        ({"diversity": 1.5}, "a diversity of 1.5"),
         ({"kind": "good"}, "precedents of the kind 'good': there are success, failure, all, mixed"),
     ],
 )
@@ -559,8 +452,6 @@ def test_bad_questions_are_refused_in_words(asked: dict[str, Any], said: str) ->
     memory = filled([attempt(("door", "go", 1.0))])
     with pytest.raises(BadMemory, match=said):
         memory.search("door", **{"k": 1, **asked})
-    with pytest.raises(BadMemory, match="at most 0 trajectories: limit is at least 1, or None"):
-        Trajectories(limit=0)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

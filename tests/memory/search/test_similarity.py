@@ -204,5 +204,3 @@ def test_a_goal_is_compared_with_each_other_goal_once(monkeypatch):
     rows.add(reading)
     (reading,) = measure.read([goals[0] + some(3)])
     assert rows.nearest(reading, 5, 0.0, None)[0].tolist() == [row for _, row in brute(reading)[:5]]
-    of_one = {row: value for value, row in brute(stored[7])}
-    assert rows.row_similarities(7, np.arange(301)).tolist() == [of_one.get(row, 0.0) for row in range(301)]

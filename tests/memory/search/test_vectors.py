@@ -112,7 +112,7 @@ def test_the_least_similarity_is_that_of_the_encoder():
     readings, rows = alike.read(UNRELATED), alike.rows()
     for reading in readings:
         rows.add(reading)
-    pairs = [rows.row_similarities(i, np.array([j]))[0] for i in range(len(readings)) for j in range(i)]
+    pairs = [rows.nearest(reading, 2, -1.0, None)[1][1] for reading in readings]
     assert alike.default_floor == pytest.approx(max(pairs), abs=1e-6)
     memory = Trajectories(similarity=alike)
     memory.add(attempt("zzz"))
@@ -157,11 +157,6 @@ def test_many_blocks_answer_as_one_with_and_without_a_filter(monkeypatch):
         found, similarities = rows.nearest(row("new", query), 7, -1.0, among)
         assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
     assert len(rows.nearest(row("new", query), 200, -1.0, None)[0]) == 100
-    for few in (np.arange(100), np.array([3, 50, 99])):
-        assert rows.row_similarities(3, few) == pytest.approx(matrix[few] @ matrix[3], abs=1e-6)
-        assert rows.row_similarities(3, few).tolist() == [
-            1.0 if i == 3 else float(np.vecdot(matrix[i], matrix[3])) for i in few
-        ]
 
 
 @pytest.mark.parametrize("k", [1, 10, 200, 700, 5000])

@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
-from waiting import PATIENCE
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
@@ -32,14 +30,11 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.ask import Ask, text
 from learngraph.nodes.evaluate.judge import (
-    Ensemble,
     EnvironmentJudge,
-    ModelJudge,
-    NoJudge,
+    PairwiseJudge,
     RuleJudge,
     model_judge,
     pairwise_judge,
-    rubric_judge,
     self_judge,
 )
 from learngraph.nodes.prompt import Prompt
@@ -298,9 +293,7 @@ def test_a_judge_in_hindsight_says_so_and_sees_how_the_attempt_ended() -> None:
     assert "Reward: 77\nAfter the last step:\nThe ice breaks. You have died.\n" in judge.heard[0]
     assert "The world paid 777 in all." in judge.heard[0]
     assert node.credits_future
-    assert Ensemble((EnvironmentJudge(journal), node)).credits_future
     assert not self_judge(judge, journal).credits_future
-    assert not Ensemble((EnvironmentJudge(journal), self_judge(judge, journal))).credits_future
 
 
 def test_the_self_judge_is_not_told_a_verdict_of_the_world() -> None:
@@ -320,29 +313,6 @@ class TextOnly:
     """A world that is played step by step."""
 
 
-def test_a_rubric_judge_grades_by_criteria_and_its_words_are_kept() -> None:
-    """The reward is the mean of the grades; the criticism stands with the attempt, and in icrl's next prompt."""
-    journal, state = attempt("the whole passage")
-    reply = '{"scores": {"demands": 10, "coherence": 6, "language": 8, "depth": 4}, "criticism": "The second paragraph is padding."}'
-    judge = model(reply)
-    judged = rubric_judge(judge, journal).invoke(state)
-    assert judged["rewards"] == [7.0]
-    assert judged["note"] == "The second paragraph is padding."
-    assert "The work:\n<record>\nthe whole passage\n</record>\n" in judge.heard[0]
-    wrong = rubric_judge(model('{"scores": {"demands": 11}}'), journal).invoke(state)
-    assert wrong["rewards"] == [None]
-    assert "asked for a score of demands from 0 to 10, got 11" in wrong["unjudged"]
-
-    world = Writing()
-    writer = model(lambda asked: reply if '"criticism"' in asked else "Passage:\nA text.")
-    inputs = MethodInputs.with_chat_model(world, Journal(), writer)
-    inputs = replace(inputs, judge=judge_node(RunOptions(env="writing", judge="rubric"), world, writer, inputs.journal))
-    run.build(icrl.build(inputs)).invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=2))
-    second = writer.heard[2]
-    assert "Result: success" not in second
-    assert "Total reward: 7 (a full success is 10).\nFeedback on it: The second paragraph is padding.\n</attempt>" in second
-
-
 def test_a_judgement_of_the_whole_stands_on_the_last_step(ask: Any) -> None:
     journal, state = THREE
     judged = ask(self_judge(model('{"score": 7.5}'), journal, sparse=True), state)
@@ -360,7 +330,7 @@ def place(asked: str, answer: str) -> int:
     return 1 if asked.index(answer) < asked.index("The second answer:") else 2
 
 
-def compared(says: Callable[[str], str], actions: Sequence[str] = ("mine",)) -> tuple[Ensemble, Heard, dict[str, Any]]:
+def compared(says: Callable[[str], str], actions: Sequence[str] = ("mine",)) -> tuple[PairwiseJudge, Heard, dict[str, Any]]:
     journal, state = attempt(*actions)
     judge = model(says)
     return pairwise_judge(judge, journal, lambda task: ("theirs", task.id)), judge, state
@@ -407,50 +377,8 @@ def test_a_reference_may_be_a_text_or_an_environments_gold_path() -> None:
     assert all(sentence in judge.heard[-1] for sentence in world.sentences(task))
 
 
-# Ensembles
-
-
-def says(*rewards: float | None, why: str = "", usage: Usage | None = None) -> Callable[[Any], Any]:
-    more = {} if usage is None else {"usage": usage}
-    return lambda state: {"rewards": list(rewards), "unjudged": why, **more}
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"), [("mean", [2.0, 4.0, None]), ("median", [1.0, 4.0, None]), ("min", [0.0, 3.0, None])]
-)
-def test_several_judges_per_step(how: Any, expected: list[float | None], ask: Any) -> None:
-    """By hand: steps (0, 1, 5), (3, 5, missing), (missing three times)."""
-    judges = (
-        says(0.0, 3.0, None, why="no idea"),
-        says(1.0, 5.0, None, usage=Usage(1, 2, 3)),
-        says(5.0, None, None, why="lost", usage=Usage(1, 1, 1)),
-    )
-    judged = ask(Ensemble(judges, how), {"run": "r", "step": 3})
-    assert judged == {"rewards": expected, "unjudged": "no idea; lost", "usage": Usage(2, 3, 4)}
-    strict = ask(Ensemble(judges, how, allow_partial=False), {"run": "r", "step": 3})
-    assert strict["rewards"] == [expected[0], None, None]
-
-
-def test_models_and_rules_together(ask: Any) -> None:
-    journal, state = THREE
-    rule = RuleJudge(lambda task, actions: [3, 3, 10], journal)
-    ensemble = Ensemble((rule, self_judge(model('{"rewards": [1, 0, 0]}'), journal), self_judge(model("?"), journal)))
-    judged = ask(ensemble, state)
-    assert judged["rewards"] == [2.0, 1.5, 5.0]
-    assert judged["unjudged"].startswith("judge/self: ")
-    assert judged["usage"] == Usage(4, 40, 8, unreadable=3)
-    assert ensemble.role == "model"
-    assert Ensemble((rule,)).role == "compute"
-
-
-def test_a_judge_of_yours_with_too_few_rewards_is_left_out(ask: Any) -> None:
-    judged = ask(Ensemble((says(1.0), says(2.0, 3.0))), {"run": "r", "step": 2})
-    assert judged["rewards"] == [2.0, 3.0]
-    assert judged["unjudged"] == "asked a judge for 2 rewards, got 1"
-
-
-def test_a_seeded_model_is_asked_for_another_opinion(ask: Any) -> None:
-    """The same judge three times: three seeds; the whole asked again: the same three."""
+def test_a_seeded_model_draws_anew_in_the_other_order(ask: Any) -> None:
+    """Two seeds; the whole asked again: the same two."""
 
     class Seeded(Heard):
         seeded: bool = True
@@ -462,33 +390,11 @@ def test_a_seeded_model_is_asked_for_another_opinion(ask: Any) -> None:
 
     journal, state = THREE
     judge = Seeded(messages=iter([]), says=lambda asked: '{"score": 7}', heard=[], seeds=[])
-    node = Ensemble((self_judge(judge, journal, sparse=True),) * 3)
+    node = pairwise_judge(judge, journal, lambda task: "one text")
     ask(node, state)
     ask(node, state)
-    assert len(set(judge.seeds[:3])) == 3
-    assert sorted(judge.seeds[3:]) == sorted(judge.seeds[:3])
-
-
-def test_judges_are_asked_at_the_same_time_in_async() -> None:
-    """Each waits for the other: one after the other they would wait for ever."""
-
-    async def both() -> Any:
-        met = asyncio.Barrier(2)
-
-        class Waiting(Ensemble):
-            async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-                await asyncio.wait_for(met.wait(), PATIENCE)
-                return await super().ainvoke(input, config)
-
-        return await Ensemble((Waiting((says(1.0),)), Waiting((says(3.0),)))).ainvoke({"run": "r", "step": 1})
-
-    assert asyncio.run(both())["rewards"] == [2.0]
-
-
-@pytest.mark.parametrize(("judges", "how"), [((), "mean"), ((NoJudge(),), "most")])
-def test_an_ensemble_of_none_or_by_an_unknown_rule_is_an_error(judges: Any, how: Any) -> None:
-    with pytest.raises(UserError, match="mean, median, min"):
-        Ensemble(judges, how)
+    assert len(set(judge.seeds[:2])) == 2
+    assert sorted(judge.seeds[2:]) == sorted(judge.seeds[:2])
 
 
 # In a run
@@ -541,28 +447,23 @@ def test_judges_by_name() -> None:
         judge = judged_by(name, game, llm)
         assert isinstance(judge, Ask)
         assert judge.asks == asks
-    assert judged_by("pairwise", game, llm).allow_partial is False
-    several = judged_by("rule+environment+self+self", game, llm)
-    assert isinstance(several, Ensemble)
-    assert [type(judge) for judge in several.judges] == [RuleJudge, EnvironmentJudge, ModelJudge, ModelJudge]
-    assert several.aggregate == "mean"
+    assert isinstance(judged_by("pairwise", game, llm), PairwiseJudge)
 
 
 @pytest.mark.parametrize(
     ("name", "env", "llm", "words"),
     [
         ("rule", KeywordKeep(), None, "it has no rule to judge by"),
-        ("rule+self", KeywordKeep(), object(), "it has no rule to judge by"),
         ("self", KeywordKeep(), None, "--judge self asks a model, and there is none here"),
-        ("environment+pairwise", KeywordKeep(), None, "--judge pairwise asks a model"),
+        ("pairwise", KeywordKeep(), None, "--judge pairwise asks a model"),
         ("pairwise", object(), object(), "no reference answer"),
         (
             "self:dense",
             KeywordKeep(),
             object(),
-            "self:sparse, rubric, pairwise, model, hindsight, several of them, joined by \\+, or shift:C; got 'self:dense'",
+            "self:sparse, pairwise, model, hindsight, or shift:C; got 'self:dense'",
         ),
-        ("rule+", Game24(), None, "got 'rule\\+'"),
+        ("rule+self", Game24(), None, "got 'rule\\+self'"),
         ("", Game24(), None, "got ''"),
     ],
 )
@@ -577,8 +478,7 @@ def test_a_judge_that_cannot_work_is_an_error(name: str, env: Any, llm: Any, wor
         ("environment", False),
         ("rule", False),
         ("self", True),
-        ("rule+self:sparse", True),
-        ("rubric", True),
+        ("self:sparse", True),
         ("pairwise", True),
         ("model", True),
     ],
@@ -587,9 +487,7 @@ def test_which_judges_ask_a_model(name: str, asks: bool) -> None:
     assert asks_model(name) is asks
 
 
-@pytest.mark.parametrize(
-    ("name", "field"), [("self", "rewards"), ("self_sparse", "score"), ("pairwise", "score"), ("rubric", "criticism")]
-)
+@pytest.mark.parametrize(("name", "field"), [("self", "rewards"), ("self_sparse", "score"), ("pairwise", "score")])
 def test_the_example_in_a_prompt_is_in_the_form_that_is_read(name: str, field: str) -> None:
     """And the prompt fills without values left over."""
     prompt = Prompt.load(f"judge/{name}")

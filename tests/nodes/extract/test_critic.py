@@ -394,9 +394,8 @@ def secret(number: int, reward: float) -> Rollout:
     return rollout(number, reward, told, f"say {number}", trajectory=lived, error="VERDICT" if number else "")
 
 
-@pytest.mark.parametrize("truth", ["majority", "implicit"])
 @pytest.mark.parametrize("plain", [False, True])
-def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any, plain: bool) -> None:
+def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(plain: bool) -> None:
     replies = {
         "You study": "It looked.",
         "You compare": '{"lessons": ["when in doubt, look"], "helpful": ["L0"], "harmful": []}',
@@ -404,7 +403,7 @@ def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any,
         "You see": "which look",
     }
     model = Scripted(of=lambda system: next(reply for start, reply in replies.items() if system.startswith(start)))
-    known = critic("add up", truth=truth, line_only=plain, reference=lambda task: "TRUEANSWER")
+    known = critic("add up", truth="implicit", line_only=plain, reference=lambda task: "TRUEANSWER")
     rollouts = [secret(0, 0.8125), secret(1, 0.1875)]
     state = group(rollouts, rewards=[1.0, 0.0])
     if not plain:
@@ -427,15 +426,8 @@ def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any,
     assert all(canary in told.prompts[0] for canary in ("TRUEANSWER", "0.8125"))
 
 
-def test_agreement_stands_beside_attempts_as_a_hint() -> None:
-    model = Scripted('{"lessons": []}')
-    contrast(model, critic(truth="majority")).invoke(group(TWO))
-    assert "Attempt 1 (its answer agrees with most)" in model.prompts[0]
-    assert "Attempt 2 (its answer does not agree with most)" in model.prompts[0]
-
-
 def test_without_ground_truth_only_rewards_are_taken_out_of_a_transcript() -> None:
-    known = critic(truth="majority")
+    known = critic(truth="implicit")
     lines = "> derive\n  total 3\n| x = 3 + 4\n= 7\ntotal cost is 12\n"
     assert known.transcript(rollout(0, 1.0, lines)) == lines
     assert (
@@ -507,13 +499,6 @@ def test_a_place_that_pays_once_is_worth_what_it_paid() -> None:
 def test_missing_rewards_say_nothing() -> None:
     rollouts = [walk(0, ("door black", "mist", None)), walk(1, ("door black", "fern", 0.0))]
     assert RuleCritic()(group(rollouts))["insights"] == []
-
-
-def test_without_ground_truth_the_rule_goes_by_agreement() -> None:
-    rollouts = [walk(0, ("door black", "mist", 1.0), ("x", "y", 0.0)), walk(1, ("door black", "fern", 0.0), ("x", "y", 0.0))]
-    state = group(rollouts, rewards=[0.0, 1.0])
-    assert RuleCritic(truth="majority")(state)["insights"] == ["door black fern"]
-    assert RuleCritic()(state)["insights"] == ["door black mist"]
 
 
 def explored(world: KeywordKeep, task: Task, seed: int) -> list[Rollout]:

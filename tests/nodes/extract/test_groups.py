@@ -14,11 +14,9 @@ from learngraph.nodes.extract.groups import (
     AssignRewards,
     EmitComparison,
     OpenGroup,
-    RewardSettings,
     advantages,
     fan_out_summaries,
     has_spread,
-    majority,
     mean,
     reward_std,
     route_comparison,
@@ -67,17 +65,6 @@ def test_rewards_that_differ_by_no_more_than_the_spread_are_alike() -> None:
     assert not has_spread([0.1 + 0.2, 0.3])  # floats
     assert not has_spread([1, None])
     assert has_spread([1.0, 0.999])
-    assert not has_spread([1.0, 0.999], min_reward_std=0.01)
-    assert has_spread([1.0, 0.9], min_reward_std=0.049)  # deviation 0.05
-    assert not has_spread([1.0, 0.9], min_reward_std=0.051)
-
-
-def test_the_majority_and_ties() -> None:
-    assert majority(["4", "5", "4"]) == ("4", 2 / 3)
-    assert majority(["5", "4", "4", "5"]) == ("5", 0.5)  # a tie goes to the answer that came first
-    assert majority(["", "4", ""]) == ("4", 1 / 3)  # no answer agrees with nobody
-    assert majority(["", ""]) == ("", 0.0)
-    assert majority([]) == ("", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -98,31 +85,6 @@ def test_kinds_of_groups(rewards: tuple[float | None, ...], kind: str) -> None:
     assert found["rewards"] == list(rewards)  # by number, whichever ended first
     assert found["failures"] == [f"rollout {n}: lost" for n, reward in enumerate(rewards) if reward is None]
     assert route_comparison({"kind": kind}) == ("compare" if kind == "mixed" else "no lesson")  # type: ignore[typeddict-item]
-
-
-@pytest.mark.parametrize(
-    ("answers", "agreement", "rewards", "kind"),
-    [
-        ("xxyxx", 0.6, [1, 1, 0, 1, 1], "mixed"),
-        ("xxyyz", 0.6, [1, 1, 0, 0, 0], "disagreed"),
-        ("xxyyz", 0.4, [1, 1, 0, 0, 0], "mixed"),
-        ("xxxxx", 0.6, [1, 1, 1, 1, 1], "alike"),
-        ("XxxYx", 0.6, [1, 1, 1, 0, 1], "mixed"),  # the same but for case
-    ],
-)
-def test_majority_votes(answers: str, agreement: float, rewards: list[float], kind: str) -> None:
-    # What the verifier says is against it, or nothing at all: it makes no difference.
-    for truths in ([0.0] * 5, [None] * 5, [1.0, None, 0.0, 1.0, 0.0]):
-        found = AssignRewards("majority", RewardSettings(agreement))(group(*truths, answers=answers))
-        assert (found["rewards"], found["kind"]) == (rewards, kind)
-
-
-def test_rollouts_without_an_answer_are_in_no_vote_but_count_in_the_group() -> None:
-    state = group(1.0, 1.0, 1.0, None)
-    state["rollouts"] = [rollout(0, 1.0, "x"), rollout(1, 1.0, "x"), rollout(2, 1.0, "y"), rollout(3, None, "")]
-    found = AssignRewards("majority", RewardSettings(0.5))(state)
-    assert (found["rewards"], found["kind"]) == ([1, 1, 0, None], "mixed")
-    assert AssignRewards("majority", RewardSettings(0.51))(state)["kind"] == "disagreed"  # 2 of 4
 
 
 def test_what_a_group_hands_over_is_by_number() -> None:

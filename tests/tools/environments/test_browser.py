@@ -1,4 +1,4 @@
-"""Worlds in a browser: pages with frames and equal labels, pages and browsers that misbehave, our shop in a browser."""
+"""Worlds in a browser: pages with frames and equal labels, pages and browsers that misbehave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +19,16 @@ from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.search.sections import split_sections
-from learngraph.tools.environments.browser import BrowserShop, BrowserWorld, abstract_page
+from learngraph.tools.environments.browser import BrowserWorld, abstract_page
 from learngraph.tools.environments.support import chromium
 from learngraph.tools.environments.support.chromium import shared_chromium
 from learngraph.tools.environments.support.page_templates import HostMap
 from learngraph.tools.environments.support.web_actions import WebAction
 from learngraph.tools.environments.support.web_game import Verdict, WebTask
 from learngraph.tools.environments.support.web_tab import WebTab
-from learngraph.tools.environments.web_shop import Goal, Product, Shop, WebShop
 
-runs_browser = needs("browser")
+runs_browser = needs("miniwob")
 needs_browser = [pytest.mark.slow, runs_browser]
-needs_shop = needs("webshop")
 TASK = Task("start", "look around")
 
 
@@ -206,16 +203,6 @@ def test_a_browser_that_does_not_start_is_an_error_in_words(monkeypatch: pytest.
     monkeypatch.setenv("CHROMIUM", "/bin/false")
     with pytest.raises(UserError, match=r"the browser /bin/false does not start"):
         Site("http://127.0.0.1:1").observe(TASK, ())
-
-
-@needs_shop
-def test_the_shops_solutions_are_browser_actions() -> None:
-    shop = BrowserShop({"products": "48"})
-    assert (shop.name, shop.horizon) == ("browser:shop?products=48", 20)
-    path = shop.gold(shop.task(0))
-    assert path[0].startswith('fill[textbox "Search words", ')
-    assert path[1] == 'click[button "Search"]'
-    assert path[-1] == 'click[button "buy now"]'
 
 
 # Pages and browsers that misbehave
@@ -404,65 +391,3 @@ class TestInABrowser:
         assert line(after, "page") == 'site/items/{id} "Item"'
         assert "Item /items/7" in after.text
         assert world.observe(TASK, path) == before
-
-    @needs_shop
-    def test_the_shops_check_leaves_the_agents_page_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The reference's check opens the address that it asks for in the agent's own page."""
-        world, checks = BrowserShop({"products": "48"}), list[tuple[float, bool]]()
-        web_task = world.web_task
-
-        def watch(task: Task) -> WebTask:
-            plain = web_task(task)
-
-            async def open_page(page: Any) -> Verdict:
-                requests = list[str]()
-                judge = await plain.open(page)
-                page.on("request", lambda request: requests.append(request.url))
-
-                async def judge_watched(answer: str | None) -> tuple[float, bool]:
-                    before = (page.url, await page.content(), list(requests))
-                    found = await judge(answer)
-                    await page.wait_for_timeout(50)
-                    assert (page.url, await page.content(), requests) == before
-                    checks.append(found)
-                    return found
-
-                return judge_watched
-
-            return replace(plain, open=open_page)
-
-        monkeypatch.setattr(world, "web_task", watch)
-        task = world.task(1)
-        path = world.gold(task)
-        assert world.observe(task, path).over
-        assert checks == [(0.0, False)] * (len(path) - 1) + [(1.0, True)]
-        world.close()
-
-    @needs_shop
-    def test_texts_of_the_shop_are_escaped(self) -> None:
-        evil = """<script>document.title = "x"</script> & 'so' </form>"""
-        product = Product('B"><b>1', evil, ("a",), "thing", 100, (("<i>color</i>", (('bl"ue<br>', 0), ("red&amp;", 0))),))
-        shop = BrowserShop({"products": "48"})
-        shop.shop = WebShop(shop=Shop([product], [Goal(product, (), (("<i>color</i>", 'bl"ue<br>'),), 3000)] * 4))
-        task = shop.task(0, "train")
-        shown = [shop.observe(task, shop.gold(task)[: n + 1]) for n in range(len(shop.gold(task)))]
-        assert json.dumps(evil)[1:-1] in shown[1].text or evil in shown[1].text
-        assert (line(shown[-1], "page"), shown[-1].reward) == ('shop/{id} "Web shop: done"', 1.0)
-        shop.close()
-
-    @needs_shop
-    def test_the_shop_sells_by_clicks_and_pays_what_it_saw(self) -> None:
-        world, text = BrowserShop({"products": "48"}), WebShop({"products": "48"})
-        task = world.task(1)
-        path = world.gold(task)
-        shown = [world.observe(task, path[: n + 1]) for n in range(len(path))]
-        assert [one.reward for one in shown] == [0.0] * (len(path) - 1) + [1.0]
-        assert shown[-1].over
-        assert line(shown[-1], "page") == 'shop/{id} "Web shop: done"'
-        # The same products as in the text: what can be clicked there can be clicked here.
-        same = text.observe(text.task(1), text.gold(text.task(1))[:1])
-        ids = {
-            action.lower().removeprefix('click[button "').removesuffix('"]') for action in shown[1].actions if "click" in action
-        }
-        assert {action[6:-1] for action in same.actions} <= ids
-        world.close()

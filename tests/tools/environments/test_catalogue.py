@@ -54,15 +54,6 @@ def test_settings_reach_the_math_problems(tmp_path: Path) -> None:
     assert env.size("dev") == 1
 
 
-@pytest.mark.slow
-@needs("reasoning")
-def test_settings_reach_a_generator() -> None:
-    drawn = open_environment("reasoning:chain_sum?min_terms=4,max_terms=4")
-    assert drawn.name == "reasoning:chain_sum?max_terms=4,min_terms=4"
-    assert drawn.task(0).instruction.count(" + ") + drawn.task(0).instruction.count(" - ") == 3
-    drawn.close()
-
-
 WRONG_SPECS = {
     "twx:cookingwrld": r"no environment 'twx:cookingwrld'; did you mean twx:cookingworld\?; there are toy",
     "webshp": r"no environment 'webshp'; did you mean webshop\?",
@@ -89,9 +80,6 @@ WRONG_SPECS = {
     "math?file=nowhere.jsonl": r"math: cannot read nowhere.jsonl",
     "math?split=exam": r"math: no split 'exam'; there are train, dev, test",
     "math?sample=0": r"math: sample must be a number from 1, got '0'",
-    "reasoning:": r"no environment 'reasoning:'; there are toy",
-    "reasoning:codeio": r"codeio cannot be used: it does not draw the same problem from the same seed",
-    "reasoning:composite": r"composite cannot be used: it mixes other generators",
     "webshop?goods=3": r"no setting 'goods'; it has products, seed",
     "webshop?products=23": r"products must be a number from 24 to 20000, got '23'",
     "webshop?products=all": r"products must be a number from 24",
@@ -134,7 +122,6 @@ def test_a_wrong_spec_is_said_in_one_line(spec: str, said: str) -> None:
         ("hotpot", "bm25s", r"^hotpot: its search needs the package bm25s: pip install bm25s$"),
         ("webshop?products=24,seed=99", "bm25s", r"^webshop: its search needs the package bm25s: pip install bm25s$"),
         ("math", "math_verify", r"^math: answers are checked by math-verify: pip install math-verify$"),
-        ("reasoning:countdown", "reasoning_gym", r"drawn by reasoning-gym: pip install reasoning-gym$"),
         (
             "twx:coin",
             "textworld_express.constants",
@@ -177,7 +164,7 @@ def test_an_episode_has_at_least_one_step(spec: str) -> None:
 
 def test_naming_the_environments_imports_none_of_their_packages(tmp_path: Path) -> None:
     packages = (
-        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml playwright "
+        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy datasets yaml playwright "
         "tau2 bfcl_eval loguru pandas langchain"
     )
     code = (

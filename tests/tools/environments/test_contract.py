@@ -15,21 +15,17 @@ from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.alfworld import AlfWorld
 from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.bfcl import FunctionCalling
-from learngraph.tools.environments.browser import BrowserShop
 from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.miniwob import MiniWob
 from learngraph.tools.environments.passages import Passages
 from learngraph.tools.environments.problems import Problems
 from learngraph.tools.environments.questions import Questions
-from learngraph.tools.environments.reasoning import Reasoning
 from learngraph.tools.environments.science_world import ScienceWorld
 from learngraph.tools.environments.tau2_bench import TauBench
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 from learngraph.tools.environments.web_shop import WebShop
 from learngraph.tools.environments.writing import Writing
-
-GENERATORS = ("chain_sum", "countdown", "spell_backward", "knights_knaves", "prime_factorization", "list_functions")
 
 OPENERS: dict[str, Callable[[], Any]] = {
     "toy": KeywordKeep,
@@ -37,7 +33,6 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "writing": lambda: Writing({"source": "own"}),
     "math": Problems,
     "questions": Questions,
-    **{f"reasoning:{name}": lambda name=name: Reasoning(name) for name in GENERATORS},
     # The way to the coin is another one in each Java machine, and may take more than 30 steps.
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=50 if game == "coin" else 30) for game in GAMES},
     "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
@@ -45,14 +40,13 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "jericho:detective": lambda: Jericho("detective", {"games": JERICHO_GAMES}, 8),
     "hotpot": lambda: Passages({"listed": "1"}),
     "webshop": lambda: WebShop({"products": "48"}),
-    "browser:shop": lambda: BrowserShop({"products": "48"}, horizon=8),
     "miniwob": lambda: MiniWob("click-checkboxes", horizon=6),
     "tau2": lambda: TauBench(horizon=20),
     "bfcl": FunctionCalling,
 }
 QUICK = ("coin",)
-SLOW = ("twc", "countdown")
-"""The other games and generators are run by the same code: their turn comes with all tests."""
+SLOW = ("twc",)
+"""The other games are run by the same code: their turn comes with all tests."""
 
 
 def _mark(name: str) -> pytest.MarkDecorator:
@@ -61,12 +55,10 @@ def _mark(name: str) -> pytest.MarkDecorator:
 
 MARKS: dict[str, Any] = {
     **dict.fromkeys(("toy", "game24", "writing", "math", "questions", "hotpot", "webshop", "tau2", "bfcl"), ()),
-    **{f"reasoning:{name}": _mark(name) if n else () for n, name in enumerate(GENERATORS)},
     **{f"twx:{game}": () if game in QUICK else _mark(game) for game in GAMES},
     "scienceworld": [pytest.mark.slow, pytest.mark.long],
     "jericho:zork1": pytest.mark.jericho,
     "jericho:detective": [pytest.mark.jericho, pytest.mark.slow],
-    "browser:shop": [pytest.mark.slow, pytest.mark.long],
     "miniwob": pytest.mark.slow,
     "alfworld": pytest.mark.slow,
 }
@@ -88,7 +80,7 @@ def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     opened.close()
 
 
-WRITTEN = ("writing", "math", "reasoning", "questions")
+WRITTEN = ("writing", "math", "questions")
 """Their one action is a whole text, and none are listed."""
 
 
@@ -209,9 +201,7 @@ def test_a_written_answer_is_a_whole_episode(env: Any) -> None:
     task = env.task(3)
     path = env.gold(task)
     whole = "Here it is.\n\n" + ("Passage:\n" if len(path) == 1 else "") + "\n".join(path)
-    if env.name.startswith(
-        ("math", "reasoning", "questions")
-    ):  # the solution is the answer's own text, and its verdict what counts
+    if env.name.startswith(("math", "questions")):  # the solution is the answer's own text, and its verdict what counts
         assert env.read(whole) == (whole,)
         assert env.verify(task, (whole,)) == env.verify(task, path) == [1.0]
     else:

@@ -184,7 +184,7 @@ def test_votes_are_counted_over_equal_answers(env: Problems) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced() -> None:
-    workers = Workers("math", max_workers=1)
+    workers = Workers(max_workers=1)
     assert workers.ask("equal", gold="2", answer="1 + 1") is True
     first = workers._free[0].process.pid
     os.kill(first, signal.SIGKILL)
@@ -198,7 +198,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
 
 
 def test_an_error_is_said_and_does_not_end_the_process() -> None:
-    workers = Workers("math", max_workers=1)
+    workers = Workers(max_workers=1)
     with pytest.raises(Unverified, match="KeyError: 'no such job'"):
         workers.ask("no such job")
     process = workers._free[0].process.pid
@@ -209,7 +209,7 @@ def test_an_error_is_said_and_does_not_end_the_process() -> None:
 
 def test_the_processes_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    workers = Workers("math", max_workers=1)
+    workers = Workers(max_workers=1)
     workers.ask("normal", answer="1")
     environment = Path(f"/proc/{workers._free[0].process.pid}/environ").read_bytes()
     workers.close()
@@ -222,7 +222,7 @@ def test_a_process_does_not_outlive_its_host() -> None:
     code = (
         "import os, signal; from learngraph.tools.environments.support.verifying import Workers\n"
         "if __name__ == '__main__':\n"
-        "    workers = Workers('math', max_workers=1); workers.ask('normal', answer='1')\n"
+        "    workers = Workers(max_workers=1); workers.ask('normal', answer='1')\n"
         "    print(workers._free[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import pytest
 from openai_server import OpenAIServer
 
 from learngraph.memory.errors import UserError
-from learngraph.tools.environments.questions import Questions, exact_match, normalise_answer, word_f1
+from learngraph.tools.environments.questions import Questions, exact_match, normalise_answer, word_f1, written_answer
 
 
 def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
@@ -170,3 +170,26 @@ def test_a_model_judges_once_what_was_said(tmp_path: Path, monkeypatch: pytest.M
     for score in ("judge", "exact:1", "words"):
         with pytest.raises(UserError, match="score is exact, f1 or judge:MODEL such as judge:openai:NAME, got"):
             Questions({"score": score})
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("So <answer> 1 + 2 </answer>.", "1 + 2"),
+        ("<answer>1</answer> no <answer>2</answer>", "2"),
+        ("<Answer>\n1 2\n3 4\n</Answer>", "1 2\n3 4"),
+        ("cut off: <answer>1 + 2", "1 + 2"),
+        ("<answer>3</answer> <answer></answer>", "3"),
+        ("<answer>$\\boxed{3}$</answer>", "3"),
+        ("It is \\boxed{7}.\nAnswer: 8", "7"),
+        ("**Answer:**\n1 2\n3 4", "1 2\n3 4"),
+        ("Answer: 5\nFinal answer: 6", "6"),
+        ("<think><answer>4</answer></think>Answer: 5", "5"),
+        ("<think>perhaps <answer>4</answer>, or", None),
+        ("Answer:", None),
+        ("The answer is 5.", None),
+        ("5", None),
+    ],
+)
+def test_where_the_answer_stands(reply: str, answer: str | None) -> None:
+    assert written_answer(reply) == answer

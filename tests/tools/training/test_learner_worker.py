@@ -1,5 +1,6 @@
 """The learner in a process of its own: the same bytes, errors as they were raised, restarts, and no orphans."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from waiting import has_ended, wait_until
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Reply
+from learngraph.memory.telemetry import take_over_trace
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
@@ -36,13 +38,40 @@ def pocket() -> LocalChatModel:
     return model
 
 
+SITE = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+trace.set_tracer_provider(TracerProvider())
+trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=open({!r}, "a"))))
+"""
+"""A module that Python loads first, as of `opentelemetry-instrument`: spans go to a file."""
+
+
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spans") / "spans"
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory, spans: Path) -> Iterator[WorkerLearner]:
     shelf = StoredVersions(tmp_path_factory.mktemp("worker"))
-    # at 19 a busy machine makes the tests slow
-    learner = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=1)
+    (spans.parent / "sitecustomize.py").write_text(SITE.format(str(spans)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(spans.parent))
+        # at 19 a busy machine makes the tests slow
+        learner = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=1)
     yield learner
     learner.close()
+
+
+def test_the_worker_belongs_to_the_trace_of_who_asks(worker: WorkerLearner, spans: Path) -> None:
+    take_over_trace(f"00-{'a' * 32}-{'b' * 16}-01")
+    worker.measure("", ())
+    take_over_trace("")
+    found = json.loads(spans.read_text().partition("\n}\n")[0] + "}")
+    assert (found["name"], found["parent_id"]) == ("learner.measure", f"0x{'b' * 16}")
+    assert found["context"]["trace_id"] == f"0x{'a' * 32}"
 
 
 def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(

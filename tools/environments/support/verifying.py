@@ -18,7 +18,7 @@ import weakref
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 __all__ = ["Unverified", "Workers"]
 
@@ -47,13 +47,11 @@ class Workers:
     """A pool of processes that check answers. Many threads may ask at once; processes start when they are needed.
 
     Args:
-        kind: the answers that they check: `math` or `reasoning`.
         max_workers: highest number of processes; None: the number of processors, up to 4.
         seconds: longest computing time of a job.
     """
 
-    def __init__(self, kind: Literal["math", "reasoning"], max_workers: int | None = None, seconds: float = 5.0) -> None:
-        self.kind = kind
+    def __init__(self, max_workers: int | None = None, seconds: float = 5.0) -> None:
         self.seconds = seconds
         self._turn = threading.BoundedSemaphore(max_workers or min(4, os.cpu_count() or 1))
         self._lock = threading.Lock()
@@ -62,18 +60,17 @@ class Workers:
         self._answers = lru_cache(maxsize=65536)(self._answer)
         weakref.finalize(self, _end, self._free)
 
-    def ask(self, what: str, *, seconds: float | None = None, **job: Any) -> Any:
+    def ask(self, what: str, **job: Any) -> Any:
         """Send one job to a worker and return its result; blocks until it is done.
 
         Args:
             what: name of the job in `answer_worker.py`.
-            seconds: longest computing time of this job; None: that of all jobs.
             job: arguments of the job, as JSON values.
 
         Raises:
             Unverified: the job raised or took too long, or no process could be started.
         """
-        limit = self.seconds if seconds is None else seconds
+        limit = self.seconds
         with self._turn:
             for again in (True, False):
                 worker = self._take()
@@ -90,17 +87,17 @@ class Workers:
             raise Unverified(reply["error"])
         return reply["value"]
 
-    def answer(self, what: str, *, seconds: float | None = None, **job: Any) -> tuple[Any, str]:
+    def answer(self, what: str, **job: Any) -> tuple[Any, str]:
         """The result of a job and no reason, or None and the reason. It is remembered: the same job is done once.
 
         Raises:
             Unverified: no process could do it, and another try may succeed.
         """
-        return self._answers(what, seconds, json.dumps(job))
+        return self._answers(what, json.dumps(job))
 
-    def _answer(self, what: str, seconds: float | None, job: str) -> tuple[Any, str]:
+    def _answer(self, what: str, job: str) -> tuple[Any, str]:
         try:
-            return self.ask(what, seconds=seconds, **json.loads(job)), ""
+            return self.ask(what, **json.loads(job)), ""
         except Unverified as cause:
             if cause.is_transient:
                 raise
@@ -121,19 +118,18 @@ class Workers:
                 if worker.process.poll() is None:
                     return worker
                 worker.end()
-        return _Worker(self.kind)
+        return _Worker()
 
 
 class _Worker:
     """One process, which does one job at a time."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         environment = {key: value for key, value in os.environ.items() if not any(word in key.upper() for word in _SECRET)}
-        # The order of sets decides what some generators draw: the same in every process.
         environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT), kind],
+                [sys.executable, "-P", str(_SCRIPT)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
