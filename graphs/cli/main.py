@@ -75,6 +75,11 @@ COMMANDS: Mapping[str, Command] = {
         ".memory",
         "memory",
     ),
+    "mcp": Command(
+        "a memory as MCP tools (recall, record, feedback, explain, lift), for agents in any language: learngraph mcp --memory FOLDER|URL",
+        ".mcp",
+        "mcp",
+    ),
 }
 
 

@@ -46,7 +46,7 @@ class MemoryImportOptions:
     reward: str | None = None
     """A function from the messages of a conversation to the reward, in the place of the recorded one: MODULE:NAME."""
     agent_name: str = "agent"
-    """The name of the agent that is to learn from conversations (`name=` of its middleware)."""
+    """The name of the agent (`name=` of its middleware) that is to learn from conversations."""
     state_key: str | None = None
     """A function from the messages that were read to the text of the state, as in the middleware: MODULE:NAME."""
 

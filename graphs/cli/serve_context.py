@@ -33,9 +33,10 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
         UserError: as of `context_base`; or there is no such graph, or the model cannot be opened.
     """
     from ...tools.models.models import open_model
+    from ..agents.methods import make_learner
     from ..arms import find_user_object
     from ..serving.agent_engine import AgentEngine
-    from ..serving.context_service import ContextService, make_learner
+    from ..serving.context_service import ContextService
 
     base = context_base(options, settings)
     model: Any = open_model(options.model, base_url=options.base_url, timeout=PROVIDER_SECONDS, max_retries=1)
@@ -43,7 +44,7 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
         model.stream_usage = True
     place, _, attribute = options.graph.rpartition(":")
     make_agent = find_user_object(place, attribute) if options.graph else None
-    learner = make_learner(options.learn, options.out / "memory", model)
+    learner = make_learner(options.learn, options.out / "memory", model, scope=("tenant", "adapter"), name="serve")
     try:
         return ContextService(AgentEngine(model, learner, base, make_agent), replay, root, name)
     except BaseException:

@@ -11,39 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from langchain_core.language_models import BaseChatModel
 
 from ...memory.claas.replay import Replay
 from ...memory.errors import UserError
 from ...memory.records import Feedback, FeedbackReceipt
-from ..agents.critic import CriticMiddleware
-from ..agents.learner import LearningMiddleware
 from ..claas import CLaaS
 from .agent_engine import AgentEngine
 from .service import Service
 
 __all__ = ["LEARNERS", "ContextService"]
 
-LEARNERS = {
-    "adamem": "AdaMEMMiddleware",
-    "icrl": "ICRLMiddleware",
-    "lessons": "TrainingFreeGRPOMiddleware",
-    "reasoning-bank": "ReasoningBankMiddleware",
-}
-"""Value of --learn -> the class in graphs/agents."""
-
-
-def make_learner(method: str, store: Path, model: BaseChatModel) -> LearningMiddleware[Any]:
-    """The learning middleware of a name, with its memory in a folder; `model` is the critic, where there is one."""
-    module = "training_free_grpo" if method == "lessons" else method.replace("-", "_")
-    kind = getattr(import_module(f"..agents.{module}", __package__), LEARNERS[method])
-    more: dict[str, Any] = {"critic": model} if issubclass(kind, CriticMiddleware) else {}
-    made: LearningMiddleware[Any] = kind(store=store, scope=("tenant", "adapter"), name="serve", **more)
-    return made
+LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
+"""Values of --learn, as graphs/agents/methods.py names them."""
 
 
 class ContextService(Service):

@@ -17,6 +17,7 @@ from tyro.conf import Positional
 from learngraph.graphs.cli.draw import DrawOptions
 from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
+from learngraph.graphs.cli.mcp import McpOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.nodes import NodesOptions
 from learngraph.graphs.cli.serve import ServeOptions
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
     "list nodes": (NodesOptions,),
+    "mcp": (McpOptions,),
     "memory prune": (MemoryPruneOptions,),
     "library export": (LibraryExportOptions,),
 }
