@@ -2,18 +2,16 @@
 
 The input is plain JSON, `{"seed": 3, "episodes": 2}`: play two episodes of the environment's task 3. Asking again on the same
 thread plays further episodes; what they earned is remembered in a Chroma directory, steps and checkpoints are kept in
-files, all under `runs/dev` of the directory that the server was started in. In a chat (LangGraph Studio's, or any client that sends
-`messages`), "task 3, 2 episodes" asks for the same, and the scores come back as a message. `training-free-grpo` needs no input: it
-learns lessons from practice problems, and answers with them. CLaaS is not among them: its two graphs share an engine with a learner in
+files, all under `runs/dev` of the directory that the server was started in. `training-free-grpo` needs no input: it learns lessons
+from practice problems, and answers with them. CLaaS is not among them: its two graphs share an engine with a learner in
 another process, which `learngraph serve` starts and stops together; an agent here uses it as its model, by its chat API. Methods
 that train weights are not either (`Method.trains_weights`): the threads of a server share one model in its process, and
 each run of these methods needs weights of its own. `learngraph run` plays them.
 
 `pip install 'langgraph-cli[inmem]'` into an environment without the extra `[test]`: the two ask for different versions of jsonschema-rs.
 
-What is played with what is set per assistant, as its context or config (`{"env": "toy", "model": "uniform", "beta": 5}`). The form
-has the world, the model, a preset and all settings of the method, with descriptions. A setting that cannot be used is answered in
-words by every run of the assistant.
+What is played with what is set per assistant, as its context or config: `{"env": "toy", "model": "uniform", "settings": "paper?beta=3"}`,
+the settings as the command line has them behind a method's name. What cannot be used is answered in words by every run of the assistant.
 
 An assistant, not a single run: the server rebuilds the graph to read a thread, from what it knows of the assistant.
 
@@ -26,21 +24,21 @@ that off, and nothing is lost: our serializer restores only our records, with or
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import StateGraph, add_messages
+from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import get_runtime
 from langgraph.store.base import BaseStore
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
@@ -48,15 +46,15 @@ from ...memory.records import Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
+from ..arms import method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..methods import METHODS
 from ..wiring import run
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
-from .dev_settings import DevChoice, DevRequestError, check_context, context_schema, read_choice
 
-__all__ = ["Chat", "store"]
+__all__ = ["DevChoice", "DevRequestError", "read_choice", "store"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -66,21 +64,44 @@ EPISODES = """
 flowchart LR
   START --> plan --> episode --> tally
   tally -->|another| episode
-  tally -->|enough| answer --> END
+  tally -->|enough| END
 """
 LESSONS = "flowchart LR\n  START --> plan --> learn --> answer --> END\n"
+SMALL_RUNS: Mapping[str, Mapping[str, Any]] = {"training-free-grpo": {"problems": 8, "held_out": 6, "epochs": 1}}
+"""Method -> settings where none are given: smaller than the command line's, since a client waits for the end."""
 REFUSAL = "flowchart LR\n  START --> refuse --> END\n"
 
 
-class Chat(TypedDict):
-    """The channel of a chat."""
-
-    messages: NotRequired[Annotated[list[AnyMessage], add_messages]]
-    """What was said; the last message of a user says what to play."""
+class DevRequestError(UserError, ValueError):
+    """The input or a setting cannot be used. A ValueError, because the server hides the messages of other errors from clients."""
 
 
-class DevRequest(Chat):
-    """The input: a task, and how many episodes of it are played; or a message that says so."""
+class DevContext(TypedDict, total=False):
+    """The world, the model and the settings of an assistant: LangGraph Studio shows these as a form."""
+
+    env: Annotated[str, Field(description="The world, as `learngraph run --env` takes it; `twx:coin` if not given.")]
+    model: Annotated[
+        str, Field(description="The model, as `--model` takes it (`pocket` if not given), or `uniform`: any admissible action.")
+    ]
+    settings: Annotated[
+        str,
+        Field(
+            description="The settings, as the command line has them behind the method's name: `paper?beta=3&k=5`, `?beta=3`."
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class DevChoice:
+    """An assistant's choice: the world, the model, and the method's settings."""
+
+    env: str
+    model: str
+    settings: Any
+
+
+class DevRequest(TypedDict):
+    """The input: a task, and how many episodes of it are played."""
 
     seed: NotRequired[int]
     """Number of the test task in the environment."""
@@ -88,7 +109,7 @@ class DevRequest(Chat):
     """Episodes to play, after those that this thread has played."""
 
 
-class DevOutput(Chat):
+class DevOutput(TypedDict):
     """The output: the scores and lengths of the episodes."""
 
     scores: list[float]
@@ -101,7 +122,11 @@ class DevState(DevRequest, run.RunState):  # type: ignore[misc]  # what a reques
     """The channels of a run, and the request behind it."""
 
 
-class LearningOutput(Chat):
+class LearningInput(TypedDict):
+    """Learning needs no input."""
+
+
+class LearningOutput(TypedDict):
     """The output of learning: lessons."""
 
     lessons: list[str]
@@ -121,33 +146,46 @@ class DevLearningState(LearningOutput):
     usage: Usage
 
 
+def read_choice(method: str, given: Mapping[str, Any]) -> DevChoice:
+    """The choice in an assistant's values; names other than those of `DevContext` are left alone, since the server adds its own.
+
+    Raises:
+        DevRequestError: there is no such preset or setting, or a value does not fit.
+    """
+    values = {name: given.get(name, usual) for name, usual in (("env", "twx:coin"), ("model", "pocket"), ("settings", ""))}
+    if wrong := [name for name, value in values.items() if not isinstance(value, str)]:
+        raise DevRequestError(f"{method}: {wrong[0]} is a text, got {values[wrong[0]]!r}")
+    asked = values["settings"]
+    try:
+        settings = method_settings(f"{method}{'' if asked[:1] in ('', '?') else ':'}{asked}")
+    except (UserError, ValueError) as error:
+        raise DevRequestError(str(error)) from error
+    small = SMALL_RUNS.get(method, {}) if not asked else {}
+    return DevChoice(values["env"], values["model"], replace(settings, **small))
+
+
+def _check_context(method: str, choice: DevChoice) -> None:
+    """Raise `DevRequestError` if the run was given a context that this graph was not made for."""
+    context = get_runtime().context
+    if isinstance(context, Mapping) and (unknown := [name for name in context if name not in DevContext.__annotations__]):
+        known = ", ".join(DevContext.__annotations__)
+        raise DevRequestError(f"{method} knows no {unknown[0]!r} here; it has {known}, and single settings stand in `settings`")
+    if isinstance(context, Mapping) and read_choice(method, context) != choice:
+        raise DevRequestError(
+            f"this run asks for {dict(context)}, but the graph was made for {choice}: set it for the assistant, not for a run"
+        )
+
+
 def _plan(method: str, choice: DevChoice, environment: Any, state: DevState, config: RunnableConfig) -> dict[str, Any]:
     """Make a run's plan of a request. The thread is the run: its id names it, and its episodes are counted on."""
-    check_context(method, choice)
+    _check_context(method, choice)
     seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
-    said = next(reversed(state.get("messages") or []), None)
-    if isinstance(said, HumanMessage):
-        seed, episodes = _read_message(str(said.text))
     if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
         raise DevRequestError(
             f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
         )
     run_id = str(config["configurable"]["thread_id"])
     return {"task": environment.task(seed), "run": run_id, "episode": done, "episodes": done + episodes}
-
-
-def _read_message(said: str) -> tuple[int, int]:
-    """The task and the number of episodes in a message."""
-    numbers = [int(found) for found in re.findall(r"\d+", said)]
-    if not 1 <= len(numbers) <= 2:
-        raise DevRequestError(f"say which task to play and how often, such as 'task 3, 2 episodes'; got {said!r:.80}")
-    return numbers[0], numbers[1] if len(numbers) > 1 else 1
-
-
-def answer_scores(state: DevState) -> dict[str, Any]:
-    """A message with the scores of all episodes of the thread."""
-    scores = ", ".join(f"{score:g}" for score in state["scores"])
-    return {"messages": [AIMessage(f"{state['task'].id}, {len(state['scores'])} episodes so far, scores {scores}.")]}
 
 
 def _factory(method: str) -> Callable[[RunnableConfig], Awaitable[Graph]]:
@@ -173,7 +211,7 @@ def _make_graph(method: str, given: Mapping[str, Any]) -> Graph:
         except UserError as error:
             why = str(error)
 
-    def refuse(state: Chat) -> dict[str, Any]:
+    def refuse(state: LearningInput) -> dict[str, Any]:
         raise DevRequestError(why)
 
     # The form of such an assistant stays readable, so that it can be put right.
@@ -184,9 +222,9 @@ def _compile(method: str, flow: str, nodes: Mapping[str, Node], routers: Mapping
     learns = METHODS[method].has_training_phase
     builder = StateGraph[Any, Any, Any, Any](
         DevLearningState if learns else DevState,
-        input_schema=Chat if learns else DevRequest,
+        input_schema=LearningInput if learns else DevRequest,
         output_schema=LearningOutput if learns else DevOutput,
-        context_schema=context_schema(method),
+        context_schema=DevContext,
     )
     return compile_graph(wire(builder, flow, nodes, routers), name=method)
 
@@ -198,7 +236,6 @@ def _episode_graph(method: str, choice: DevChoice) -> Graph:
         "plan": partial(_plan, method, choice, inputs.environment),
         "episode": METHODS[method].build(inputs, choice.settings, **method_resources(METHODS[method])),
         "tally": run.TallyEpisode(_rows(folder / "episodes.jsonl")),
-        "answer": answer_scores,
     }
     return _compile(method, EPISODES, nodes, {"tally": run.route_next_episode})
 
@@ -213,16 +250,12 @@ def _learning_graph(method: str, choice: DevChoice) -> Graph:
     resources = RunResources(versions=versions, log=_rows(folder / "learned.jsonl"))
 
     def plan(state: DevLearningState, config: RunnableConfig) -> dict[str, Any]:
-        check_context(method, choice)
+        _check_context(method, choice)
         number = state.get("runs", 0)
         return {"run": f"{config['configurable']['thread_id']}/{number}", "runs": number + 1}
 
     def answer(state: DevLearningState) -> dict[str, Any]:
-        lessons = [lesson.text for lesson in versions.at(state["best"]).lessons]
-        score = "untested" if state["best_score"] is None else f"{state['best_score']:.3g} on held-out problems"
-        listed = "\n".join(f"- {text}" for text in lessons) or "No lessons."
-        ended = f"\nIt ended early: {state['stopped']}" if state["stopped"] else ""
-        return {"lessons": lessons, "messages": [AIMessage(f"{listed}\n({score}){ended}")]}
+        return {"lessons": [lesson.text for lesson in versions.at(state["best"]).lessons]}
 
     learn = training_free_grpo.build(inputs, choice.settings, resources=resources)
     nodes: dict[str, Any] = {"plan": plan, "learn": learn, "answer": answer}
