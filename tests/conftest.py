@@ -3,6 +3,7 @@
 One BLAS thread per process: more only take turns on a small machine, and make sums depend on scheduling.
 """
 
+import gc
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,15 @@ settings.load_profile("steady")
 
 # Nor is it one for a client to give up after httpx's five seconds, where a test sets no limit.
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = PATIENCE
+
+gc.disable()  # what collection imports and lists stays to the end: it is neither looked through again and again here, nor later
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of what is looked through for garbage."""
+    gc.freeze()
+    gc.enable()
+
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "alfworld_games.tar.xz"
 

@@ -18,11 +18,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from hashlib import blake2b
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # where pytest finds it, too
+from forks import start
 from openai_server import OpenAIServer
 
 METHODS = (
@@ -74,25 +74,6 @@ class StallingServer(OpenAIServer):
         return reply_to(request)
 
 
-CONTEXT = get_context("forkserver")
-# A child then starts in a fraction of a second; it opens its own files, and plays in its own threads.
-CONTEXT.set_forkserver_preload(
-    [
-        *(
-            "learngraph.graphs.cli.run",
-            "learngraph.graphs.experiments.harness",
-            "learngraph.graphs.experiments.training_free.play",
-        ),
-        *(
-            "learngraph.graphs.methods",
-            "learngraph.memory.storage.checkpoints",
-            "learngraph.tools.models.openai_model",
-            "chromadb",
-        ),
-    ]
-)
-
-
 def run(command: Sequence[str], said: str) -> None:
     """Play a command of `learngraph` in this process; its output goes to a file."""
     from learngraph.graphs.cli.main import main
@@ -116,8 +97,7 @@ def calls_of(method: str, folder: Path, kill_after: int | None = None) -> int:
     with StallingServer(kill_after) as server:
         command = ["run", method, *(PROBLEMS if "grpo" in method else SIZE), "--out", str(folder)]
         command += ["--model", "openai:stub", "--base-url", server.url, "--concurrency", str(IN_FLIGHT), "--workers", "1"]
-        process = CONTEXT.Process(target=run, args=(command, f"{folder}.txt"))
-        process.start()
+        process = start(run, command, f"{folder}.txt")
         while kill_after is not None and process.is_alive() and not server.stalled.wait(0.05):
             pass
         if server.stalled.is_set():

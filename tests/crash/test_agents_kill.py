@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 from chroma_server import chroma_server
+from forks import start
 from waiting import wait_until
 
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 
-WORKER = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import help_desk as desk
-from langchain.agents import create_agent
-from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.memory.storage.chroma_store import ChromaStore
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
-_, _, server, name, count, done = sys.argv
-learner = JitRLMiddleware(ChromaStore.open(server), decide=["resolve"], state_key=desk.issue)
-agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
-finished = set(open(done).read().split()) if __import__("os").path.exists(done) else set()
-for n in range(int(count)):
-    thread = f"{name}-{n}"
-    if thread in finished:
-        continue
-    message = {"role": "user", "content": desk.ticket(n)[0], "id": thread}  # ids of the app: a message sent again is the same
-    out = agent.invoke({"messages": [message]}, {"configurable": {"thread_id": thread, "tenant": "acme"}})
-    learner.feedback(thread, reward=float(n % 2), tenant="acme")
-    learner.feedback(thread, reward=float(n % 2), tenant="acme")
-    with open(done, "a") as file:
-        file.write(thread + "\\n")
-"""
+
+def work(server: str, name: str, count: int, done: Path) -> None:
+    """Serve tickets, each with feedback that comes twice, and note in a file which are done."""
+    sys.path.insert(0, str(NOTEBOOKS))
+    import help_desk as desk
+    from langchain.agents import create_agent
+
+    learner = JitRLMiddleware(ChromaStore.open(server), decide=["resolve"], state_key=desk.issue)
+    agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
+    finished = set(done.read_text().split()) if done.exists() else set()
+    for n in range(count):
+        thread = f"{name}-{n}"
+        if thread in finished:
+            continue
+        message = {
+            "role": "user",
+            "content": desk.ticket(n)[0],
+            "id": thread,
+        }  # ids of the app: a message sent again is the same
+        agent.invoke({"messages": [message]}, {"configurable": {"thread_id": thread, "tenant": "acme"}})
+        learner.feedback(thread, reward=float(n % 2), tenant="acme")
+        learner.feedback(thread, reward=float(n % 2), tenant="acme")
+        with done.open("a") as file:
+            file.write(thread + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +56,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_two_processes_and_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
     count = 8
 
-    def start(name: str) -> subprocess.Popen[bytes]:
-        arguments = [str(Path(__file__).parents[2] / "notebooks"), server, name, str(count), str(tmp_path / f"{name}.txt")]
-        return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env=os.environ)
+    def begin(name: str) -> ForkServerProcess:
+        return start(work, server, name, count, tmp_path / f"{name}.txt")
 
     def finished(name: str) -> int:
         file = tmp_path / f"{name}.txt"
         return len(file.read_text().split()) if file.exists() else 0
 
-    steady, kills = start("steady"), 0
-    killed = start("killed")
-    while killed.poll() is None or killed.returncode != 0:
+    steady, kills = begin("steady"), 0
+    killed = begin("killed")
+    while killed.is_alive() or killed.exitcode != 0:
         before = finished("killed")
         if kills < 2:
-            wait_until(lambda before=before: killed.poll() is not None or finished("killed") >= before + 2)
+            wait_until(lambda before=before: not killed.is_alive() or finished("killed") >= before + 2)
             killed.kill()
             kills += 1
-        killed.wait(120)
-        if killed.returncode != 0:
-            assert killed.returncode == -signal.SIGKILL
-            killed = start("killed")
-    assert steady.wait(120) == 0
+        killed.join()
+        if killed.exitcode != 0:
+            assert killed.exitcode == -signal.SIGKILL
+            killed = begin("killed")
+    steady.join()
+    assert steady.exitcode == 0
     with ChromaStore.open(server) as store:
         conversations = ConversationStore(store, ("agents", "agent", "tenant=acme"))
         found = {one.id: one for one in conversations.trajectories.all()}

@@ -9,19 +9,19 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import start, start_python
+from in_process import play_in_process
 from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.arms import make_arm, method_settings
+from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.folder import Job, Sweep
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.play import play
@@ -29,6 +29,7 @@ from learngraph.graphs.experiments.recorded import unpack_rows
 from learngraph.graphs.experiments.results import is_finished
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
+from learngraph.memory.storage.chroma_collections import ChromaCollections
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
@@ -43,17 +44,6 @@ METHODS = {
     "prompt-update": method_settings("prompt-update"),
     "memory": method_settings("memory"),
 }
-CONTEXT = get_context("forkserver")
-# A child then starts in a fraction of a second; it opens its own memory and checkpoints.
-CONTEXT.set_forkserver_preload(
-    [
-        "learngraph.graphs.experiments.play",
-        "learngraph.graphs.methods",
-        "learngraph.graphs.wiring.run",
-        "learngraph.memory.storage.checkpoints",
-        "chromadb",
-    ]
-)
 
 
 def planned(folder: Path, method: str) -> Job:
@@ -91,12 +81,6 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def start(job: Job) -> Any:
-    process = CONTEXT.Process(target=play, args=((job,),))
-    process.start()
-    return process
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     @cache
@@ -122,7 +106,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
         job = planned(tmp_path / str(runs), method)
         while not is_finished(job):
             steps = job.folder / "steps.jsonl"
-            process, until = start(job), lines(steps) + chance.randrange(0, 9)
+            process, until = start(play, (job,)), lines(steps) + chance.randrange(0, 9)
             if lines(steps) == until:  # before it gets anywhere: while it opens its files
                 wait_at_random(chance, 0.6)
             wait_until(lambda: not process.is_alive() or lines(steps) >= until)
@@ -139,38 +123,29 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
         runs += 1
 
 
-DIE = """
-import os, signal, sys, pickle
-from pathlib import Path
-from learngraph.graphs.experiments.play import play
-from learngraph.memory.storage.chroma_collections import ChromaCollections
-from learngraph.memory.storage.chroma_store import ChromaStore
+def die_while_it_writes(when: str, job: Job) -> None:
+    """Play until the third write of memory."""
+    write, left = ChromaCollections.write, [3]
 
-when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
-write, left = ChromaCollections.write, [3]
+    def killed(self: ChromaCollections, *given: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0 and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, *given)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def killed(self, *given):
-    left[0] -= 1
-    if left[0] == 0 and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(self, *given)
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-ChromaCollections.write = killed
-print(play(work))
-"""
+    ChromaCollections.write = killed  # type: ignore[method-assign]
+    play((job,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]) -> None:
-    import pickle
-
     job = planned(tmp_path, "jitrl")
-    work = pickle.dumps((job,)).hex()
-    ended = subprocess.run([sys.executable, "-c", DIE, when, work], timeout=120, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    ended = start(die_while_it_writes, when, job)
+    ended.join()
+    assert ended.exitcode == -signal.SIGKILL
     assert lines(job.folder / "episodes.jsonl") == 2
     assert play((job,)) is None
     assert outcome(job) == undisturbed("jitrl")
@@ -179,29 +154,31 @@ def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: C
 @pytest.mark.parametrize(
     "whole_group", [pytest.param(True, marks=pytest.mark.long), pytest.param(False, marks=pytest.mark.slow)]
 )
-def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None:
+def test_the_command_itself_is_killed(
+    whole_group: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With its workers, or alone: then its workers end by themselves, and the same command may start at once."""
+    here = play_in_process(monkeypatch, tmp_path)
 
     def command(folder: str) -> list[str]:
-        flags = f"--env toy --prior uniform --temperature 3 --episodes {12 if whole_group else 5} --seeds 2 --compare static --out {tmp_path / folder} --json"
-        return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", "jitrl", *flags.split()]
+        flags = f"--env toy --prior uniform --temperature 3 --episodes {12 if whole_group else 5} --seeds 2 --compare static --out {here / folder} --json"
+        return ["run", "jitrl", *flags.split()]
 
-    steps = tmp_path / "killed" / "jitrl-s0" / "steps.jsonl"
+    steps = here / "killed" / "jitrl-s0" / "steps.jsonl"
     for until in (1, 60) if whole_group else (15,):
-        process = subprocess.Popen(
-            command("killed"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        wait_until(lambda until=until: lines(steps) >= until or process.poll() is not None)
+        process = start_python(["-m", "learngraph", *command("killed")], here / "said.txt")
+        wait_until(lambda until=until: lines(steps) >= until or not process.is_alive())
+        assert process.pid is not None
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-        process.wait()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, (here / "said.txt").read_text()
     shown = {}
     for folder in ("killed", "whole"):
-        ended = subprocess.run(command(folder), capture_output=True, text=True, timeout=300, check=False)
-        assert ended.returncode == 0, ended.stderr
-        rows = [json.loads(line) for line in ended.stdout.splitlines()]
+        assert main(command(folder)) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for row in rows:
             del row["metrics"]["step-seconds"]
         shown[folder] = rows

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from random import Random
 
 import pytest
 from chroma_server import ChromaServer
+from forks import start
 from waiting import wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
@@ -24,21 +22,16 @@ from learngraph.memory.storage.record_store import RecordStore
 
 pytestmark = pytest.mark.slow
 
-WRITER = """
-import sys
-from learngraph.memory.returns.experiences import Experiences
-from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.storage.open_store import open_store
-from learngraph.memory.storage.record_store import RecordStore
-
-_, where, name, count = sys.argv
-with open_store(where) as store:
-    memory = Experiences(RecordStore(store, ("shared",), Trajectory))
-    for n in range(int(count)):
-        step = Transition(f"room {n} of {name}", "go", float(n))
-        memory.add(Trajectory(f"{name}/{n}", Task("t", "find it"), (step,), name, n))
-"""
 COUNT = 40
+
+
+def write(where: str, name: str) -> None:
+    """Write episodes, one after the other."""
+    with ChromaStore.open(where) as store:
+        memory = Experiences(RecordStore(store, ("shared",), Trajectory))
+        for n in range(COUNT):
+            step = Transition(f"room {n} of {name}", "go", float(n))
+            memory.add(Trajectory(f"{name}/{n}", Task("t", "find it"), (step,), name, n))
 
 
 @pytest.fixture
@@ -47,10 +40,6 @@ def server(tmp_path: Path) -> Iterator[ChromaServer]:
     running.start()
     yield running
     running.kill()
-
-
-def start_writer(server: ChromaServer, name: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, server.url, name, str(COUNT)], env=os.environ)
 
 
 def ids(server: ChromaServer) -> list[str]:
@@ -65,12 +54,12 @@ def records_by_writer(server: ChromaServer) -> dict[str, int]:
 
 
 def test_kills_of_writers_and_of_the_server_lose_and_double_nothing(server: ChromaServer) -> None:
-    writers = {name: start_writer(server, name) for name in ("one", "two")}
+    writers = {name: start(write, server.url, name) for name in ("one", "two")}
     for round in range(2):
         before = records_by_writer(server)
 
         def each_wrote() -> bool:
-            assert all(process.poll() in (None, 0) for process in writers.values())
+            assert all(process.exitcode in (None, 0) for process in writers.values())
             return all(count > before[name] or count == COUNT for name, count in records_by_writer(server).items())
 
         wait_until(each_wrote)
@@ -80,10 +69,11 @@ def test_kills_of_writers_and_of_the_server_lose_and_double_nothing(server: Chro
             server.start()
         else:
             writers["one"].kill()
-            writers["one"].wait()
-            writers["one"] = start_writer(server, "one")
+            writers["one"].join()
+            writers["one"] = start(write, server.url, "one")
     for process in writers.values():
-        assert process.wait(timeout=120) == 0
+        process.join()
+        assert process.exitcode == 0
     assert ids(server) == sorted(f"{name}/{n}" for name in writers for n in range(COUNT))
 
 

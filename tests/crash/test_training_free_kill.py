@@ -12,24 +12,15 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import start
 from waiting import wait_at_random, wait_until
 
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.storage.cache import Cache
-
-CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "learngraph.graphs.training_free_grpo",
-        "learngraph.memory.storage.checkpoints",
-        "learngraph.tools.environments.keyword_keep",
-    ]
-)
 
 
 def learn(folder: str, pause: float = 0.0) -> None:
@@ -126,12 +117,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def start(learn: Callable[..., None], folder: Path, pause: float) -> Any:
-    process = CONTEXT.Process(target=learn, args=(str(folder), pause))
-    process.start()
-    return process
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("learn", "steps", "span"), [pytest.param(learn, 4, 1500, marks=pytest.mark.long), (write, 4, 250)])
 def test_killed_again_and_again_it_learns_the_same_library(
@@ -153,7 +138,7 @@ def test_killed_again_and_again_it_learns_the_same_library(
         while not (folder / "result.json").exists():
             played = folder / "played"
             before = played.stat().st_size if played.exists() else 0
-            process, until = start(learn, folder, 0.002), before + chance.randrange(0, span)
+            process, until = start(learn, str(folder), 0.002), before + chance.randrange(0, span)
             wait_until(lambda: not process.is_alive() or (played.stat().st_size if played.exists() else 0) > until)
             wait_at_random(chance, 0.05)
             if process.is_alive():

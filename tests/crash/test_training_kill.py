@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import start
 from waiting import wait_at_random, wait_until
 
 from learngraph.graphs.arms import make_arm, method_settings
@@ -18,8 +18,6 @@ from learngraph.graphs.experiments.play import play
 from learngraph.graphs.experiments.results import is_finished
 
 pytest.importorskip("trl", reason="needs trl")
-CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["learngraph.graphs.experiments.play", "learngraph.tools.models.models", "trl"])
 EPISODES = 5
 SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
 
@@ -64,8 +62,7 @@ def test_killed_again_and_again_a_run_that_trains_ends_as_if_nothing_had_happene
     assert any(row.get("updates") for row in expected["training"])
     job = planned(tmp_path / "killed", method)
     while not is_finished(job):
-        process = CONTEXT.Process(target=play, args=((job,),))
-        process.start()
+        process = start(play, (job,))
         until = place(job) + chance.randrange(3, 8)
         # A training begins with the attempt's row: half of the kills come within it.
         trained = (job.folder / "training.jsonl").read_bytes().count(b"attempt/") if place(job) else 0

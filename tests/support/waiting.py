@@ -18,11 +18,13 @@ PATIENCE = 120.0
 
 
 def wait_until(is_met: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    """Wait for what another thread or process does."""
-    deadline = time.monotonic() + seconds
+    """Wait for what another thread or process does. A condition that takes its time is looked at less often."""
+    deadline = (looked := time.monotonic()) + seconds
     while not is_met():
-        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
-        time.sleep(0.005)
+        now = time.monotonic()
+        assert now < deadline, f"it did not happen within {seconds:g} s"
+        time.sleep(max(0.005, 2 * (now - looked)))
+        looked = time.monotonic()
 
 
 async def until(is_met: Callable[[], Any], seconds: float = PATIENCE) -> None:
